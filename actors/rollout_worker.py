@@ -16,7 +16,7 @@ from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
-from reward.scorers.own import OwnTurnScorer
+from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
@@ -50,7 +50,7 @@ class RolloutWorkerActor:
         self._prm = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
-        turn_scorer = config.reward.turn_scorer and OwnTurnScorer(
+        turn_scorer = config.reward.turn_scorer and CustomTurnScorer(
             config.reward.turn_scorer, limit_s=config.reward.timeout_s
         )
         self._judge = GroupJudge(
@@ -197,7 +197,7 @@ class RolloutWorkerActor:
             group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
             prm_s = await self._judge.judge(group)
-            if self._config.memory.type != "none":
+            if self._config.planner.memory.type != "none":
                 await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
         except OwnCodeError:
             # The same scorer would fail on every other worker, so the run ends.

@@ -416,7 +416,7 @@ class WantedWorkers:
         self._path = path
         self._note = note
         self._default = max(config.rollout.num_workers, config.rollout.max_workers or 0)
-        self._most = 1 if isinstance(config.memory, FolderMemoryConfig) else None
+        self._most = 1 if isinstance(config.planner.memory, FolderMemoryConfig) else None
         self._text = ""
         self.num = self._default
 

@@ -1,296 +1,430 @@
-"""The real path on one card, measured against its plan; on a machine without one, a rehearsal of the same steps.
+"""What one GPU does: attention, train steps and memory at Qwen3-8B's sizes, decoding, weight sync, and a complete run.
 
-    python -m benchmarks.gpu_proof --out runs/gpu-proof [--recipe configs/recipes/dapo_qwen3_8b_a40.toml] [--card A40]
-        [--steps 6] [key=value ...]
-    python -m benchmarks.gpu_proof --rehearse --out runs/rehearsal
+    python -m benchmarks.gpu_proof --out runs/gpu-proof [--steps facts,attention,learner,decoding,run]
+    python -m benchmarks.gpu_proof --out runs/rehearsal --rehearsal     # the same code on a CPU, at tiny sizes
 
-Steps, each of which leaves its numbers in OUT/proof.json as soon as it is done:
+Each step runs in its own process with a time limit and writes OUT/<step>.json (what it prints is in OUT/<step>.log).
+Weights are random except in `run`, which trains the demo model. Steps that are done are not repeated.
 
-    plan      what `agentflow plan` says of every process.
-    async     a pipeline of few steps: Ray actors, vLLM, learner and PRM on the card of the recipe. Throughput, the gap
-              of the log-probs at version 0, and each process's peak against its plan (target: within 10%), which for
-              the learner is that of the longest trajectory: the demo's are short, so it trains on one in the end.
-    sync      the RL phase again with pipeline_depth = 0 and the PRM of the run before.
-    adapters  an engine that decodes while versions of the adapter are loaded: how long the decoding stands still.
+    facts      the card, its speed in matrix products and copies, driver and libraries.
+    attention  the learner's fused tree attention against padded attention: milliseconds, and error against float64.
+    learner    train steps with the A40 recipe's settings: tokens/s, and the peak memory against `agentflow plan`.
+    decoding   the recipe's engine: tokens/s, and how long decoding stalls while an adapter is loaded.
+    run        cold start and RL with Ray's actors on one card that share one copy of the base weights.
 
-On a GPU a process's peak is what PyTorch's allocator reserved at most, and the planned CUDA context beside it. The
-rehearsal runs the demo model on the CPU, where the runs merge their adapters, the peak is the resident memory with all
-libraries, and times say nothing of a GPU: it proves that the script works, and is marked as such in all that it writes.
-Tasks are the demo's, generated with their plans, so neither keys nor a network are needed beside the model.
+The exit code is 1 if a step fails or a check is false.
 """
 
 import argparse
 import asyncio
-import gc
+import functools
 import json
-from collections.abc import Callable
-from dataclasses import asdict
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
-from rich.console import Console
-from rich.table import Table
+import numpy as np
+import torch
+from torch import Tensor
 
-from benchmarks.gpu.run import PATIENT
-from benchmarks.gpu.sync_stall import Stall, measure, requests
-from benchmarks.gpu.synthetic import longest
-from configs.loading import RECIPES, load_run_config
-from configs.run import RunConfig
-from learner.types import TrainBatch
-from ray_jobs.plan.plan import make_plan, plan_facts
-
-GENERATED = (
-    "envs.mix={ lookup = 1.0 }",
-    'envs.search="offline"',
-    "label.type=plan",
-    "cold_start.num_demonstrations=104",
-    "cold_start.learning_rate=1e-4",
-    "evaluation.num_tasks=8",
-    "collect.num_tasks=16",
-    "max_empty_batches=60",
+ROOT = Path(__file__).parents[1]
+RECIPE = ROOT / "configs" / "recipes" / "dapo_qwen3_8b_a40.toml"
+CARD = "A40"
+SIBLINGS, SHARED = 6, 0.4
+"""Siblings of a tree, and the share of its tokens that they have in common."""
+TINY = (
+    *("learner.device=cpu", "learner.num_threads=1", "learner.microbatch_tokens=256", "rollout.engine.device=cpu"),
+    *("rollout.engine.max_model_len=512", "agent.max_steps=2", "rollout.max_turn_tokens=32", "prm.device=cpu"),
+    *("card.shared=false", "model.lora_rank=8"),
 )
-REHEARSAL = (
-    *PATIENT,
-    "batch_groups=1",
-    "rollout.group_size=4",
-    "rollout.max_steps=3",
-    "rollout.max_turn_tokens=40",
-    "rollout.format_retries=0",
-    "rollout.engine.max_num_seqs=16",
-    "rollout.engine.num_threads=1",
-    "learner.num_threads=1",
-    "learner.gradient_checkpointing=true",
-    "cold_start.learning_rate=1e-3",
-    "collect.num_tasks=4",
-    "collect.rollouts_per_task=2",
-    "prm.model_path=demo",
-    "prm.num_layers=2",
-    "prm.max_tokens=256",
-    "prm.num_epochs=1",
-    "prm.num_threads=1",
+UNGUARDED = (
+    "learner.guard.min_effective_sample_share=0",
+    "learner.guard.max_mismatch_k3_age0=1e9",
+    "learner.guard.max_mismatch_k3_stale=1e9",
 )
-TARGET = 0.10
-ADAPTER_LOADS = 5
+"""The guard would refuse samples whose log-probs are random."""
 
 
-def proof_config(options: argparse.Namespace, name: str, *overrides: str) -> RunConfig:
-    recipe = RECIPES / "prm_cpu.toml" if options.rehearse else options.recipe
-    own = REHEARSAL if options.rehearse else ()
-    fixed = (f"output_dir={json.dumps(str(options.out))}", f"name={name}", f"num_steps={options.steps}")
-    return load_run_config(recipe, [*GENERATED, *own, *fixed, *overrides, *options.overrides])
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where and at which size a step runs."""
+
+    out: Path
+    rehearsal: bool
+
+    @property
+    def device(self) -> str:
+        return "cpu" if self.rehearsal else "cuda"
+
+    def synchronize(self) -> None:
+        if not self.rehearsal:
+            torch.cuda.synchronize()
+
+    def milliseconds(self, work: Callable[[], Any], repeats: int = 10) -> float:
+        """Return the mean time of the work after warming up."""
+        repeats = 1 if self.rehearsal else repeats
+        for _ in range(0 if self.rehearsal else 3):
+            work()
+        self.synchronize()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        self.synchronize()
+        return 1e3 * (time.perf_counter() - started) / repeats
+
+    def recipe(self, *overrides: str) -> Any:
+        """Return the A40 recipe with separate weights for engine and learner, and a model of random weights."""
+        from configs.loading import load_run_config
+        from tests.rollout.random_model import write_folder
+
+        model = write_folder(self.out / "model", "tiny" if self.rehearsal else "qwen3-8b")
+        own = ("card.share_base=false", "rollout.engine.max_num_seqs=32", f"model.path={model}")
+        return load_run_config(RECIPE, [*own, *(TINY if self.rehearsal else ()), *overrides])
+
+    def cap(self) -> None:
+        """Limit this process to the memory of the planned card."""
+        if not self.rehearsal:
+            from ray_jobs.plan.run import card_bytes
+
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes(CARD) / total))
+
+    def memory(self, config: Any, process: str) -> dict[str, float]:
+        """Return the GiB that the plan gives a process and the GiB that this one reserved, both without CUDA itself."""
+        from ray_jobs.plan.plan import make_plan
+
+        planned = next(one for one in make_plan(config, card=CARD)[0].processes if one.name == process)
+        outside = sum(part.num_bytes for part in planned.parts if part.name == "CUDA context")
+        reserved = 0 if self.rehearsal else torch.cuda.max_memory_reserved()
+        return {"planned_gib": (planned.num_bytes - outside) / 2**30, "reserved_gib": reserved / 2**30}
 
 
-def plan_step(options: argparse.Namespace) -> dict[str, Any]:
-    config = proof_config(options, "async")
-    return plan_facts(*make_plan(config, card=options.card))
-
-
-def run_step(options: argparse.Namespace, name: str, *overrides: str) -> dict[str, Any]:
-    """A run's RL phase in numbers, and what each of its processes held at most."""
-    from ray_jobs.phases.cold_start import cold_start
-    from ray_jobs.phases.collect import collect
-    from ray_jobs.phases.label import label
-    from ray_jobs.phases.prm import learn_prm
-    from ray_jobs.run.preflight import check_before_start
-    from ray_jobs.run.run import open_run
-    from ray_jobs.train import reinforce
-
-    config = proof_config(options, name, *overrides)
-    ready = check_before_start(config, with_prm=config.trains_prm)
-    with open_run(config, ready, with_prm=config.trains_prm) as run:
-        cold_start(run)
-        if config.trains_prm:
-            collected = collect(run)
-            learn_prm(run, collected, label(run, collected))
-        facts = reinforce(run)
-        train_longest(run.actors.learner, config.rollout.engine.max_model_len)
-        peaks = process_peaks(run.actors)
-        seconds = run.folder.finished_phases["reinforce"]["seconds"]
-        prm = str(run.folder.prm)
-    return {
-        "seconds": seconds,
-        "trajectories_per_s": facts["num_trajectories"] / seconds,
-        "sampled_tokens_per_s": facts["sampled_tokens"] / seconds,
-        "learner_tokens_per_s": facts["packed_tokens"] / max(facts["learner_s"], 1e-9),
-        "facts": dict(facts),
-        "peaks": peaks,
-        "prm_path": prm,
+def facts(stage: Stage) -> dict[str, Any]:
+    side, copied = (256, 2**20) if stage.rehearsal else (8192, 2**32)
+    left, right = (torch.randn(side, side, dtype=torch.bfloat16, device=stage.device) for _ in range(2))
+    source = torch.empty(copied, dtype=torch.uint8, device=stage.device)
+    target = torch.empty_like(source)
+    found: dict[str, Any] = {
+        "bf16_tflops": 2e-9 * side**3 / stage.milliseconds(lambda: torch.mm(left, right)),
+        "copy_gb_s": 2e-6 * copied / stage.milliseconds(lambda: target.copy_(source)),
+        "torch": torch.__version__,
+        "kernel": platform.release(),
     }
+    if not stage.rehearsal:
+        asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        found["card"] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return found
 
 
-def train_longest(learner: Any, num_tokens: int) -> None:
-    """A step over one trajectory of so many tokens. They are few different ones, which any model knows."""
-    import ray
+def attention(stage: Stage) -> dict[str, Any]:
+    """Time one layer forward and backward over a tree of siblings; compare with float64."""
+    from torch.nn.attention.flex_attention import flex_attention_hop
 
-    ray.get(learner.__ray_call__.remote(_train, longest(num_tokens, 1000)))
+    from learner import tree_attention
 
+    def uncompiled(query: Tensor, key: Tensor, value: Tensor, *, block_mask: Any, scale: float, **_: Any) -> Tensor:
+        score = lambda score, batch, head, query, key: score  # noqa: E731
+        return flex_attention_hop(query, key, value, score, block_mask.as_tuple(), scale, {})[0]
 
-def _train(actor: Any, batch: TrainBatch) -> None:
-    actor._learner.train_step(batch)
-
-
-def process_peaks(actors: Any) -> dict[str, dict[str, float]]:
-    """Of learner, PRM and engine, asked in their own processes."""
-    import ray
-
-    asked = {"engine": actors.workers[0], "learner": actors.learner} | ({"PRM": actors.prm} if actors.prm else {})
-    return {name: ray.get(actor.__ray_call__.remote(_own_peak)) for name, actor in asked.items()}
-
-
-def _own_peak(_: Any) -> dict[str, float]:
-    import resource
-
-    import torch
-
-    told = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        told |= {
-            "reserved": float(torch.cuda.max_memory_reserved()),
-            "allocated": float(torch.cuda.max_memory_allocated()),
-            "card_used": float(total - free),
-            "card_total": float(total),
+    def measured(num_nodes: int) -> dict[str, float]:
+        ends, shared, scale = np.full(num_nodes, num_nodes), int(SHARED * num_nodes), width**-0.5
+        for start, end in pairwise(np.linspace(shared, num_nodes, SIBLINGS + 1).astype(int)):
+            ends[start:end] = end
+        inputs = random_heads(stage, 1, num_nodes, heads, kv_heads, width)
+        padded = random_heads(stage, SIBLINGS, shared + (num_nodes - shared) // SIBLINGS, heads, kv_heads, width)
+        mask = tree_attention.interval_mask(ends, torch.device(stage.device))
+        fused = lambda *qkv: tree_attention.fused_attention(*qkv, mask, scale)  # noqa: E731
+        dense = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+        return {
+            "nodes": num_nodes,
+            "fused_ms": stage.milliseconds(lambda: with_gradients(fused, inputs)),
+            "padded_ms": stage.milliseconds(lambda: with_gradients(dense, padded)),
+            "error": error(fused, inputs, ends, scale) if num_nodes <= 1024 else 0.0,
         }
-    return told
+
+    heads, kv_heads, width = (4, 2, 32) if stage.rehearsal else (32, 8, 128)
+    with patch.object(tree_attention, "kernel", (lambda: uncompiled) if stage.rehearsal else tree_attention.kernel):
+        rows = [measured(num_nodes) for num_nodes in ((256,) if stage.rehearsal else (1024, 4096, 8192))]
+    return {"rows": rows, "check_error_small": max(row["error"] for row in rows) < 1e-2}
 
 
-def adapters_step(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds between two steps of an engine in mode `native`, while nothing is loaded and while adapters are."""
-    from configs.rollout import EngineConfig
-    from learner.learner import Learner
-    from ray_jobs.run.model_folder import resolve_model
-    from rollout.engines.vllm import VllmEngine
-
-    config = proof_config(options, "adapters")
-    model_path = resolve_model(config.model.path)
-    on_card = config.rollout.engine.device == "cuda"
-    running = 16 if on_card else 2
-    native = EngineConfig.model_validate(
-        config.rollout.engine.model_dump() | {"adapter_mode": "native", "max_num_seqs": running, "max_model_len": 1024}
-    )
-    learner = Learner(model_path, config.model, config.learner, seed=config.seed)
-    adapters = []
-    for version in range(ADAPTER_LOADS + 1):
-        learner.policy_version = version
-        adapters.append(learner.adapter(native.adapter_precision))
-    del learner
-    _empty_card()
-    engine = VllmEngine(model_path, native, config.model, seed=config.seed)
-    asked = requests(running, 64, 600 if on_card else 60)
-
-    async def measured() -> Stall:
-        (first, *others) = [(adapter.policy_version, adapter.data) for adapter in adapters]
-        await engine.load_adapter(*first)
-        return await measure(engine, asked, others)
-
-    try:
-        stall = asyncio.run(measured())
-    finally:
-        engine.close()
-    return {"running": running, "adapter_bytes": len(adapters[0].data), **asdict(stall)}
+def random_heads(stage: Stage, batch: int, length: int, heads: int, kv_heads: int, width: int) -> list[Tensor]:
+    generator = torch.Generator(stage.device).manual_seed(0)
+    options: Any = {"generator": generator, "device": stage.device, "dtype": torch.bfloat16}
+    return [torch.randn(batch, count, length, width, **options) for count in (heads, kv_heads, kv_heads)]
 
 
-def _empty_card() -> None:
-    """Give back what the allocator of this process keeps of tensors that are gone."""
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def with_gradients(attend: Callable[..., Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    leaves = [one.detach().clone().requires_grad_() for one in inputs]
+    output = attend(*leaves)
+    return [output.detach(), *torch.autograd.grad(output.float().square().sum(), leaves)]
 
 
-def peak_rows(proof: dict[str, Any]) -> list[dict[str, Any]]:
-    """Planned against measured bytes of each process, and their ratio."""
-    rows = []
-    for name, peak in proof["async"]["peaks"].items():
-        parts = {
-            part["name"]: part["num_bytes"]
-            for card in proof["plan"]["cards"]
-            for process in card["processes"]
-            if process["name"] == name
-            for part in process["parts"]
-        }
-        planned = sum(parts.values())
-        measured = peak["reserved"] + parts.get("CUDA context", 0) if "reserved" in peak else peak["resident"]
-        rows.append({"process": name, "planned": planned, "measured": measured, "ratio": measured / planned})
-    return rows
+def error(way: Callable[..., Tensor], inputs: Sequence[Tensor], ends: np.ndarray, scale: float) -> float:
+    """Return the largest mean deviation from float64 of output and gradients, relative to their mean size."""
+    nodes = np.arange(len(ends))
+    reads = torch.from_numpy((nodes[None] <= nodes[:, None]) & (nodes[:, None] < ends[None])).to(inputs[0].device)
+
+    def exact(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = (one.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for one in (key, value))
+        return torch.softmax((query @ key.transpose(2, 3) * scale).masked_fill(~reads, float("-inf")), dim=-1) @ value
+
+    pairs = zip(with_gradients(way, inputs), with_gradients(exact, [one.double() for one in inputs]), strict=True)
+    return max(float((one.double() - other).abs().mean() / other.abs().mean()) for one, other in pairs)
 
 
-def show(proof: dict[str, Any]) -> None:
-    console, rehearsed = Console(), proof["rehearsed"]
-    if rehearsed:
-        console.print("REHEARSAL on the CPU: it proves the script, not the card.")
-    table = Table(title="Peak of each process", title_justify="left")
-    for column in ("process", "planned GiB", "measured GiB", "measured / planned"):
-        table.add_column(column)
-    for row in proof["peaks"]:
-        table.add_row(
-            row["process"], *(f"{row[key] / 2**30:.2f}" for key in ("planned", "measured")), f"{row['ratio']:.2f}"
+def samples(*, siblings: int, shared: int, own: int, vocab: int, seed: int = 0) -> list[Any]:
+    """Return siblings of random tokens: a shared prompt, then `own` trained tokens each."""
+    from learner.types import TrainingSample
+
+    rng = np.random.default_rng(seed)
+    prompt, mask = rng.integers(100, vocab, shared), np.arange(shared + own) >= shared
+    return [
+        TrainingSample(
+            trajectory_id=f"{seed}/{index}",
+            ages=np.where(mask, 0, -1),
+            token_ids=np.concatenate([prompt, rng.integers(100, vocab, own)]),
+            loss_mask=mask,
+            rollout_logprobs=np.where(mask, np.float32(-1), np.float32(0)),
+            advantages=np.where(mask, np.float32(1), np.float32(0)),
+            turn_ids=np.where(mask, 0, -1),
+            grammar_spans=(),
+            temperature=1.0,
         )
-    console.print(table)
-    table = Table(title="Speed", title_justify="left")
-    for column in ("what", "value"):
-        table.add_column(column)
-    for row in proof["speed"].items():
-        table.add_row(*map(str, row))
-    console.print(table)
-    if not rehearsed:
-        within = all(abs(row["ratio"] - 1) <= TARGET for row in proof["peaks"])
-        console.print(f"Peaks within {TARGET:.0%} of the plan: {'yes' if within else 'NO'}")
+        for index in range(siblings)
+    ]
 
 
-def conclude(proof: dict[str, Any]) -> None:
-    asynchronous, synchronous, adapters = proof["async"], proof["sync"], proof["adapters"]
-    proof["peaks"] = peak_rows(proof)
-    proof["speed"] = {
-        "RL phase, asynchronous, s": round(asynchronous["seconds"], 1),
-        "RL phase, synchronous, s": round(synchronous["seconds"], 1),
-        "trajectories/s, asynchronous": round(asynchronous["trajectories_per_s"], 2),
-        "sampled tokens/s, asynchronous": round(asynchronous["sampled_tokens_per_s"]),
-        "trained tokens/s of the learner": round(asynchronous["learner_tokens_per_s"]),
-        "synchronous / asynchronous": round(synchronous["seconds"] / asynchronous["seconds"], 2),
-        "mean |log-prob gap| at version 0, nats": asynchronous["facts"].get("logprob_gap_version0"),
-        "engine step while decoding, ms": round(1e3 * adapters["step_s"], 1),
-        "stall of decoding at add_lora, ms (median, longest)": (
-            round(1e3 * median(adapters["stall_s"]), 1),
-            round(1e3 * max(adapters["stall_s"]), 1),
-        ),
+def learner(stage: Stage) -> dict[str, Any]:
+    """Run train steps over trees of siblings, then one over the longest trajectory."""
+    from learner.learner import Learner
+    from learner.packing import build_batch
+    from tests.rollout.random_model import random_weights
+
+    config = stage.recipe(*UNGUARDED)
+    stage.cap()
+    folder, settings, tokens = Path(config.model.path), config.learner, config.learner.microbatch_tokens
+    base = random_weights(folder, device=settings.device, precision=settings.precision)
+    trained = Learner(folder, config.model, settings, seed=0, base_weights=base)
+    digest, vocab, shared = trained.adapter().digest, trained.policy.vocab_size, int(SHARED * tokens)
+    own = (tokens - shared) // SIBLINGS
+    groups = [samples(siblings=SIBLINGS, shared=shared, own=own, vocab=vocab, seed=seed) for seed in range(4)]
+    batch = build_batch([one for group in groups for one in group], microbatch_tokens=tokens)
+    length = config.rollout.engine.max_model_len
+    longest = samples(siblings=1, shared=length // 2, own=length - length // 2, vocab=vocab)
+    steps = [trained.train_step(batch) for _ in range(2)]
+    steps.append(trained.train_step(build_batch(longest, microbatch_tokens=length)))
+    rates = [step.metrics["learner/packed_tokens"] / step.metrics["learner/step_s"] for step in steps]
+    return {
+        "tokens_per_s": rates[1],
+        "longest_tokens_per_s": rates[2],
+        **stage.memory(config, "learner"),
+        "check_finite": all(np.isfinite(step.metrics["policy/loss"]) for step in steps),
+        "check_weights_moved": trained.adapter().digest != digest,
+        "check_fused_attention": stage.rehearsal or trained.policy.attention == "fused",
     }
 
 
-def main() -> None:
+def requests(count: int, prompt_tokens: int, max_tokens: int) -> list[Any]:
+    from rollout.engines.engine import GenerationRequest
+
+    return [
+        GenerationRequest(
+            trajectory_id=f"t{index}",
+            prompt_token_ids=tuple(10 + (index * 7919 + place * 31) % 480 for place in range(prompt_tokens)),
+            max_tokens=max_tokens,
+            temperature=1.0,
+            seed=index,
+        )
+        for index in range(count)
+    ]
+
+
+def decoding(stage: Stage) -> dict[str, Any]:
+    """Decode without and with adapters loaded meanwhile; every completion has its full length."""
+    from rollout.engines.vllm import VllmEngine
+    from tests.rollout.random_model import adapter_of
+
+    config = stage.recipe(f"rollout.engine.kv_cache_gib={1 if stage.rehearsal else 17.7}")
+    folder, loads = Path(config.model.path), 6
+    adapters = [(version, adapter_of(folder, config.model.lora_rank, seed=version)) for version in range(1 + loads)]
+    asked = requests(4, 64, 48) if stage.rehearsal else requests(32, 1500, 256)
+    stage.cap()
+    with random_engine_weights(), full_length():
+        sampler = VllmEngine(folder, config.rollout.engine, config.model, seed=0)
+
+        async def measured() -> tuple[dict[str, float], dict[str, float]]:
+            await sampler.load_adapter(*adapters[0])
+            await asyncio.gather(*(sampler.generate(replace(one, max_tokens=8)) for one in asked))
+            return await decode(sampler, asked, ()), await decode(sampler, asked, adapters[1:])
+
+        try:
+            calm, disturbed = asyncio.run(measured())
+        finally:
+            sampler.close()
+    return {"calm": calm, "with_loads": disturbed, "running": len(asked), **stage.memory(config, "engine")}
+
+
+async def decode(sampler: Any, asked: Sequence[Any], adapters: Sequence[tuple[int, bytes]]) -> dict[str, float]:
+    """Decode all requests at once and meanwhile load the adapters, one after the other, a few steps apart."""
+    ends: list[float] = []
+    step = sampler._step
+
+    def timed_step() -> None:
+        step()
+        ends.append(time.perf_counter())
+
+    started, before, loads = time.perf_counter(), sampler.sampled_tokens, []
+    with patch.object(sampler, "_step", timed_step):
+        tasks = [asyncio.create_task(sampler.generate(request)) for request in asked]
+        for adapter in adapters:
+            seen = len(ends)
+            while len(ends) < seen + 4 and not all(task.done() for task in tasks):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            begin = time.perf_counter()
+            await sampler.load_adapter(*adapter)
+            loads.append((begin, time.perf_counter()))
+        await asyncio.gather(*tasks)
+    gaps = list(pairwise(ends))
+    usual = median(later - earlier for earlier, later in gaps)
+    around = [max((b - a for a, b in gaps if a <= end and b >= begin), default=usual) for begin, end in loads]
+    return {
+        "tokens_per_s": (sampler.sampled_tokens - before) / (time.perf_counter() - started),
+        "step_ms": 1e3 * usual,
+        "load_ms": 1e3 * max((end - begin for begin, end in loads), default=0.0),
+        "stall_ms": 1e3 * max((gap - usual for gap in around), default=0.0),
+    }
+
+
+@contextmanager
+def random_engine_weights() -> Iterator[None]:
+    """Let vLLM make up the weights; the names of the weights come from the configuration."""
+    import vllm.engine.arg_utils as arguments
+
+    from rollout.engines import adapters
+    from tests.rollout.random_model import weight_names
+
+    dummy = functools.partial(arguments.EngineArgs, load_format="dummy")
+    names = lambda path: ((name, None) for name in weight_names(path))  # noqa: E731
+    with patch.object(arguments, "EngineArgs", dummy), patch.object(adapters, "weights_in", names):
+        yield
+
+
+@contextmanager
+def full_length() -> Iterator[None]:
+    from rollout.engines import vllm
+
+    original = vllm.sampling_params
+
+    def params(request: Any) -> Any:
+        made = original(request)
+        made.ignore_eos = True
+        return made
+
+    with patch.object(vllm, "sampling_params", params):
+        yield
+
+
+def run(stage: Stage) -> dict[str, Any]:
+    """Train the demo model on one card, engine and learner with one copy of the base weights."""
+    sizes = (
+        *("num_steps=24", "batch_groups=4", "learner.device=cuda", "rollout.engine.device=cuda"),
+        *("rollout.engine.adapter_mode=native", "rollout.engine.kv_cache_gib=4", "card.shared=true"),
+        *("card.share_base=true", "rollout.num_workers=1", "rollout.engine.max_num_seqs=64"),
+    )
+    tiny = ("num_steps=1", "batch_groups=1", "agent.max_steps=3", "cold_start.num_demonstrations=104")
+    own = (f"output_dir={stage.out}", "name=run", "reward.credit=outcome", "evaluation.num_tasks=32")
+    recipe = ROOT / "configs" / "recipes" / "demo_cpu.toml"
+    command = [sys.executable, "-m", "ray_jobs.cli", "train", str(recipe), *own, *(tiny if stage.rehearsal else sizes)]
+    subprocess.run(command, check=True)
+    folder = stage.out / "run"
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "policy/loss" in row]
+    summary = json.loads((folder / "summary.json").read_text())
+    seconds = sum(row["time/step_s"] for row in steps)
+    return {
+        "trajectories_per_s": sum(row["rollout/trajectories"] for row in steps) / seconds,
+        "rates": [row["rollout/solve_rate"] for row in steps if "rollout/solve_rate" in row],
+        "gap_nats": summary["logprob_gap_version0"],
+        "solved": [summary["solve_rate_before"], summary["solve_rate_after"]],
+        "check_no_step_skipped": not any(row["policy/skipped"] for row in steps),
+    }
+
+
+STEPS: dict[str, tuple[Callable[[Stage], dict[str, Any]], int]] = {
+    "facts": (facts, 90),
+    "attention": (attention, 240),
+    "learner": (learner, 300),
+    "decoding": (decoding, 300),
+    "run": (run, 900),
+}
+"""Functions and their time limits in seconds; a rehearsal has five times as long."""
+
+
+def run_step(name: str, stage: Stage) -> dict[str, Any]:
+    """Run a step in its own process group; end everything it started."""
+    path = stage.out / f"{name}.json"
+    if path.exists():
+        return dict(json.loads(path.read_text()))
+    command = [sys.executable, "-m", "benchmarks.gpu_proof", "--out", str(stage.out), "--only", name]
+    limit_s = STEPS[name][1] * (5 if stage.rehearsal else 1)
+    environment = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if name == "learner" else None
+    with (stage.out / f"{name}.log").open("w") as log:
+        child = subprocess.Popen(
+            [*command, *["--rehearsal"] * stage.rehearsal],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+        try:
+            child.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            print(f"{name} exceeded its limit of {limit_s} s", flush=True)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    return dict(json.loads(path.read_text())) if path.exists() else {"failed": f"see {stage.out / name}.log"}
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs and of proof.json")
-    parser.add_argument("--recipe", type=Path, default=RECIPES / "dapo_qwen3_8b_a40.toml")
-    parser.add_argument("--card", default="A40", help="as `agentflow plan` takes it")
-    parser.add_argument("--steps", type=int, default=None, help="train steps (default 6, in a rehearsal 2)")
-    parser.add_argument("--rehearse", action="store_true", help="the same steps on the CPU with the demo model")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--steps", default=",".join(STEPS), help="comma-separated steps (default: all)")
+    parser.add_argument("--rehearsal", action="store_true", help="run on the CPU at tiny sizes")
+    parser.add_argument("--only", choices=STEPS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.steps = options.steps or (2 if options.rehearse else 6)
-    options.out = options.out.absolute()
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "proof.json"
-    proof: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rehearsed": options.rehearse}
-    if proof["rehearsed"] != options.rehearse:
-        parser.error(f"{path} is of the other kind; choose another --out")
-    steps: dict[str, Callable[[], dict[str, Any]]] = {
-        "plan": lambda: plan_step(options),
-        "async": lambda: run_step(options, "async", "pipeline_depth=2"),
-        "sync": lambda: run_step(
-            options, "sync", "pipeline_depth=0", f"reward.credit.prm_path={json.dumps(proof['async']['prm_path'])}"
-        ),
-        "adapters": lambda: adapters_step(options),
-    }
-    for name, step in steps.items():
-        if name not in proof:
-            proof[name] = step()
-            path.write_text(json.dumps(proof, indent=2, default=str) + "\n")
-    conclude(proof)
-    path.write_text(json.dumps(proof, indent=2, default=str) + "\n")
-    show(proof)
+    stage = Stage(out=options.out.absolute(), rehearsal=options.rehearsal)
+    stage.out.mkdir(parents=True, exist_ok=True)
+    if options.only:
+        try:
+            found = STEPS[options.only][0](stage)
+        except Exception:
+            traceback.print_exc()
+            return 1
+        (stage.out / f"{options.only}.json").write_text(json.dumps(found, indent=1))
+        return 0
+    bad = 0
+    for name in options.steps.split(","):
+        record = run_step(name, stage)
+        print(f"{name}: {json.dumps(record)}", flush=True)
+        bad += "failed" in record or any(value is False for key, value in record.items() if key.startswith("check_"))
+    print(f"{bad} steps with a fault")
+    return int(bad > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,126 +1,217 @@
-"""The learner's useful arithmetic against the machine's measured matrix peak, both in the type of the recipe's
-`learner.dtype`, in one run.
+"""Learner throughput: the value of prefix sharing, and the share of the machine's matrix peak.
 
-    python -m benchmarks.learner_efficiency
+    python -m benchmarks.learner_efficiency [--groups 4] [--repeats 5] [key=value ...]
 
-Useful work counts distinct tokens only (a shared prefix once, no padding): per linear layer of the frozen base
-a forward product and the gradient of its input, for the adapter the gradient of its weights too, attention
-over a token's own ancestors, and the output head at trained contexts.
+One process runs the demo recipe's learner (key=value changes the recipe) and times a train step, from samples to the
+optimizer step, with two packings in turn:
+
+    shared    the product's prefix tree: a prefix that siblings have in common is computed once.
+    separate  every sample is a tree of its own, in microbatches of at most the same number of tokens.
+
+Everything else is the same code, so the ratio measures sharing alone. The first repetition warms up and is not counted.
+`demo` samples are siblings that diverge at their second decision; in `prompt only` samples they diverge at their first
+sampled word, which is the lower bound. That both packings have the same gradient is a test
+(`tests/learner/test_prefix_sharing.py`).
+
+Useful FLOP count distinct tokens only: for each linear layer of the frozen base a forward product and the gradient of
+its input, for the adapter also the gradient of its weights, attention over the ancestors of a token, and the output
+head at trained positions.
 """
 
+import argparse
 import math
 import os
+import statistics
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from ray_jobs.run.resources import training_env
 
-from configs.learner import GuardConfig, LearnerConfig
+from configs.learner import GuardConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks
 from learner.learner import Learner
-from learner.packing import build_batch, pack
-from learner.types import GrammarSpan, TrainingSample
+from learner.packing import PackedRow, TokenSequence, build_batch, pack
+from learner.types import GrammarSpan, TrainBatch, TrainingSample
 from ray_jobs.commands.given import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
 
-
-def unguarded_learner(config: RunConfig) -> Learner:
-    """The recipe's learner, but for its guard: the samples' log-probs are made up, and it would refuse every step that
-    is to be timed."""
-    guard = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
-    settings: LearnerConfig = config.learner.model_copy(update={"guard": guard})
-    return Learner(resolve_model(config.model.path), config.model, settings, seed=0)
+UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
+"""The samples' log-probs are the learner's before the first step, so the guard has nothing to guard."""
+FIRST_WORDS = ("Alright", "Because", "Clearly", "During", "Every", "First", "Given", "However")
 
 
-def matrix_peak(dtype: torch.dtype, size: int = 2048, repeats: int = 10) -> float:
-    """FLOP/s of the best of `repeats` square products."""
-    left, right = (torch.randn(size, size, dtype=dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        left @ right
-        best = min(best, time.perf_counter() - started)
-    return 2 * size**3 / best
+def pack_separate(samples: Sequence[TokenSequence]) -> PackedRow:
+    """Pack like `learner.packing.pack`, with a separate tree for every sample."""
+    rows = [pack([sample]) for sample in samples]
+    starts = np.cumsum([0] + [len(row.token_ids) for row in rows])
+    shifted = [np.where(row.parents < 0, -1, row.parents + start) for row, start in zip(rows, starts, strict=False)]
+    return PackedRow(
+        token_ids=np.concatenate([row.token_ids for row in rows]),
+        positions=np.concatenate([row.positions for row in rows]),
+        parents=np.concatenate(shifted),
+        node_of=tuple(row.node_of[0] + start for row, start in zip(rows, starts, strict=False)),
+    )
 
 
-def sibling_samples(chat: ChatFormat, group_size: int = 8, num_groups: int = 2) -> list[TrainingSample]:
-    """Groups of siblings that differ from their second decision on, as sampled ones do."""
-    grammar = planner_grammar(ACTIONS)
+def separate_batch(samples: Sequence[TrainingSample], *, microbatch_tokens: int) -> TrainBatch:
+    """Build a batch like `build_batch`, with every token counted."""
+    microbatches: list[list[TrainingSample]] = []
+    room = 0
+    for sample in samples:
+        if not microbatches or len(sample.token_ids) > room:
+            microbatches.append([])
+            room = microbatch_tokens
+        microbatches[-1].append(sample)
+        room -= len(sample.token_ids)
+    batch = build_batch(samples, microbatch_tokens=microbatch_tokens)
+    return replace(batch, microbatches=tuple(map(tuple, microbatches)))
+
+
+@contextmanager
+def without_sharing() -> Iterator[None]:
+    """Make the learner pack with `pack_separate`."""
+    with patch("learner.policy.pack", pack_separate):
+        yield
+
+
+def make_learner(config: RunConfig) -> Learner:
+    """Return the recipe's learner without its guard, with an adapter that is not zero."""
+    settings = config.learner.model_copy(update={"guard": UNGUARDED, "dtype": "bfloat16"})
+    learner = Learner(resolve_model(config.model.path), config.model, settings, seed=config.seed)
+    generator = torch.Generator().manual_seed(config.seed)
+    for parameter in learner.policy.trainable_parameters():
+        parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    return learner
+
+
+def sibling_samples(learner: Learner, *, num_groups: int, group_size: int, prompt_only: bool) -> list[TrainingSample]:
+    """Return groups of demonstrations that diverge at their first word (`prompt_only`) or at their second decision.
+
+    The recorded log-probs are the learner's own, changed by up to 0.05 nats: nearly every token is inside the clipping
+    range and has a gradient.
+    """
+    chat, grammar = ChatFormat(learner.policy.tokenizer), planner_grammar(ACTIONS)
+    rng = np.random.default_rng(0)
     samples = []
     for generated in demonstration_tasks({"lookup": 1.0}, count=num_groups, seed=0):
         for sibling in range(group_size):
             ids = list(chat.prompt("Solve the task step by step with tools.", f"Task: {generated.task.question}"))
             mask, spans = [False] * len(ids), []
-            for step in generated.plan:
-                text = Decision(
-                    thought=step.thought + " so" * sibling, action=step.action, action_input=step.action_input
-                ).to_json()
+            for number, step in enumerate(generated.plan):
+                thought = f"{FIRST_WORDS[sibling % len(FIRST_WORDS)]}, {step.thought}" if prompt_only else step.thought
+                thought += " so" * sibling if number or prompt_only else ""
+                text = Decision(thought=thought, action=step.action, action_input=step.action_input).to_json()
                 sampled = chat.encode_completion(text)
                 spans.append(GrammarSpan(start=len(ids), end=len(ids) + len(sampled), grammar=grammar))
                 bridge = chat.bridge(sampled, f"Result: {step.action_input}\nNext step.")
                 ids += sampled + bridge
                 mask += [True] * len(sampled) + [False] * len(bridge)
             loss_mask = np.array(mask)
-            samples.append(
-                TrainingSample(
-                    trajectory_id=f"{generated.task.id}/{sibling}",
-                    ages=np.where(loss_mask, 0, -1),
-                    token_ids=np.array(ids),
-                    loss_mask=loss_mask,
-                    rollout_logprobs=np.where(loss_mask, np.float32(-1), np.float32(0)),
-                    advantages=np.where(loss_mask, np.float32(sibling % 2 - 0.5), np.float32(0)),
-                    turn_ids=np.where(loss_mask, 0, -1),
-                    grammar_spans=tuple(spans),
-                    temperature=1.0,
-                )
+            sample = TrainingSample(
+                trajectory_id=f"{generated.task.id}/{sibling}",
+                ages=np.where(loss_mask, 0, -1),
+                token_ids=np.array(ids),
+                loss_mask=loss_mask,
+                rollout_logprobs=np.zeros(len(ids), dtype=np.float32),
+                advantages=np.where(loss_mask, np.float32(sibling % 2 - 0.5), np.float32(0)),
+                turn_ids=np.where(loss_mask, 0, -1),
+                grammar_spans=tuple(spans),
+                temperature=1.0,
             )
+            with torch.no_grad():
+                logprobs = learner.policy.logprobs([sample])[0].cpu().numpy()
+            logprobs = logprobs + rng.uniform(-0.05, 0.05, len(ids)).astype(np.float32)
+            samples.append(replace(sample, rollout_logprobs=np.where(loss_mask, logprobs, np.float32(0))))
     return samples
 
 
-def useful_flops(learner: Learner, samples: list[TrainingSample]) -> float:
-    row = pack(samples)
-    num_tokens = len(row.token_ids)
+def time_step(learner: Learner, samples: Sequence[TrainingSample], *, shared: bool) -> tuple[float, float]:
+    """Return the seconds and the packed tokens of one train step."""
+    microbatch_tokens = learner.config.microbatch_tokens
+    started = time.perf_counter()
+    if shared:
+        result = learner.train_step(build_batch(samples, microbatch_tokens=microbatch_tokens))
+    else:
+        with without_sharing():
+            result = learner.train_step(separate_batch(samples, microbatch_tokens=microbatch_tokens))
+    return time.perf_counter() - started, result.metrics["learner/packed_tokens"]
+
+
+def compare_speed(learner: Learner, name: str, samples: Sequence[TrainingSample], repeats: int) -> float:
+    """Print the trajectories per second of both packings; return the median seconds of a shared train step."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    tokens: dict[bool, float] = {}
+    for repeat in range(repeats + 1):
+        for shared in (True, False) if repeat % 2 else (False, True):
+            took, tokens[shared] = time_step(learner, samples, shared=shared)
+            seconds[shared] += [took] if repeat else []
+    ratios = [separate / shared for separate, shared in zip(seconds[False], seconds[True], strict=True)]
+    rate = {shared: len(samples) / statistics.median(seconds[shared]) for shared in seconds}
+    print(
+        f"{name}: {len(samples)} trajectories, {tokens[False]:.0f} tokens, {tokens[True]:.0f} distinct "
+        f"(1/{tokens[False] / tokens[True]:.2f}); shared {rate[True]:.2f} trajectories/s, separate {rate[False]:.2f}: "
+        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} over {repeats} repetitions)",
+        flush=True,
+    )
+    return statistics.median(seconds[True])
+
+
+def useful_flop(learner: Learner, samples: Sequence[TrainingSample]) -> float:
+    """Return the FLOP that a train step over these samples needs."""
+    row, config = pack(samples), learner.policy.model.config
     contexts = {int(n[t - 1]) for n, s in zip(row.node_of, samples, strict=True) for t in np.nonzero(s.loss_mask)[0]}
-    config = learner.policy.model.config
     named = dict(learner.policy.model.named_parameters())
     base = sum(p.numel() for n, p in named.items() if p.ndim == 2 and "lora" not in n and "embed" not in n)
     lora = sum(p.numel() for n, p in named.items() if "lora" in n)
     head = config.vocab_size * config.hidden_size
     base -= head if any("lm_head" in name for name in named) else 0
-    attention = 2 * 2 * config.num_attention_heads * 64 * int((row.positions + 1).sum()) * config.num_hidden_layers
-    linear = num_tokens * (2 * 2 * base + 3 * 2 * lora)
-    return linear + 3 * attention + 2 * 2 * head * len(contexts)
+    attention = 4 * config.hidden_size * int((row.positions + 1).sum()) * config.num_hidden_layers
+    return len(row.token_ids) * (4 * base + 6 * lora) + 3 * attention + 4 * head * len(contexts)
+
+
+def matrix_peak(dtype: torch.dtype, size: int = 2048, repeats: int = 10) -> float:
+    """Return the FLOP/s of the fastest of `repeats` square matrix products."""
+    left, right = (torch.randn(size, size, dtype=dtype) for _ in range(2))
+    seconds = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - started)
+    return 2 * size**3 / min(seconds)
 
 
 def main() -> None:
     num_threads = os.cpu_count() or 1
-    if not (environment := training_env(num_threads, "cpu")).items() <= os.environ.items():
-        # As in the learner's actor: an allocator and a thread pool read these when a process starts.
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | environment)
+    environment = training_env(num_threads, "cpu")
+    if not environment.items() <= os.environ.items():
+        # An allocator and a thread pool read these variables when the process starts, as in the learner's actor.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | environment)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=4, help="groups per train step (default 4)")
+    parser.add_argument("--repeats", type=int, default=5, help="counted repetitions (default 5)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the demo recipe")
+    options = parser.parse_args()
+    config = load_run_config(DEFAULT_RECIPE, options.overrides)
     torch.set_num_threads(num_threads)
-    config = load_run_config(DEFAULT_RECIPE)
-    learner = unguarded_learner(config)
-    samples = sibling_samples(ChatFormat(learner.policy.tokenizer))
-    batch = build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens)
-    flops = sum(useful_flops(learner, list(rows)) for rows in batch.microbatches)
-    learner.train_step(batch)
-    seconds = min(learner.train_step(batch).metrics["learner/step_s"] for _ in range(4))
-    peak = matrix_peak(getattr(torch, config.learner.precision))
-    distinct = sum(len(pack(rows).token_ids) for rows in batch.microbatches)
-    print(
-        f"{distinct} distinct tokens of {sum(len(s.token_ids) for s in samples)} in {seconds:.2f} s: "
-        f"{distinct / seconds:.0f} tok/s"
-    )
-    print(
-        f"learner {flops / seconds / 1e9:.0f} GFLOP/s, {config.learner.precision} matrix peak {peak / 1e9:.0f}: "
-        f"{flops / seconds / peak:.0%} (target 40%)"
-    )
+    learner = make_learner(config)
+    shape = {"num_groups": options.groups, "group_size": config.rollout.group_size}
+    demo = sibling_samples(learner, **shape, prompt_only=False)
+    seconds = compare_speed(learner, "demo", demo, options.repeats)
+    compare_speed(learner, "prompt only", sibling_samples(learner, **shape, prompt_only=True), options.repeats)
+    batch = build_batch(demo, microbatch_tokens=config.learner.microbatch_tokens)
+    rate = sum(useful_flop(learner, rows) for rows in batch.microbatches) / seconds
+    peak = matrix_peak(torch.bfloat16)
+    print(f"learner {rate / 1e9:.0f} GFLOP/s, bfloat16 matrix peak {peak / 1e9:.0f}: {rate / peak:.0%}")
 
 
 if __name__ == "__main__":

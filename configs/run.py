@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config, OwnPath
 from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
-from configs.envs import EnvsConfig, Mix, RecordingConfig
+from configs.envs import EnvsConfig, Mix
 from configs.learner import (
     BOUNDED_LOSSES,
     ColdStartConfig,
@@ -24,10 +24,7 @@ from configs.rollout import (
     CommandAgentConfig,
     FolderMemoryConfig,
     FunctionAgentConfig,
-    MemoryConfig,
-    NoMemoryConfig,
     PlannerAgentConfig,
-    PromptConfig,
     RolloutConfig,
 )
 
@@ -67,8 +64,8 @@ class RunConfig(Config):
     batch_groups: int = Field(default=4, ge=1)
     """Groups with signal per train step (B)."""
     pipeline_depth: int = Field(default=1, ge=0)
-    """Batches that rollouts may run ahead (D). 0 is synchronous and, on a CPU, bit-reproducible: a card's sums
-    depend on the order in which its threads arrive."""
+    """Batches that rollouts may run ahead (D). 0 is synchronous and, for the planner on a CPU, bit-reproducible: sums
+    on a GPU depend on the order in which its threads arrive."""
     max_staleness: int = Field(default=8, ge=0)
     """Tokens of weights that are more train steps old than this are left out of the loss (S)."""
     max_tasks: int | None = Field(default=None, ge=1)
@@ -83,7 +80,7 @@ class RunConfig(Config):
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
     agent: AgentConfig = PlannerAgentConfig()
-    """Who acts: the built-in planner, or an agent of your own."""
+    """The built-in planner with its settings, or a custom agent."""
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
     collect: CollectConfig = CollectConfig()
@@ -97,10 +94,18 @@ class RunConfig(Config):
     card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
     liveness: LivenessConfig = LivenessConfig()
-    memory: MemoryConfig = NoMemoryConfig()
-    """What is remembered from one task to the next."""
     backend: BackendConfig = VllmConfig()
     """What `solve` and `evaluate` ask; training always samples in its own engines."""
+
+    @property
+    def planner(self) -> PlannerAgentConfig:
+        """The settings of the built-in planner, which are the defaults for a custom agent."""
+        return self.agent if isinstance(self.agent, PlannerAgentConfig) else PlannerAgentConfig()
+
+    @property
+    def in_lockstep(self) -> bool:
+        """Whether the turns of all trajectories are sampled together. A custom agent may call at any time."""
+        return self.pipeline_depth == 0 and isinstance(self.agent, PlannerAgentConfig) and self.agent.lockstep
 
     @property
     def run_path(self) -> Path:
@@ -147,10 +152,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _frozen_modules_have_frozen_weights(self) -> "RunConfig":
-        types = (self.rollout.verifier.type, self.rollout.generator.type)
+        types = (self.planner.verifier.type, self.planner.generator.type)
         if "model" in types and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
-                "rollout.verifier/generator.type = 'model' needs rollout.engine.adapter_mode = 'native': "
+                "agent.verifier/generator.type = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
             )
         asks_base = "base_generator" in self.envs.actions and self.envs.base_generator.base_url is None
@@ -194,53 +199,36 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _memory_serves_all_workers(self) -> "RunConfig":
         most = max(self.rollout.num_workers, self.rollout.max_workers or 0)
-        if isinstance(self.memory, FolderMemoryConfig) and most > 1:
+        if isinstance(self.planner.memory, FolderMemoryConfig) and most > 1:
             raise ValueError(
-                f"memory.type = 'folder' is for one rollout worker, and there may be {most}: use memory.type=server "
-                "with the url of a Qdrant server"
+                f"agent.memory.type = 'folder' is for one rollout worker, and there may be {most}: use "
+                "agent.memory.type=server with the url of a Qdrant server"
             )
         return self
 
     @model_validator(mode="after")
-    def _own_agents_need_no_plan(self) -> "RunConfig":
-        """What reads the planner's JSON has nothing to read in an agent of one's own."""
+    def _custom_agents_write_no_plans(self) -> "RunConfig":
+        """Reject what reads or plays the planner's decisions for a custom agent, and the opposite for the planner."""
         if isinstance(self.agent, PlannerAgentConfig):
             if not isinstance(self.cold_start, PlansConfig):
                 raise ValueError(
-                    f"cold_start.type = '{self.cold_start.type}' needs an agent of your own (agent.function or "
-                    "agent.command): the planner plays plans"
+                    f"cold_start.type = '{self.cold_start.type}' needs a custom agent (agent.function or "
+                    "agent.command): the planner imitates plans"
                 )
             return self
-        plays_plans = isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0
-        in_lockstep = self.pipeline_depth == 0 and self.rollout.lockstep
-        usual, own_turns = RolloutConfig(), "your agent decides how often it asks"
-        for key, wrong, right, why in (
-            (
-                "label.type",
-                self.trains_prm and self.label.type != "monte_carlo",
-                "monte_carlo for a PRM, or reward.credit = outcome",
-                "plans and judges know the planner's decisions",
-            ),
-            (
-                "cold_start.type",
-                plays_plans,
-                "'teacher' or 'file', or cold_start.num_demonstrations = 0",
-                "only the planner plays plans",
-            ),
-            ("rollout.verifier", self.rollout.verifier.type != "rule", "rule", "only the planner has a verifier"),
-            ("rollout.generator", self.rollout.generator.type != "rule", "rule", "only the planner has a generator"),
-            ("memory", self.memory.type != "none", "none", "only the planner reads hints"),
-            ("rollout.prompt", self.rollout.prompt != PromptConfig(), "as it is", "your agent writes its own prompt"),
-            ("rollout.max_steps", self.rollout.max_steps != usual.max_steps, "as it is", own_turns),
-            ("rollout.format_retries", self.rollout.format_retries != usual.format_retries, "as it is", own_turns),
-            ("envs.actions", self.envs.actions != EnvsConfig().actions, "as it is", "your agent calls its own tools"),
-            ("envs.tools", bool(self.envs.tools), "{}", "your agent calls its own tools"),
-            ("envs.recording", self.envs.recording != RecordingConfig(), "as it is", "your agent calls its own tools"),
-            ("rollout.lockstep", in_lockstep, "false", "nobody knows at pipeline_depth 0 when an agent asks next"),
-            ("backend", self.backend.type != "vllm", "vllm", "a server of one's own tells no token ids"),
-        ):
-            if wrong:
-                raise ValueError(f"agent.type = '{self.agent.type}' needs {key} = {right}: {why}")
+        agent = f"agent.type = '{self.agent.type}' needs"
+        if self.trains_prm and self.label.type != "monte_carlo":
+            raise ValueError(
+                f"{agent} label.type = monte_carlo for a PRM, or reward.credit = outcome: the other labels read the "
+                "planner's decisions"
+            )
+        if isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0:
+            raise ValueError(
+                f"{agent} cold_start.type = 'teacher' or 'file', or cold_start.num_demonstrations = 0: only the "
+                "planner imitates plans"
+            )
+        if self.backend.type != "vllm":
+            raise ValueError(f"{agent} backend = vllm: a served model does not report token ids")
         return self
 
     @model_validator(mode="after")
@@ -273,11 +261,11 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _turns_fit_the_context(self) -> "RunConfig":
-        turns = self.rollout.max_steps if isinstance(self.agent, PlannerAgentConfig) else 1
+        turns = self.planner.max_steps if isinstance(self.agent, PlannerAgentConfig) else 1
         needed = turns * self.rollout.max_turn_tokens
         if needed >= self.rollout.engine.max_model_len:
             raise ValueError(
-                f"rollout.max_steps * max_turn_tokens = {needed} leaves no room for prompts in "
+                f"agent.max_steps * rollout.max_turn_tokens = {needed} leaves no room for prompts in "
                 f"rollout.engine.max_model_len = {self.rollout.engine.max_model_len}"
             )
         return self

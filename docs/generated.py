@@ -1,9 +1,7 @@
-"""What the code knows best and the pages show: settings, recipes, agents, commands, metrics and the demo's numbers.
+"""Parts of the documentation that are generated from the code: settings, recipes, commands and metrics.
 
-A page has a place for it, from `<!-- generated: settings -->`, `<!-- recipe: NAME -->` or `<!-- agent: NAME -->` to
-`<!-- end -->`. What
-`make pages` writes between the two is committed, so that the pages are whole where they are read as files; a test fails
-while they say something else than the code.
+A page has a place for each part, from `<!-- generated: NAME -->` to `<!-- end -->`. `make pages` fills the places, and
+the result is committed so that the pages are complete as files. A test fails if a page is not up to date.
 """
 
 import inspect
@@ -11,7 +9,6 @@ import io
 import json
 import re
 import sys
-import tomllib
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -28,10 +25,10 @@ RECIPES = ROOT / "configs" / "recipes"
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
 
-from configs.base import Config, types_of  # noqa: E402
+from configs.base import types_of  # noqa: E402
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-_PLACE = re.compile(r"(<!-- (generated|recipe|agent): ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PLACE = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def write_pages() -> None:
@@ -40,95 +37,92 @@ def write_pages() -> None:
 
 
 def filled(markdown: str) -> str:
-    """A page with what the code says now in each of its places."""
-    return _PLACE.sub(lambda place: f"{place[1]}\n{_content(place[2], place[3]).strip()}\n\n{place[4]}", markdown)
+    """Return the page with every place filled from the code."""
+    parts = {"settings": settings, "recipes": recipes, "commands": commands, "metrics": metrics}
+    return _PLACE.sub(lambda place: f"{place[1]}\n{chr(10).join(parts[place[2]]()).strip()}\n\n{place[3]}", markdown)
 
 
-def _content(kind: str, name: str) -> str:
-    if kind in ("recipe", "agent"):
-        return {"recipe": recipe, "agent": agent}[kind](name)
-    lists = {"settings": settings, "recipes": recipes, "commands": commands, "metrics": metrics, "numbers": numbers}
-    return lists[name]()
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"\n| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def settings() -> str:
-    """One table for each component of a recipe."""
+def settings() -> Iterator[str]:
+    """Yield one table for the run and one for each table of a recipe."""
     from configs.run import RunConfig
 
-    return "\n".join(_component(RunConfig, ()))
+    nested = {name: field for name, field in RunConfig.model_fields.items() if _is_table(field.annotation)}
+    plain = {name: field for name, field in RunConfig.model_fields.items() if name not in nested}
+    columns = ("key", "type", "default", "meaning")
+    yield "## The run"
+    yield from _table(columns, [_row(name, field) for name, field in plain.items()])
+    for name, field in nested.items():
+        yield f"\n## `[{name}]`\n\n{_text(field.description)}".rstrip()
+        yield from _table(columns, _rows(field, ""))
 
 
-def _component(model: type[BaseModel], path: tuple[str, ...]) -> Iterator[str]:
-    name = ".".join(path)
-    yield f"\n## {f'`[{name}]`' if path else 'The run'}\n"
-    if model.__doc__ and path:
-        yield f"{inspect.cleandoc(model.__doc__)}\n"
-    plain = {key: field for key, field in model.model_fields.items() if _model_of(field.annotation) is None}
-    if plain:
-        yield "| key | type | default | meaning |\n| --- | --- | --- | --- |"
-        for key, field in plain.items():
-            yield f"| `{key}` | {' | '.join(_row(field))} |"
-    for key, field in model.model_fields.items():
-        inner = _model_of(field.annotation)
-        if types := types_of(field.annotation):
-            yield from _typed(field, types, (*path, key))
-        elif inner is not None:
-            shown = f"{key}.NAME" if get_origin(field.annotation) is dict else key
-            if field.description:
-                yield f"\n`[{'.'.join((*path, shown))}]`: {' '.join(field.description.split())}"
-            yield from _component(inner, (*path, shown))
+def _is_table(annotation: Any) -> bool:
+    return bool(types_of(annotation)) or _model_of(annotation) is not None
 
 
-def _typed(field: FieldInfo, types: dict[str, type[Config]], path: tuple[str, ...]) -> Iterator[str]:
-    """A component whose `type` decides what else it has: what each type is, and one table of all settings."""
-    name = ".".join(path)
-    said = " ".join((field.description or "").split())
-    yield f"\n## `[{name}]`\n\n{said} `type` is one of:\n".replace("\n\n `type`", "\n\n`type`")
-    default = field.get_default(call_default_factory=True).type
-    for kind, model in types.items():
-        note = " (the default)" if kind == default else ""
-        yield f"- `{kind}`{note}: {' '.join(inspect.cleandoc(model.__doc__ or '').split())}"
-    settings: dict[tuple[str, ...], list[str]] = {}
-    for kind, model in types.items():
-        for key, inner in model.model_fields.items():
-            if key != "type" and _model_of(inner.annotation) is None:
-                settings.setdefault((key, *_row(inner)), []).append(kind)
-    yield "\n| key | of type | is | default | meaning |\n| --- | --- | --- | --- | --- |"
-    yield f"| `type` | all | {' or '.join(f'`{kind}`' for kind in types)} | `{json.dumps(default)}` | Which of these. |"
-    for (key, shown, standard, meaning), kinds in settings.items():
-        yield f"| `{key}` | {', '.join(f'`{kind}`' for kind in kinds)} | {shown} | {standard} | {meaning} |"
-    for model in types.values():
-        for key, inner in model.model_fields.items():
-            if (found := _model_of(inner.annotation)) is not None:
-                yield from _component(found, (*path, key))
+def _rows(field: FieldInfo, path: str) -> Iterator[tuple[str, ...]]:
+    """Yield the settings of a component; of components with a `type`, those of every type."""
+    prefix = f"{path}." if path else ""
+    if kinds := types_of(field.annotation):
+        default = field.get_default(call_default_factory=True).type
+        names = [f"`{name}`: {_text(inspect.cleandoc(model.__doc__ or ''))}" for name, model in kinds.items()]
+        yield f"`{prefix}type`", "name", f"`{json.dumps(default)}`", "<br>".join([_text(field.description), *names])
+        members: dict[tuple[str, ...], list[str]] = {}
+        for kind, model in kinds.items():
+            for name, inner in model.model_fields.items():
+                if name != "type":
+                    for row in _fields(name, inner, prefix):
+                        members.setdefault(row, []).append(kind)
+        for (key, *cells, meaning), names in members.items():
+            only = "" if len(names) == len(kinds) else f"({', '.join(f'`{name}`' for name in names)}) "
+            yield key, *cells, f"{only}{meaning}"
+    elif (model := _model_of(field.annotation)) is not None:
+        for name, inner in model.model_fields.items():
+            yield from _fields(name, inner, prefix)
 
 
-def _row(field: FieldInfo) -> tuple[str, str, str]:
-    said = " ".join((field.description or "").split())
-    return _type(field), _default(field), said.replace("|", chr(92) + "|")
+def _fields(name: str, field: FieldInfo, prefix: str) -> Iterator[tuple[str, ...]]:
+    if _is_table(field.annotation):
+        yield from _rows(field, f"{prefix}{name}{'.NAME' if get_origin(field.annotation) is dict else ''}")
+    else:
+        yield _row(f"{prefix}{name}", field)
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
+    return f"`{name}`", _type(field), _default(field), _text(field.description)
+
+
+def _text(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    """The component behind an annotation, also behind an optional one or a table of them."""
+    """Return the component behind an annotation, an optional one or a table of them."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_of(part))), None)
 
 
 def _type(field: FieldInfo) -> str:
-    bounds = [f"{sign} {value:,}" for name, sign in _BOUNDS.items() if (value := _bound(field, name)) is not None]
+    bounds = [
+        f"{sign} {getattr(part, name):,}"
+        for name, sign in _BOUNDS.items()
+        for part in field.metadata
+        if hasattr(part, name)
+    ]
     return ", ".join([_shown_type(field.annotation), *bounds])
-
-
-def _bound(field: FieldInfo, name: str) -> float | None:
-    return next((getattr(part, name) for part in field.metadata if hasattr(part, name)), None)
 
 
 def _shown_type(annotation: Any) -> str:
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        named = [_shown_type(part) for part in parts if part is not type(None)]
-        return " or ".join(named) + (" or none" if type(None) in parts else "")
+        shown = [_shown_type(part) for part in parts if part is not type(None)]
+        return " or ".join(shown) + (" or none" if type(None) in parts else "")
     if origin is Annotated:
         return _shown_type(parts[0])
     if origin is Literal:
@@ -137,116 +131,82 @@ def _shown_type(annotation: Any) -> str:
         return f"list of {_shown_type(parts[0])}"
     if origin is dict:
         return f"table of {_shown_type(parts[1])}"
-    return {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}[annotation.__name__]
+    return {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}[annotation.__name__]
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "must be given"
+        return "required"
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "none"
-    shown = ", ".join(f"{key} = {part}" for key, part in value.items()) if isinstance(value, dict) else None
-    return f"`{{ {shown} }}`" if shown else f"`{json.dumps(value, ensure_ascii=False)}`"
+    if isinstance(value, dict) and value:
+        return f"`{{ {', '.join(f'{key} = {part}' for key, part in value.items())} }}`"
+    return f"`{json.dumps(value, ensure_ascii=False)}`"
 
 
-def recipes() -> str:
-    """All recipes side by side."""
+def recipes() -> Iterator[str]:
+    """Yield all recipes side by side."""
     from configs.loading import load_run_config
 
-    lines = ["| recipe | model | steps | B, G | D | objective | credit |", "| --- " * 7 + "|"]
+    rows = []
     for path in sorted(RECIPES.glob("*.toml")):
         run = load_run_config(path)
-        lines.append(
-            f"| [`{path.stem}`](#{path.stem}) | {run.model.path.rpartition('/')[2]} | {run.num_steps} | "
-            f"{run.batch_groups}, {run.rollout.group_size} | {run.pipeline_depth} | `{run.learner.loss.type}` | "
-            f"`{run.reward.credit.type}` |"
-        )
-    return "\n".join(lines)
+        facts = run.model.path.rpartition("/")[2], str(run.num_steps), f"{run.batch_groups}, {run.rollout.group_size}"
+        credit = f"`{run.reward.credit.type}`"
+        link = f"[`{path.stem}`](../configs/recipes/{path.name})"
+        rows.append((link, *facts, str(run.pipeline_depth), f"`{run.learner.loss.type}`", credit))
+    yield from _table(("recipe", "model", "steps", "B, G", "D", "loss", "credit"), rows)
 
 
-def recipe(name: str) -> str:
-    """The recipe's own file, folded."""
-    text = (RECIPES / f"{name}.toml").read_text(encoding="utf-8")
-    tomllib.loads(text)
-    return _folded(f"configs/recipes/{name}.toml", "toml", text)
-
-
-def agent(name: str) -> str:
-    """An agent of another project, folded."""
-    path = f"benchmarks/agents/{name}.py"
-    return _folded(path, "python", (ROOT / path).read_text(encoding="utf-8"))
-
-
-def commands() -> str:
-    """What every command says of itself with `--help`."""
+def commands() -> Iterator[str]:
+    """Yield usage, description and options of every command."""
     from ray_jobs.cli import make_app
 
     app = make_app()
     app.help_formatter = PlainFormatter()
-    lines = []
     for name in commands_of(app):
-        said = io.StringIO()
-        app.help_print(name.split(), console=Console(file=said, width=100))
-        lines.append(_folded(f"agentflow {name}", "text", said.getvalue()))
-    return "\n".join(lines)
+        output = io.StringIO()
+        app.help_print(name.split(), console=Console(file=output, width=10_000))
+        usage, *lines = (line.rstrip() for line in output.getvalue().strip().splitlines())
+        yield f"\n### {name}\n\n`{' '.join(usage.removeprefix('Usage: ').split())}`\n"
+        options = [line for line in lines if line.startswith("  ")]
+        text = [line for line in lines if line and not line.startswith("  ") and not line.endswith(":")]
+        yield " ".join(text) + "\n"
+        for line in options:
+            option, _, meaning = line.strip().partition(": ")
+            yield f"- `{option}`: {meaning}" if meaning else f"- `{option}`"
 
 
 def commands_of(app: App) -> Iterator[str]:
-    """The names of all commands, also of those below another one, as they are typed."""
+    """Yield the names of all commands, including subcommands, as they are typed."""
     for name in app:
         if not name.startswith("-"):
             yield name
             yield from (f"{name} {below}" for below in commands_of(app[name]))
 
 
-def metrics() -> str:
-    """Every metric, histogram and text of a run, from their tables."""
-    return "\n".join(_metrics())
+def metrics() -> Iterator[str]:
+    """Yield tables of every metric, histogram and text of a run."""
+    from ray_jobs.metrics.bottleneck import LIMITS
+    from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
+    from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
 
+    from envs.datasets.families import FAMILIES
 
-def _metrics() -> Iterator[str]:
-    from ray_jobs.run.bottleneck import LIMITS
-    from ray_jobs.run.metrics import GROUPS, LIVE, LOGGED
-    from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS
-
-    for group, title in GROUPS.items():
-        shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]
-        yield f"## {title}"
-        yield from _table(("metric", "unit", "what it says"), [(f"`{one.name}`", one.unit, one.says) for one in shown])
-    yield "## What are the workers doing?\n"
-    yield "Gauges only, which each worker sets as it happens, with the tags `run` and `worker`."
-    yield from _table(("metric", "unit", "what it says"), [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
-    yield "## The numbers of util/bottleneck"
-    limits = [(str(index), limit.replace("_", " ")) for index, limit in enumerate(LIMITS)]
-    yield from _table(("number", "what limits"), limits)
-    for title, where, rows in (
-        ("Histograms", "In TensorBoard, over the trajectories that the step trained.", HISTOGRAMS),
-        ("Texts", "In TensorBoard.", TEXTS),
-    ):
-        yield f"## {title}\n\n{where}"
-        yield from _table(("name", "what it counts or shows"), [(f"`{name}`", says) for name, says in rows.items()])
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"\n| {' | '.join(columns)} |\n{'| --- ' * len(columns)}|"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-    yield ""
-
-
-def numbers() -> str:
-    """The table of the demo's results, as the README has it."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    [table] = re.findall(r"<!-- the demo's numbers -->\n(.*?)<!-- end -->", readme, re.DOTALL)
-    return table.strip()
-
-
-def _folded(title: str, language: str, text: str) -> str:
-    """Closed until it is clicked, on the site and where the file itself is shown."""
-    body = "\n".join(line.rstrip() for line in text.strip().splitlines())
-    return (
-        f'<details markdown="1"><summary><code>{title}</code></summary>\n\n```{language}\n{body}\n```\n\n</details>\n'
-    )
+    family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
+    columns = ("metric", "unit", "meaning")
+    for question, charts in CHARTS.items():
+        shown = [BY_NAME[name] for names in charts.values() for name in names]
+        rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in shown]
+        yield f"\n## {question}"
+        yield from _table(columns, dict.fromkeys(rows))
+    yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."
+    yield from _table(columns, [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
+    limits = ", ".join(f"{index} {limit.replace('_', ' ')}" for index, limit in enumerate(LIMITS))
+    yield f"\n## TensorBoard\n\nValues of `util/bottleneck`: {limits}. Histograms cover a step's trained trajectories."
+    shown = [(f"`{name}`", text) for name, text in (HISTOGRAMS | TEXTS).items()]
+    yield from _table(("histogram or text", "meaning"), shown)
 
 
 if __name__ == "__main__":

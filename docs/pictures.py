@@ -1,8 +1,8 @@
-"""Takes the pictures of README and documentation anew, of a finished run, in headless Chromium.
+"""Take the pictures of README and documentation of a finished run, in headless Chromium.
 
     python docs/pictures.py runs/demo --group g000011
 
-The group is one whose picture tells something: attempts that part early, some right and some wrong."""
+Choose a group whose attempts diverge early, some of them right."""
 
 import argparse
 import sys
@@ -40,9 +40,6 @@ def pictures(group: str) -> tuple[Picture, ...]:
         Picture(name="learning-curve", place="#/", part='.plot:has(h3:text("Solved, by family"))', width=720),
         Picture(name="viewer-curves", place="#/", height=1000),
         Picture(name="viewer-trajectory", place=f"#/t/{group}%2F0", height=1150),
-        Picture(name="viewer-groups", place="#/groups"),
-        Picture(name="viewer-trajectories", place="#/trajectories", height=560),
-        Picture(name="viewer-phone", place=f"#/t/{group}%2F0", width=390, height=844, scheme="dark"),
     )
 
 

@@ -18,20 +18,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 TRAINED, REFERENCE = "default", "reference"
-"""The adapters' names in PEFT."""
+"""Names of the adapters in PEFT."""
 
 
 class Backbone:
-    """A causal model of the Llama or Qwen3 family. Only the adapter is trained.
-
-    Mixed precision: frozen base and matrix products in bf16, adapter and its gradients in float32. Without it
-    everything is float32. `num_layers` keeps the first so many layers only (None: all). With
-    `gradient_checkpointing` the backward pass computes each layer again instead of keeping what it computed: the same
-    numbers for a fraction of the memory and about a third more work. `with_reference` gives it a second adapter, which
-    is never trained; until it is set it changes nothing, which makes it the untouched base model. `attention`
-    says how the prefix tree is read. `base_weights`: the base by transformers' names, on the device and in the base's
-    type, which is read where it lies; None loads it from the files. Raises ValueError where they are not this model's.
-    """
+    """A causal model of the Llama or Qwen3 family with a trained adapter."""
 
     def __init__(
         self,
@@ -47,6 +38,24 @@ class Backbone:
         attention: Attention = "auto",
         base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """Load the base model and create the adapter.
+
+        Args:
+            model_path: Folder of the base model.
+            model: Shape of the adapter.
+            device: `cpu` or `cuda`.
+            seed: Seed of the adapter's initial weights.
+            mixed_precision: Whether the frozen base and matrix products are in bf16; the adapter and its gradients are
+                in float32 always.
+            num_layers: Number of layers, from the first, that are kept; None keeps all.
+            gradient_checkpointing: Whether the backward pass computes each layer again instead of keeping its
+                activations: the same numbers, for a fraction of the memory and about a third more work.
+            with_reference: Whether there is a second adapter, which is never trained. Before `set_reference` it
+                changes nothing, so the reference is the untouched base model.
+            attention: Computation of the attention over the prefix tree.
+            base_weights: Base weights by transformers' names, on the device and in the base's type, which are used in
+                place; None loads the files. Raises ValueError if they do not fit the model.
+        """
         from peft import LoraConfig, get_peft_model
         from transformers import AutoTokenizer
 
@@ -70,10 +79,10 @@ class Backbone:
         self.vocab_size = int(base.config.vocab_size)
         self.head_weight = base.lm_head.weight.detach().to(self.base_dtype)
         self.decoder = base.model
-        # Inside of it, for what may stand around it: DeepSpeed switches off an autocast that it finds on.
+        # Around the inner forward, since DeepSpeed switches off an autocast around the whole model.
         self.decoder.forward = self._precision()(base.model.forward)
         self.attention = self._choose(attention, base.config)
-        # No dropout anywhere: every pass must give the same numbers, and the engine has none.
+        # Without dropout, as in the engine: every pass must give the same numbers.
         self.model.eval()
         self._recompute = gradient_checkpointing
         if gradient_checkpointing:
@@ -82,7 +91,6 @@ class Backbone:
     def _load_base(
         self, model_path: Path, num_layers: int | None, weights: Mapping[str, Tensor] | None
     ) -> "PreTrainedModel":
-        """On the device; only the first `num_layers` of it, None for all."""
         from transformers import AutoModelForCausalLM
 
         kind = {"dtype": self.base_dtype, "attn_implementation": register()}
@@ -96,7 +104,7 @@ class Backbone:
         return base.to(self.device)
 
     def _choose(self, attention: Attention, sizes: "PreTrainedConfig") -> Literal["fused", "blocks"]:
-        """`auto` is the fused kernel on a card that can make it."""
+        """Replace `auto` by the fused kernel on a card where it works, and by blocks elsewhere."""
         if attention != "auto":
             return attention
         if self.device.type == "cpu":
@@ -109,7 +117,7 @@ class Backbone:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def hidden_states(self, row: PackedRow) -> Tensor:
-        """The last hidden state `[N, H]` of every node of the prefix tree."""
+        """Return the last hidden state `[N, H]` of every node of the prefix tree."""
         num_nodes, ends = len(row.token_ids), row.ends()
         if self.attention == "fused":
             ends = padded_ends(ends)
@@ -126,7 +134,7 @@ class Backbone:
         return output.last_hidden_state[0, :num_nodes]
 
     def adapter_state(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """The trained adapter on the CPU. It is rounded where it lies, so that a card copies the rounded bytes only."""
+        """Return the trained adapter on the CPU. It is rounded on its device, which makes the copy smaller."""
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self.model)
@@ -138,12 +146,12 @@ class Backbone:
         set_peft_model_state_dict(self.model, state)
 
     def adapter_parameters(self) -> list[torch.nn.Parameter]:
-        """The trained adapter's, and the reference's where there is one."""
+        """Return the parameters of the trained adapter and of the reference."""
         return [parameter for name, parameter in self.model.named_parameters() if ".lora_" in name]
 
     @torch.no_grad()
     def set_reference(self) -> None:
-        """The adapter as it is now becomes the reference."""
+        """Copy the adapter to the reference."""
         parameters = dict(self.model.named_parameters())
         for name, parameter in parameters.items():
             if f".{REFERENCE}." in name:
@@ -151,7 +159,7 @@ class Backbone:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """The reference in the place of the trained adapter, without gradients."""
+        """Return a context with the reference instead of the trained adapter, without gradients."""
         self.model.set_adapter(REFERENCE, inference_mode=True)
         try:
             with torch.no_grad():
@@ -163,22 +171,23 @@ class Backbone:
         return torch.from_numpy(array).to(self.device)
 
     def _checkpoint_layers(self, base: "PreTrainedModel") -> None:
-        """Each decoder layer keeps its input only. A layer computed again needs the precision of the first time, which
-        is over by then."""
         options = {
             "use_reentrant": False,
             "preserve_rng_state": False,
+            # The autocast of the first pass has ended when a layer is computed again.
             "context_fn": lambda: (nullcontext(), self._precision()),
         }
         base.gradient_checkpointing_enable(options)
         for layer in base.model.layers:
-            # It looks at the layer's own flag; what is inside the layer stays in evaluation, without dropout.
+            # Checkpointing depends on the layer's own flag. Its submodules stay in evaluation mode, without dropout.
             layer.training = True
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        """bf16 matrix products with float32 adapters. PEFT would widen every adapter input to float32 only
-        for autocast to narrow it again, so its cast is off."""
+        """Return a context for bf16 matrix products with float32 adapters.
+
+        PEFT's cast of adapter inputs to float32 is off, since autocast would undo it.
+        """
         from peft.helpers import disable_input_dtype_casting
 
         with (
@@ -189,18 +198,18 @@ class Backbone:
 
 
 def _built_on(weights: Mapping[str, Tensor], model_path: Path, kind: Mapping[str, object]) -> "PreTrainedModel":
-    """The model with these tensors for its own parameters; nothing is copied."""
+    """Build the model with these tensors as its parameters, without copies."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with init_empty_weights(include_buffers=False):
         base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
-    strange = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
+    unknown = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
     base.tie_weights()
     empty = [name for name, parameter in base.named_parameters() if parameter.is_meta]
-    if strange or empty:
+    if unknown or empty:
         raise ValueError(
-            f"the shared base weights are not those of {model_path}: they lack {empty[:3]} and have {strange[:3]} "
-            "besides; set card.share_base=false"
+            f"the shared base weights do not fit {model_path}: they lack {empty[:3]}, and the model lacks "
+            f"{unknown[:3]}; set card.share_base=false"
         )
     return base.requires_grad_(False)

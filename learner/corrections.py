@@ -1,4 +1,4 @@
-"""Corrections for tokens that other weights or another engine sampled, and the guard that watches them."""
+"""Corrections for tokens that other weights or another engine sampled, and the guard against bad batches."""
 
 import math
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ from configs.learner import (
 from learner.types import TrainBatch
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are clamped to plus and minus this before `exp`: finite, and far beyond every bound."""
+"""Bound of log ratios before `exp`, in nats: finite, and far beyond every clip."""
 
 
 @torch.no_grad()
 def correction_weights(correction: CorrectionConfig, log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
-    """The factor of every token's loss under `correction`: detached, `[B, T]`, 0 outside the loss mask.
+    """Return the factor of every token's loss under `correction`: detached, `[B, T]`, 0 outside the loss mask.
 
-    `log_ratio` `[B, T]` is that of `masked_log_ratio`; a row is a trajectory. Tokens whose weight is 0 stay in the
-    loss's denominators. A log ratio that is not a number keeps its token's weight nan: it must be noticed, not dropped.
+    `log_ratio` `[B, T]` comes from `masked_log_ratio`; a row is a trajectory. Tokens with weight 0 stay in the loss's
+    denominators. A log ratio of nan gives a weight of nan, so that the guard notices it.
     """
     mask = loss_mask.bool()
     ratio = log_ratio.exp()
@@ -35,54 +35,54 @@ def correction_weights(correction: CorrectionConfig, log_ratio: Tensor, loss_mas
         case TisConfig():
             weights = ratio.clamp(max=correction.max_weight)
         case IcepopConfig():
-            weights = ratio.masked_fill(_outside(ratio, correction), 0.0)
+            weights = ratio.masked_fill((ratio < correction.low) | (ratio > correction.high), 0.0)
         case SequenceRejectConfig():
             mean = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
-            # The mean judges the row only; a kept token's weight is still truncated.
-            weights = ratio.clamp(max=correction.max_weight).masked_fill(_outside(mean, correction), 0.0)
+            rejected = (mean < correction.low) | (mean > correction.high)
+            # The mean decides about the row only. The weights of a kept row are truncated all the same.
+            weights = ratio.clamp(max=SEQUENCE_MAX_WEIGHT).masked_fill(rejected, 0.0)
     return torch.where(mask, weights, 0.0)
 
 
 def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """numerator - denominator of two log-probs `[B, T]` at the tokens of `mask`, 0 elsewhere, clamped; in float32 or
-    better. Outside the mask a log-prob may be anything, -inf included, and reaches neither value nor gradient."""
-    return torch.where(mask, _precise(numerator) - _precise(denominator), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    """Return numerator - denominator of two log-probs `[B, T]` at the tokens of `mask`, clamped, 0 elsewhere.
 
-
-def _outside(ratio: Tensor, band: IcepopConfig | SequenceRejectConfig) -> Tensor:
-    return (ratio < band.low) | (ratio > band.high)
-
-
-def _precise(logprobs: Tensor) -> Tensor:
-    return logprobs.to(torch.promote_types(logprobs.dtype, torch.float32))
+    Computed in float32 or better. Outside the mask a log-prob may be any value, -inf included; it reaches neither value
+    nor gradient.
+    """
+    numerator, denominator = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (numerator, denominator))
+    return torch.where(mask, numerator - denominator, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 DECIDED = 0.999
-"""A token that sampler and learner both gave a higher probability is decided: scaffolding of the grammar, an only way
-to go on. Such tokens are most of a planner's reply, they agree whatever the policies do, and a mean over them hides
-how far the others are off-policy."""
+"""Probability above which, under both sampler and learner, a token is no choice but scaffolding of the grammar. Such
+tokens are most of a planner's reply and agree under any policy; a mean over them would hide how far the others are
+off-policy."""
 
 LEAST_EVIDENCE = 64
-"""Choice tokens over which engine and learner are compared on the same weights. Where a batch has fewer, the missing
-ones count as agreeing: among eight tokens one whose log-prob is rounded by 0.5 nats would refuse the whole batch."""
+"""Choice tokens at age 0 that a batch should have. Missing ones count as agreeing: among eight tokens a single one
+whose log-prob is rounded by 0.5 nats would refuse the whole batch."""
+
+SEQUENCE_MAX_WEIGHT = 2.0
+"""Largest weight of a token under `sequence_reject`."""
 
 
 def off_policy_sums(
     learner_logprobs: Tensor, rollout_logprobs: Tensor, loss_mask: Tensor, ages: Tensor
 ) -> dict[str, float]:
-    """Sums over choice tokens (loss tokens that are not `DECIDED`), and over those of each age.
+    """Return sums over choice tokens (loss tokens that are not `DECIDED`), in total and by age.
 
-    All `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is
-    k3 = exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner). At age 0 both hold
-    the same weights: whatever mismatch there is is numerical, or a fault. At `_stale` tokens, which are older, it is
-    staleness too.
+    All tensors are `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is
+    k3 = exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner) in nats. At age 0
+    both have the same weights, and a mismatch is numerical or a fault. At `_stale` tokens, which are older, it includes
+    staleness.
     """
     mask = loss_mask.bool()
     with torch.no_grad():
         difference = masked_log_ratio(learner_logprobs, rollout_logprobs, mask)
         ratio = difference.exp()
         lower = torch.minimum(learner_logprobs, rollout_logprobs.to(learner_logprobs.dtype))
-        # `not above`, so that a log-prob which is not a number counts as a choice and is noticed.
+        # Negated, so that a log-prob of nan counts as a choice and the guard notices it.
         choice = mask & ~(lower > math.log(DECIDED))
         stale = choice & (ages > 0)
         tokens = {"": choice, "_age0": choice & ~stale, "_stale": stale}
@@ -101,10 +101,9 @@ def off_policy_sums(
 
 
 def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str, float]:
-    """The sums of the losses and of `off_policy_sums` as metrics: shares of the loss tokens, and means over choice
-    tokens.
+    """Return the sums of a loss and of `off_policy_sums` as shares of the loss tokens and means over choice tokens.
 
-    What is split by age is there only where such tokens are.
+    Metrics of an age exist only if the batch has such tokens.
     """
     tokens = max(batch.num_loss_tokens, 1)
     sampled = max(batch.num_loss_tokens + batch.num_masked_tokens, 1)
@@ -123,16 +122,18 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
         if count := sums.get(f"choice_tokens{suffix}"):
             metrics[f"choice_tokens{suffix}"] = count
             metrics[f"mismatch_k3{suffix}"] = sums[f"mismatch_k3{suffix}"] / count
-            metrics[f"effective_sample_size{suffix}"] = _effective_share(sums, suffix, count)
+            # (sum r)^2 / (n sum r^2): 1 if all ratios are equal.
+            ratio, squared = sums[f"ratio{suffix}"], sums[f"ratio_squared{suffix}"]
+            metrics[f"effective_sample_size{suffix}"] = ratio**2 / max(count * squared, 1e-12)
     if "kl_ref_k3" in sums:
         metrics["kl_ref_k3"] = sums["kl_ref_k3"] / tokens
     return metrics
 
 
 def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig) -> str | None:
-    """Why the optimizer step must not be taken, in one sentence; None where it may.
+    """Return the reason to skip the optimizer step, None to take it.
 
-    `metrics` are those of `off_policy_metrics`, with `loss` and `grad_norm`.
+    `metrics` are those of `off_policy_metrics`, `loss` and `grad_norm`.
     """
     if not batch.num_loss_tokens:
         if not batch.num_masked_tokens:
@@ -169,9 +170,3 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
             "off-policy: lower pipeline_depth or learner.learning_rate"
         )
     return None
-
-
-def _effective_share(sums: Mapping[str, float], suffix: str, tokens: float) -> float:
-    """Effective sample size per token, (sum r)^2 / (n sum r^2) of the ratios: 1 where all are equal."""
-    ratio, squared = sums[f"ratio{suffix}"], sums[f"ratio_squared{suffix}"]
-    return ratio**2 / max(tokens * squared, 1e-12)

@@ -1,4 +1,4 @@
-"""The demo model: SmolLM2-135M-Instruct, unpacked once from the package that ships it into a cache folder."""
+"""The demo model: SmolLM2-135M-Instruct, converted once from the package that contains it into a cache folder."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def cache_dir() -> Path:
-    """Where converted models live: `AGENTFLOW_CACHE`, or `~/.cache/agentflow`."""
+    """Return the folder of converted models: `AGENTFLOW_CACHE`, or `~/.cache/agentflow`."""
     return Path(os.environ.get("AGENTFLOW_CACHE", Path.home() / ".cache" / "agentflow")).expanduser()
 
 
@@ -23,7 +23,7 @@ def demo_model_dir() -> Path:
 def ensure_demo_model() -> Path:
     """Convert the packaged GGUF file to bf16 safetensors once, atomically, and return the folder.
 
-    Raises FileNotFoundError when the package that carries the model is not installed.
+    Raises FileNotFoundError if the package is not installed.
     """
     target = demo_model_dir()
     if (target / "config.json").exists():
@@ -39,7 +39,7 @@ def ensure_demo_model() -> Path:
         _convert(gguf, partial)
         partial.rename(target)
     except OSError:
-        # Another process may have finished the same conversion first; its result is as good.
+        # Another process may have finished the same conversion first.
         if not (target / "config.json").exists():
             raise
     finally:

@@ -1,4 +1,4 @@
-"""A policy as a model of its own: the adapter folded into the base weights, in Hugging Face's format."""
+"""Export of a policy as a model in Hugging Face's format, with the adapter folded into the base weights."""
 
 import hashlib
 import json
@@ -16,22 +16,22 @@ _SAMPLING = {
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "length_penalty"),
     *("no_repeat_ngram_size", "num_beams", "min_length", "max_length", "min_new_tokens", "max_new_tokens"),
 }
-"""What a generation_config.json says of how and how long to sample."""
+"""Settings of a generation_config.json about sampling and length."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
 class ExportError(UserError):
-    """A model that cannot be exported; the message says why and what to do."""
+    """A model that cannot be exported."""
 
 
 def write_merged_model(
     model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float, dtype: Precision
 ) -> None:
-    """The model of `model_path` with the adapter folded in (None: as it is): W0 + alpha / rank * B A, computed in
-    float32 and rounded to `dtype`, the engine's. Weights that no adapter changes stay in the base's own type. One file
-    is in memory at a time.
+    """Write the model of `model_path` with the adapter folded in, or unchanged if `adapter` is None.
 
-    Raises ExportError when the adapter does not fit the model, OSError when the disk is full.
+    The weights W0 + alpha / rank * B A are computed in float32 and rounded to `dtype`, the engine's type. Weights that
+    the adapter does not change keep their type. One file is in memory at a time. Raises ExportError if the adapter does
+    not fit the model, OSError if the disk is full.
     """
     merger = AdapterMerger(model_path, alpha / rank, dtype=dtype)
     try:
@@ -45,8 +45,19 @@ def write_merged_model(
         if path.is_file() and path.suffix not in _OTHER_WEIGHTS and not path.name.startswith("."):
             shutil.copyfile(path, target / path.name)
     if adapter is not None:
-        _declare_type(target / "config.json", dtype)
-    _drop_sampling(target / "generation_config.json")
+        config = target / "config.json"
+        settings = json.loads(config.read_text(encoding="utf-8"))
+        # Programs load all weights in the type that the configuration names.
+        types = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
+        config.write_text(json.dumps(settings | types, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    generation = target / "generation_config.json"
+    if generation.is_file():
+        # Servers take their defaults from this file. The policy was trained without a penalty or a cut of the
+        # distribution; the tokens that end a reply are kept.
+        settings = json.loads(generation.read_text(encoding="utf-8"))
+        kept = {name: value for name, value in settings.items() if name not in _SAMPLING}
+        if kept != settings:
+            generation.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -56,31 +67,13 @@ def write_merged_model(
         save_file(dict(islice(weights, count)), target / path.name, metadata={"format": "pt"})
 
 
-def _declare_type(config: Path, dtype: Precision) -> None:
-    """What loads the model makes all its weights of this type."""
-    settings = json.loads(config.read_text(encoding="utf-8"))
-    said = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
-    config.write_text(json.dumps(settings | said, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _drop_sampling(generation: Path) -> None:
-    """Servers take their defaults from it. What bends the distribution there, as a repetition penalty does in greedy
-    answers too, the policy was trained, and is compared, without; what ends a reply is kept."""
-    if not generation.is_file():
-        return
-    settings = json.loads(generation.read_text(encoding="utf-8"))
-    kept = {name: value for name, value in settings.items() if name not in _SAMPLING}
-    if kept != settings:
-        generation.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-
-
 def size_of_weights(model_path: Path) -> int:
-    """Bytes."""
+    """Return the bytes of a model folder's weights."""
     return sum(path.stat().st_size for path in model_path.glob(WEIGHTS))
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """The sha256 of every file below `folder`, by its path there."""
+    """Return the sha256 of every file in `folder`, by its relative path."""
     return {str(path.relative_to(folder)): digest_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 

@@ -1,4 +1,4 @@
-"""The learner: batches to updates of the policy, and the adapter that each update leaves behind."""
+"""The learner: updates of the policy from batches, and the adapter after each update."""
 
 import hashlib
 import math
@@ -24,23 +24,12 @@ from learner.policy import Policy, Prepared
 from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
 
-
-class LearnerError(UserError):
-    """Learning cannot go on; the message says what to do."""
-
-
-NOTHING = scoring_sample([0, 0])
-"""What a rank computes while others still have samples."""
+PLACEHOLDER = scoring_sample([0, 0])
+"""Sample that a rank computes while other ranks still have microbatches."""
 
 
 class Learner:
-    """Holds the policy and its optimizer. One call of `train_step` is one optimizer step, one version.
-
-    `num_steps_done` is the place in the schedule: steps since the optimizer was reset, with those
-    that were skipped. `ranks` says which of the processes this is that learn together; they have joined
-    (`optim.join`), and all of them are asked the same things in the same order. `base_weights` as a `Backbone`
-    takes them.
-    """
+    """The policy and its optimizer. One call of `train_step` is one optimizer step and one policy version."""
 
     def __init__(
         self,
@@ -52,6 +41,17 @@ class Learner:
         ranks: Ranks | None = None,
         base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """Load the base model and start with an untrained adapter.
+
+        Args:
+            model_path: Folder of the base model.
+            model: Shape of the adapter.
+            config: Settings of the learner.
+            seed: Seed of the adapter's initial weights.
+            ranks: This process among those that learn together, None if it learns alone. The processes have called
+                `optim.join`, and all make the same calls in the same order.
+            base_weights: Weights of the base model, see `Backbone`.
+        """
         torch.set_num_threads(config.num_threads)
         self.config = config
         self._loss = policy_loss(config.loss)
@@ -59,7 +59,7 @@ class Learner:
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         self.optimizer: Optimizer = (
-            LocalAdamW(self.policy.trainable_parameters(), weight_decay=config.weight_decay)
+            LocalAdamW(self.policy.trainable_parameters())
             if ranks is None
             else ShardedAdamW(self.policy, config, ranks)
         )
@@ -67,28 +67,36 @@ class Learner:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes files and publishes: of several ranks, the first does."""
+        """Whether this process writes files and publishes, as the first rank does."""
         return self.optimizer.writes
 
     def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0, num_steps: int | None = None) -> None:
-        """Forget the moments: the cold start's have no meaning for RL. The step size rises over `warmup_steps` and,
-        with `num_steps`, falls in a straight line that is zero after so many steps."""
+        """Reset the moments and the schedule. RL must not start with the moments of the cold start.
+
+        The step size rises over `warmup_steps` and, with `num_steps`, falls linearly to zero after that many steps.
+        """
         self.optimizer.reset(learning_rate)
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
         self._num_steps = num_steps
         self.num_steps_done = 0
+        """Steps since the reset, skipped ones included: the position in the schedule."""
 
     def set_reference(self) -> None:
-        """The policy as it is now becomes the reference of the KL term, where the objective has one; until then that is
-        the untouched base model."""
+        """Make the current policy the reference of the KL term, if the loss has one.
+
+        Before the first call the reference is the untouched base model.
+        """
         if self.config.has_reference:
             with self.optimizer.whole(write=True):
                 self.policy.set_reference()
 
     def train_step(self, batch: TrainBatch) -> StepResult:
-        """One RL update, one new version. A step that the guard refuses, or a batch without loss tokens, changes
-        nothing but the version and the place in the schedule, and says so."""
+        """Do one RL update and advance the version.
+
+        If the guard refuses the step, or the batch has no loss tokens, only the version and the position in the
+        schedule change, and the result holds the reason.
+        """
         started = time.perf_counter()
         self._step_logprobs = {}
         sums = self._accumulate(batch.microbatches, lambda prepared: self._rl_loss(prepared, batch))
@@ -105,18 +113,19 @@ class Learner:
             "learner/packed_tokens": sums["packed_tokens"],
             "learner/sequence_tokens": sums["sequence_tokens"],
         }
+        logprobs: dict[str, np.ndarray] = {}
+        for rank_logprobs in self.optimizer.gather(self._step_logprobs):
+            logprobs |= rank_logprobs
+        logprobs.pop(PLACEHOLDER.name, None)
         return StepResult(
-            policy_version=self.policy_version,
-            metrics=metrics,
-            skipped=skipped,
-            learner_logprobs=self._all_logprobs(),
+            policy_version=self.policy_version, metrics=metrics, skipped=skipped, learner_logprobs=logprobs
         )
 
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
-        """One supervised update: mean negative log-likelihood of the trained tokens. No new version.
+        """Do one supervised update on the mean negative log-likelihood of the trained tokens, without a new version.
 
-        `learning_rate` is the step size from now on, None leaves it as it is. Raises LearnerError when the gradient is
-        not finite: demonstrations come from no sampler that could do better the next time.
+        `learning_rate` is the step size from now on, None keeps it. Raises UserError if the gradient is not finite:
+        unlike samples, the same demonstrations would come again.
         """
         started = time.perf_counter()
         self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
@@ -128,9 +137,7 @@ class Learner:
         sums = self._accumulate(split_microbatches(samples, self.config.microbatch_tokens), loss)
         grad_norm = self.optimizer.clipped_norm(self.config.max_grad_norm)
         if not math.isfinite(grad_norm):
-            raise LearnerError(
-                f"cold_start/grad_norm must be finite, it is {grad_norm}; lower cold_start.learning_rate"
-            )
+            raise UserError(f"cold_start/grad_norm must be finite, it is {grad_norm}; lower cold_start.learning_rate")
         self._finish_step(update=True)
         metrics = {
             "cold_start/loss": sums["loss"],
@@ -141,17 +148,16 @@ class Learner:
         return StepResult(policy_version=self.policy_version, metrics=metrics)
 
     def adapter(self, precision: Precision = "float32") -> Adapter:
-        """Return the current adapter as bytes, with their digest. `precision` is what its weights, which are trained in
-        float32, are rounded to."""
+        """Return the current adapter, rounded from float32 to `precision`. Raises UserError if the ranks differ."""
         with self.optimizer.whole():
             data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
         if len(digests := set(self.optimizer.gather(digest))) > 1:
-            raise LearnerError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
+            raise UserError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
         return Adapter(policy_version=self.policy_version, data=data, digest=digest)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Continue from an adapter. Raises ValueError when its bytes are not what its digest says."""
+        """Continue from an adapter. Raises ValueError if its bytes do not match its digest."""
         digest = hashlib.sha256(adapter.data).hexdigest()
         if digest != adapter.digest:
             raise ValueError(f"adapter v{adapter.policy_version}: digest {digest[:12]} != {adapter.digest[:12]}")
@@ -160,7 +166,7 @@ class Learner:
         self.policy_version = adapter.policy_version
 
     def _rl_loss(self, prepared: Prepared, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
-        """The loss of a microbatch and the sums that its tokens add to the step's."""
+        """Return the loss of a microbatch and its contribution to the step's sums."""
         rows = prepared.samples
         learner = self.policy.logprobs(prepared)
         self._step_logprobs |= trained_logprobs(rows, learner)
@@ -192,7 +198,7 @@ class Learner:
         microbatches: Sequence[Sequence[TrainingSample]],
         loss_of: Callable[[Prepared], tuple[Tensor, dict[str, float]]],
     ) -> dict[str, float]:
-        """Backward through every microbatch, with other ranks where there are some; sums of losses and metrics."""
+        """Compute the gradient of all microbatches, and return the sums of losses and metrics over all ranks."""
         sums: dict[str, float] = defaultdict(float)
         share = self.optimizer.share(microbatches)
         for number, (rows, prepared) in enumerate(zip(share, self._prepared(share), strict=True), start=1):
@@ -206,43 +212,31 @@ class Learner:
             sums["packed_tokens"] += len(prepared.row.token_ids)
             sums["sequence_tokens"] += sum(len(row.token_ids) for row in rows)
         total: dict[str, float] = defaultdict(float)
-        # In the order of ranks: each gets the very same numbers, and decides alike.
-        for one in self.optimizer.gather(dict(sums)):
-            for name, value in one.items():
+        # Added in the order of ranks, so that all ranks get identical numbers and make the same decisions.
+        for rank_sums in self.optimizer.gather(dict(sums)):
+            for name, value in rank_sums.items():
                 total[name] += value
         return total
 
     def _prepared(self, share: Sequence[Sequence[TrainingSample]]) -> Iterator[Prepared]:
-        """Packs each microbatch and replays its grammars while the one before it is computed."""
+        """Prepare each microbatch in a thread while the previous one is computed."""
         with ThreadPoolExecutor(max_workers=1) as thread:
-            ahead = [thread.submit(self.policy.prepare, rows or [NOTHING]) for rows in share[:1]]
+            ahead = [thread.submit(self.policy.prepare, rows or [PLACEHOLDER]) for rows in share[:1]]
             for rows in share[1:]:
-                ahead.append(thread.submit(self.policy.prepare, rows or [NOTHING]))
+                ahead.append(thread.submit(self.policy.prepare, rows or [PLACEHOLDER]))
                 yield ahead.pop(0).result()
             yield from (last.result() for last in ahead)
 
-    def _all_logprobs(self) -> dict[str, np.ndarray]:
-        """Those of all ranks' samples."""
-        gathered: dict[str, np.ndarray] = {}
-        for own in self.optimizer.gather(self._step_logprobs):
-            gathered |= own
-        gathered.pop(NOTHING.name, None)
-        return gathered
-
     def _finish_step(self, *, update: bool) -> None:
-        """Go on in the schedule, update the weights unless the step is skipped, clear the gradient."""
+        """Advance the schedule, and update the weights or discard the gradient."""
         self.num_steps_done += 1
-        if update:
-            self.optimizer.update(self._learning_rate * self._schedule())
-        else:
+        if not update:
             self.optimizer.discard()
-
-    def _schedule(self) -> float:
-        """The share of the step size at this step: rising over the warm-up, falling over the steps planned."""
+            return
         scale = min(1.0, self.num_steps_done / self._warmup_steps) if self._warmup_steps else 1.0
         if self._num_steps is not None:
             scale *= max(0.0, 1 - (self.num_steps_done - 1) / self._num_steps)
-        return scale
+        self.optimizer.update(self._learning_rate * scale)
 
 
 def _padded(rows: list, width: int, device: torch.device) -> Tensor:

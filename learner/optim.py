@@ -1,9 +1,9 @@
-"""From the gradients of a step's microbatches to new weights: what the learner asks for, in one process or in several.
+"""The optimizer of the learner, in one process or in several.
 
-Of several (ranks) each computes a share of a step's microbatches, and DeepSpeed's ZeRO adds their gradients up and
-keeps a share of the optimizer on each. Losses carry the whole step's denominator, so gradients are added, never
-averaged. DeepSpeed averages over ranks and would divide by accumulation steps: every loss is multiplied by the number
-of ranks, and it is told of one step.
+Each of several processes (ranks) computes a share of a step's microbatches. DeepSpeed's ZeRO adds up their gradients
+and keeps a share of the optimizer on each rank. Losses have the whole step's denominator, so gradients must be added,
+not averaged. DeepSpeed averages over ranks and divides by accumulation steps: every loss is multiplied by the number of
+ranks, and the number of accumulation steps is set to one.
 """
 
 import logging
@@ -27,45 +27,53 @@ from learner.types import TrainingSample
 Value = TypeVar("Value")
 Microbatch = Sequence[TrainingSample]
 
+WEIGHT_DECAY = 0.0
+"""AdamW's decay of the adapter's weights."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PATIENCE = timedelta(minutes=30)
-"""How long ranks wait for each other; a machine that loads a large model is slow. The dead are noticed without it."""
+"""Time for which ranks wait for each other, since loading a large model may be slow. Dead ranks are noticed earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Which of how many processes this one is."""
+    """The number of this process and the number of all processes that learn together."""
 
     rank: int
     size: int
 
 
 class Optimizer(Protocol):
-    """AdamW over the adapter, in one process or in several that each see a share of the microbatches (ranks).
+    """AdamW over the adapter, in one process or in several ranks that compute a share of the microbatches each.
 
-    A step is: `share`, for each of the share one forward pass and `backward`, `clipped_norm`, and then either
+    A step consists of `share`, one forward pass and `backward` for each of these microbatches, `clipped_norm`, and then
     `update` or `discard`. Every rank makes the same calls in the same order.
     """
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes files and publishes: the first rank does."""
+        """Whether this process writes files and publishes, as the first rank does."""
         ...
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """Those of this rank. An empty one is a pass without samples: the others wait for it."""
+        """Return the microbatches of this rank. An empty one is a pass without samples, for which other ranks wait."""
         ...
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a microbatch's loss, whose denominator is the whole step's; `last` of this rank's."""
+        """Add the gradient of a microbatch's loss, whose denominator is the whole step's.
+
+        `last` is true at the last microbatch of this rank.
+        """
         ...
 
     def gather(self, value: Value) -> list[Value]:
-        """Every rank's value, in the order of ranks."""
+        """Return the values of all ranks in order."""
         ...
 
     def clipped_norm(self, max_norm: float) -> float:
-        """The norm of the whole step's gradient, the same on every rank, which is then scaled down to `max_norm`."""
+        """Return the norm of the whole step's gradient, and scale the gradient down to `max_norm`.
+
+        The result is the same on every rank.
+        """
         ...
 
     def update(self, learning_rate: float) -> None:
@@ -73,21 +81,21 @@ class Optimizer(Protocol):
         ...
 
     def discard(self) -> None:
-        """Forget the gradient; weights and moments stay as they are."""
+        """Drop the gradient without changing weights and moments."""
         ...
 
     def reset(self, learning_rate: float) -> None:
-        """Forget the moments."""
+        """Set the moments to zero."""
         ...
 
     def state_dict(self) -> dict[str, object]:
-        """The moments as one process has them, in the format of `torch.optim.AdamW`."""
+        """Return the moments of all ranks, in the format of `torch.optim.AdamW`."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def whole(self, *, write: bool = False) -> AbstractContextManager[None]:
-        """A context in which the adapter's weights are whole on every rank. `write`: they are replaced in it."""
+        """Return a context in which every rank has all weights of the adapter. `write` if it changes them."""
         ...
 
 
@@ -96,11 +104,11 @@ class LocalAdamW(torch.optim.AdamW):
 
     writes = True
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], *, weight_decay: float) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
-        # On a card in one kernel, which needs no copies of the moments meanwhile.
+        # A fused kernel on a card needs no temporary copies of the moments.
         self._fused = self._parameters[0].is_cuda
-        super().__init__(self._parameters, weight_decay=weight_decay, fused=self._fused)
+        super().__init__(self._parameters, weight_decay=WEIGHT_DECAY, fused=self._fused)
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
         return microbatches
@@ -129,7 +137,7 @@ class LocalAdamW(torch.optim.AdamW):
             group["lr"] = learning_rate
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Moments of another device are gone on from, not its way of computing."""
+        """Load moments, which may come from another device, and keep this device's choice of kernel."""
         groups = [group | {"fused": self._fused} for group in state["param_groups"]]
         super().load_state_dict(state | {"param_groups": groups})
 
@@ -139,8 +147,10 @@ class LocalAdamW(torch.optim.AdamW):
 
 
 class MeetingPoint:
-    """Where ranks find each other: a socket of the first one's, open before the others learn of it, on the one
-    interface that `host` is an address of."""
+    """The listening socket of the first rank, where ranks find each other.
+
+    It is open before the other ranks learn its address, and listens only on the interface of `host`.
+    """
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -149,16 +159,28 @@ class MeetingPoint:
 
 
 def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: MeetingPoint | None, here: str) -> None:
-    """Become one of the ranks; returns when all are there. `own` is the meeting point at the first rank, `here` an
-    address of this machine, whose interface carries the traffic."""
+    """Join the other ranks, and return when all have joined.
+
+    Args:
+        ranks: Number of this rank and of all.
+        address: Host and port of the meeting point.
+        device: `cpu` or `cuda`.
+        own: The meeting point itself, at the first rank.
+        here: Address of this machine whose network interface carries the traffic.
+    """
     os.environ |= {"DS_ACCELERATOR": device, "LOCAL_RANK": "0"}
-    # Gloo and NCCL would take the interface of the machine's name, which may be open to the outside.
-    os.environ |= {"GLOO_SOCKET_IFNAME": _interface(here), "NCCL_SOCKET_IFNAME": _interface(here)}
+    names = [name for name, given in psutil.net_if_addrs().items() if any(entry.address == here for entry in given)]
+    if not names:
+        raise RuntimeError(
+            f"no network interface of this machine has the address {here}, by which the cluster knows it"
+        )
+    # By default Gloo and NCCL use the interface of the machine's name, which may be reachable from outside.
+    os.environ |= {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     import deepspeed
     import torch.distributed as dist
 
-    # A compiler would make it when the process starts; nothing here calls it.
+    # DeepSpeed would compile this operation at the start of the process. It is not used here.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     listening = own.socket.detach() if own else None
     store = dist.TCPStore(*address, ranks.size, own is not None, timeout=PATIENCE, master_listen_fd=listening)
@@ -170,7 +192,7 @@ def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: MeetingPoi
 class ShardedAdamW:
     """The `Optimizer` of a learner that is one of several ranks, over DeepSpeed's ZeRO.
 
-    Moments and weights go out and come in whole, in the format of one process: checkpoints know nothing of ranks.
+    Moments and weights are saved and loaded whole, in the format of one process. Checkpoints do not depend on ranks.
     """
 
     def __init__(self, policy: Backbone, config: LearnerConfig, ranks: Ranks) -> None:
@@ -180,19 +202,40 @@ class ShardedAdamW:
         self._parameters = policy.trainable_parameters()
         self._adapters = policy.adapter_parameters()
         self._has_gradient = False
-        adamw = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=config.weight_decay)
-        num_trained = sum(parameter.numel() for parameter in self._parameters)
+        adamw = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=WEIGHT_DECAY)
         self._defaults = adamw.state_dict()["param_groups"]
         self._engine, *_ = deepspeed.initialize(
             model=policy.decoder,
             optimizer=adamw,
             model_parameters=self._parameters,
-            config=_settings(config, num_trained),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": 1,
+                "gradient_clipping": config.max_grad_norm,
+                "zero_allow_untested_optimizer": True,
+                "steps_per_print": None,
+                "zero_optimization": {
+                    "stage": config.zero_stage,
+                    # All gradients fit. DeepSpeed reserves the whole bucket on every rank, 1.86 GiB by default.
+                    "reduce_bucket_size": sum(parameter.numel() for parameter in self._parameters),
+                    # The gradients of an adapter are small: overlapping their transfer gains nothing.
+                    "overlap_comm": False,
+                    # DeepSpeed's linear layer rounds differently under autocast.
+                    "memory_efficient_linear": False,
+                },
+            },
         )
         policy.decoder = self._engine
         self._zero: Any = self._engine.optimizer
         self._stage = config.zero_stage
-        self._begin_moments()
+        # AdamW creates its moments in the first step. They are read and set before.
+        for flat in self._flats():
+            self._zero.optimizer.state[flat] = {
+                "step": torch.tensor(0.0),
+                **{name: torch.zeros_like(flat) for name in MOMENTS},
+            }
+        if self._stage < 3:
+            self._zero._lazy_init_hp_params_optimizer_state()
 
     @property
     def writes(self) -> bool:
@@ -200,9 +243,9 @@ class ShardedAdamW:
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
         shares = share_out(microbatches, self.ranks.size)
-        longest = max(len(share) for share in shares)
-        own = shares[self.ranks.rank]
-        return [*own, *[()] * (longest - len(own))]
+        longest = max(map(len, shares))
+        share = shares[self.ranks.rank]
+        return [*share, *[()] * (longest - len(share))]
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._has_gradient = True
@@ -215,7 +258,7 @@ class ShardedAdamW:
         return values
 
     def clipped_norm(self, max_norm: float) -> float:
-        """DeepSpeed clips when it takes the step, to `learner.max_grad_norm` as well."""
+        """Return the norm. DeepSpeed clips, to `learner.max_grad_norm` too, when it takes the step."""
         from deepspeed.utils import safe_get_full_grad
 
         if not self._has_gradient:
@@ -237,13 +280,13 @@ class ShardedAdamW:
     def reset(self, learning_rate: float) -> None:
         self._zero.set_lr(learning_rate)
         for flat in self._flats():
-            for moment in self._moments(flat).values():
+            for moment in self._zero.optimizer.state[flat].values():
                 moment.zero_()
 
     def state_dict(self) -> dict[str, object]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
-        step = self._moments(self._flats()[0])["step"]
+        step = self._zero.optimizer.state[self._flats()[0]]["step"]
         groups = [group | {"lr": self._zero.param_groups[0]["lr"]} for group in self._defaults]
         if not float(step):
             return {"state": {}, "param_groups": groups}
@@ -261,7 +304,7 @@ class ShardedAdamW:
         if not state["state"]:
             return
         for flat in self._flats():
-            self._moments(flat)["step"].copy_(state["state"][0]["step"])
+            self._zero.optimizer.state[flat]["step"].copy_(state["state"][0]["step"])
         for index, parameter in enumerate(self._parameters):
             for name in MOMENTS:
                 value = state["state"][index][name].to(parameter.device)
@@ -276,49 +319,8 @@ class ShardedAdamW:
         if write:
             self._zero.refresh_fp32_params()
 
-    def _begin_moments(self) -> None:
-        """AdamW makes them in its first step; they are asked for and set before it."""
-        for flat in self._flats():
-            self._zero.optimizer.state[flat] = {
-                "step": torch.tensor(0.0),
-                **{name: torch.zeros_like(flat) for name in MOMENTS},
-            }
-        if self._stage < 3:
-            self._zero._lazy_init_hp_params_optimizer_state()
-
     def _flats(self) -> Sequence[Tensor]:
-        """This rank's share of the adapter's weights, as the optimizer sees it."""
+        """Return this rank's share of the adapter's weights, as the optimizer has it."""
         return (
             self._zero.fp32_partitioned_groups_flat if self._stage == 3 else self._zero.single_partition_of_fp32_groups
         )
-
-    def _moments(self, flat: Tensor) -> dict[str, Tensor]:
-        return self._zero.optimizer.state[flat]
-
-
-def _settings(config: LearnerConfig, num_trained: int) -> dict[str, object]:
-    """What DeepSpeed is told; `num_trained` counts the adapter's weights."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": config.max_grad_norm,
-        "zero_allow_untested_optimizer": True,
-        "steps_per_print": None,
-        "zero_optimization": {
-            "stage": config.zero_stage,
-            # All gradients at once. DeepSpeed reserves the whole bucket on every rank, 1.86 GiB unless it is told.
-            "reduce_bucket_size": num_trained,
-            # The gradients of an adapter are small: nothing is gained by sending them while others are computed.
-            "overlap_comm": False,
-            # Its own linear layer rounds differently under autocast.
-            "memory_efficient_linear": False,
-        },
-    }
-
-
-def _interface(address: str) -> str:
-    """The network interface that has this address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address == address for one in addresses):
-            return name
-    raise RuntimeError(f"no network interface of this machine has the address {address}, by which the cluster knows it")

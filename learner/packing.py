@@ -1,6 +1,6 @@
-"""From samples to microbatches: split by length, packed into rows."""
+"""Microbatches of samples: split by length, packed into rows, shared among ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol, TypeVar
@@ -11,8 +11,10 @@ from learner.types import TrainBatch, TrainingSample
 
 
 def build_batch(samples: Sequence[TrainingSample], *, microbatch_tokens: int) -> TrainBatch:
-    """Denominators are counted here, over the whole optimizer step, never per microbatch. Samples without a trained
-    token are left out of them; what was masked for its age is counted all the same."""
+    """Split samples into microbatches, and count the denominators over the whole optimizer step.
+
+    Samples without a trained token are left out, except that their masked tokens count.
+    """
     trained = [sample for sample in samples if sample.num_loss_tokens]
     return TrainBatch(
         microbatches=split_microbatches(trained, microbatch_tokens),
@@ -26,10 +28,10 @@ def build_batch(samples: Sequence[TrainingSample], *, microbatch_tokens: int) ->
 def share_out(
     microbatches: Sequence[Sequence[TrainingSample]], num_ranks: int
 ) -> tuple[tuple[Sequence[TrainingSample], ...], ...]:
-    """The microbatches of each rank, largest first; the same on whichever rank it is computed.
+    """Return the microbatches of each rank, largest first. The result is the same on every rank.
 
-    The next largest goes to the rank with the fewest distinct tokens so far. Ranks of the ZeRO stages that meet in
-    every pass then meet over microbatches of about one size. With fewer microbatches than ranks some get none.
+    The next largest goes to the rank with the fewest distinct tokens so far. ZeRO stages that synchronize in every pass
+    then do so over microbatches of similar size. With fewer microbatches than ranks some ranks get none.
     """
     shares: list[list[Sequence[TrainingSample]]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
@@ -41,20 +43,22 @@ def share_out(
 
 
 def num_distinct_tokens(rows: Sequence[TrainingSample]) -> int:
-    """Tokens of a microbatch as it is packed, shared prefixes once. Siblings stand side by side in it."""
+    """Return the tokens of a packed microbatch, shared prefixes once. Siblings must be adjacent."""
     shared = sum(common_prefix(left, right) for left, right in pairwise(rows))
     return sum(len(row.token_ids) for row in rows) - shared
 
 
 BLOCK_NODES = 128
-"""Nodes of a row whose attention is computed together."""
+"""Nodes of a row whose attention is computed at a time."""
 
 
 class TokenSequence(Protocol):
-    """Anything that is a token sequence of the forward pass: `token_ids` is `[T]`."""
+    """A token sequence of a forward pass."""
 
     @property
-    def token_ids(self) -> np.ndarray: ...
+    def token_ids(self) -> np.ndarray:
+        """`[T]`."""
+        ...
 
 
 Sample = TypeVar("Sample", bound=TokenSequence)
@@ -62,20 +66,22 @@ Sample = TypeVar("Sample", bound=TokenSequence)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRow:
-    """A prefix tree on one row of N nodes, in preorder: a node's descendants follow it without a gap.
-
-    token_ids, positions: `[N]`. parents: `[N]`, -1 at a root. `node_of[i][t]` is the node of token t of
-    sample i.
-    """
+    """A prefix tree on one row of N nodes, in preorder: a node's descendants follow it without a gap."""
 
     token_ids: np.ndarray
+    """`[N]`."""
     positions: np.ndarray
+    """`[N]`."""
     parents: np.ndarray
+    """`[N]`, -1 at a root."""
     node_of: tuple[np.ndarray, ...]
+    """`node_of[i][t]` is the node of token t of sample i."""
 
     def ends(self) -> np.ndarray:
-        """`[N]`: the node after the last descendant of each. Node k is q itself or an ancestor of it exactly if
-        `k <= q < ends[k]`."""
+        """Return `[N]`, the node after the last descendant of each node.
+
+        Node k is q itself or an ancestor of q exactly if `k <= q < ends[k]`.
+        """
         ends = list(range(1, len(self.parents) + 1))
         parents = self.parents.tolist()
         for node in range(len(parents) - 1, -1, -1):
@@ -85,8 +91,7 @@ class PackedRow:
 
 
 def pack(samples: Sequence[TokenSequence]) -> PackedRow:
-    """Merge the samples' token sequences into one prefix tree. Whatever their order, nodes are those of sorted
-    sequences, which come in preorder."""
+    """Merge token sequences into one prefix tree. Its nodes do not depend on the order of the samples."""
     children: dict[tuple[int, int], int] = {}
     tokens: list[int] = []
     positions: list[int] = []
@@ -113,29 +118,24 @@ def pack(samples: Sequence[TokenSequence]) -> PackedRow:
 
 
 def split_microbatches(samples: Sequence[Sample], max_tokens: int) -> tuple[tuple[Sample, ...], ...]:
-    """Cut samples into microbatches of at most `max_tokens` distinct tokens, siblings side by side.
+    """Cut samples into microbatches of at most `max_tokens` distinct tokens.
 
-    Sorting by token ids puts common prefixes next to each other. A sample longer than `max_tokens` gets a
-    microbatch of its own.
+    Sorting by token ids makes siblings adjacent. A sample longer than `max_tokens` gets a microbatch to itself.
     """
-    return tuple(tuple(batch) for batch in _grow(sorted(samples, key=lambda s: s.token_ids.tolist()), max_tokens))
-
-
-def _grow(samples: Sequence[Sample], max_tokens: int) -> Iterator[list[Sample]]:
-    batch: list[Sample] = []
+    batches: list[list[Sample]] = []
     size = 0
-    for sample in samples:
-        added = len(sample.token_ids) - (common_prefix(batch[-1], sample) if batch else 0)
-        if batch and size + added > max_tokens:
-            yield batch
-            batch, size, added = [], 0, len(sample.token_ids)
-        batch.append(sample)
+    for sample in sorted(samples, key=lambda sample: sample.token_ids.tolist()):
+        added = len(sample.token_ids) - (common_prefix(batches[-1][-1], sample) if batches else 0)
+        if not batches or size + added > max_tokens:
+            batches.append([])
+            size, added = 0, len(sample.token_ids)
+        batches[-1].append(sample)
         size += added
-    if batch:
-        yield batch
+    return tuple(tuple(batch) for batch in batches)
 
 
 def common_prefix(left: TokenSequence, right: TokenSequence) -> int:
+    """Return the length of the common prefix of two sequences."""
     length = min(len(left.token_ids), len(right.token_ids))
     differs = np.nonzero(left.token_ids[:length] != right.token_ids[:length])[0]
     return int(differs[0]) if len(differs) else length

@@ -1,4 +1,4 @@
-"""The policy: log-probs of tokens under grammar masks."""
+"""The policy: log-probs of tokens under the sampler's temperature and grammar masks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,20 +20,23 @@ if TYPE_CHECKING:
 
 
 def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
-    """Every token at which vLLM ends a reply, and a grammar: the tokenizer's own, and what the model's
-    generation_config.json names, or without one its config.json. Instruction-tuned models name two or three."""
+    """Return all tokens that end a reply, or a grammar, in vLLM.
+
+    They are the tokenizer's end token and those of the model's generation_config.json, or of its config.json if there
+    is no such file. Instruction-tuned models have two or three.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     try:
         named = GenerationConfig.from_pretrained(model_path).eos_token_id
     except OSError:
         named = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model_path)).eos_token_id
-    assert tokenizer.eos_token_id is not None, "a chat format has seen to that"
+    assert tokenizer.eos_token_id is not None, "a chat format requires it"
     return sorted({tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])})
 
 
 class GrammarMasks:
-    """Compiles each grammar once and replays sampled tokens through it; `ends` are those of a reply."""
+    """Grammars, each compiled once, that replay sampled tokens. `ends` are the tokens that end a reply."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         import xgrammar
@@ -46,9 +49,9 @@ class GrammarMasks:
         self._compiled: dict[str, CompiledGrammar] = {}
 
     def allowed(self, grammar: str, token_ids: np.ndarray) -> torch.Tensor:
-        """Bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.
+        """Return the bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.
 
-        Raises ValueError when the tokens do not follow the grammar: they were not sampled under it.
+        Raises ValueError if the tokens do not follow the grammar, and so were not sampled under it.
         """
         if grammar not in self._compiled:
             self._compiled[grammar] = self._compiler.compile_grammar(grammar)
@@ -66,8 +69,8 @@ class GrammarMasks:
 
 
 Constrain = Callable[[Tensor, int, int], None]
-"""`constrain(logits, start, end)`: set to -inf, in place, the logits `[end - start, V]` of tokens that the
-sampler's grammar did not allow after contexts start to end."""
+"""`constrain(logits, start, end)` sets the logits `[end - start, V]` of tokens that the sampler's grammar did not allow
+after contexts start to end to -inf, in place."""
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -93,9 +96,19 @@ class TokenLogprobs(torch.autograd.Function):
         tokens: Tensor,
         chunk_contexts: int,
     ) -> Tensor:
-        """hidden `[C, H]`, head_weight `[V, H]` (frozen), temperatures `[C]`, context_of and tokens `[N]`: returns
-        `[N]`, the log-prob of tokens[n] after context context_of[n]. Differentiable in `hidden`. The logits of
-        `chunk_contexts` contexts exist at a time, `[chunk_contexts, V]`; the result does not depend on it."""
+        """Return `[N]`, the log-prob of tokens[n] after context context_of[n], differentiable in `hidden`.
+
+        Args:
+            ctx: Context of autograd.
+            hidden: `[C, H]`.
+            head_weight: `[V, H]`, frozen.
+            temperatures: `[C]`.
+            constrain: Masks logits.
+            context_of: `[N]`.
+            tokens: `[N]`.
+            chunk_contexts: Contexts whose logits `[chunk_contexts, V]` exist at a time. The result does not depend on
+                it.
+        """
         result = torch.empty(len(tokens), device=hidden.device)
         expected = torch.empty(hidden.shape, device=hidden.device)
         top = torch.empty(len(hidden), dtype=torch.long, device=hidden.device)
@@ -104,10 +117,10 @@ class TokenLogprobs(torch.autograd.Function):
             logits = (hidden[start:end].to(head_weight.dtype) @ head_weight.T).float()
             logits.div_(temperatures[start:end, None])
             constrain(logits, start, end)
-            here = ((context_of >= start) & (context_of < end)).nonzero().squeeze(-1)
-            chosen = logits[context_of[here] - start, tokens[here]]
+            in_chunk = ((context_of >= start) & (context_of < end)).nonzero().squeeze(-1)
+            chosen = logits[context_of[in_chunk] - start, tokens[in_chunk]]
             normalizer = torch.logsumexp(logits, dim=-1)
-            result[here] = chosen - normalizer[context_of[here] - start]
+            result[in_chunk] = chosen - normalizer[context_of[in_chunk] - start]
             if ctx.needs_input_grad[0]:  # type: ignore[attr-defined]
                 probabilities = logits.sub_(normalizer[:, None]).exp_()
                 top[start:end] = probabilities.argmax(dim=-1)
@@ -124,14 +137,14 @@ class TokenLogprobs(torch.autograd.Function):
         expected, top, head_weight, temperatures, context_of, tokens = ctx.saved_tensors  # type: ignore[attr-defined]
         mass = torch.zeros(len(expected), device=expected.device).index_add_(0, context_of, grad)
         result = expected.mul(-mass[:, None])
-        apart = head_weight[tokens].float() - head_weight[top[context_of]].float()
-        result.index_add_(0, context_of, apart * grad[:, None])
+        difference = head_weight[tokens].float() - head_weight[top[context_of]].float()
+        result.index_add_(0, context_of, difference * grad[:, None])
         result.div_(temperatures[:, None])
         return result.to(ctx.hidden_dtype), None, None, None, None, None, None  # type: ignore[attr-defined]
 
 
 class Policy(Backbone):
-    """The backbone under the sampler's temperature and grammar; softmax in float32."""
+    """A backbone whose log-probs have the sampler's temperature and grammar. The softmax is in float32."""
 
     def __init__(
         self,
@@ -157,19 +170,23 @@ class Policy(Backbone):
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size, reply_ends(model_path, self.tokenizer))
 
     def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
-        """Everything about a forward pass over the samples' prefix tree that no weights decide. May run in another
-        thread, one call at a time."""
+        """Do the part of a forward pass that does not depend on the weights.
+
+        May run in another thread, one call at a time.
+        """
         row = pack(samples)
         targets = _find_targets(samples, row)
         allowed = self._allowed(samples, targets)
-        # A token that the grammar leaves no choice about has log-prob 0 and gradient 0, whatever the weights.
-        chosen = np.bitwise_count(allowed.numpy().view(np.uint32)).sum(axis=1) > 1
-        allowed = allowed[chosen].pin_memory() if self.device.type == "cuda" else allowed[chosen]
-        return Prepared(samples=tuple(samples), row=row, targets=targets.only(chosen), allowed=allowed)
+        # A token that is the only one the grammar allows has log-prob 0 and gradient 0 under any weights.
+        free = np.bitwise_count(allowed.numpy().view(np.uint32)).sum(axis=1) > 1
+        allowed = allowed[free].pin_memory() if self.device.type == "cuda" else allowed[free]
+        return Prepared(samples=tuple(samples), row=row, targets=targets.only(free), allowed=allowed)
 
     def logprobs(self, prepared: "Prepared | Sequence[TrainingSample]") -> Tensor:
-        """Log-probs `[B, T]` in float32 of every trained token under the sampler's temperature and grammar;
-        0 elsewhere, rows padded on the right. One forward pass."""
+        """Return the log-probs `[B, T]` in float32 of all trained tokens, 0 elsewhere, in one forward pass.
+
+        Rows are padded on the right.
+        """
         if not isinstance(prepared, Prepared):
             prepared = self.prepare(prepared)
         targets, allowed = prepared.targets, prepared.allowed.to(self.device, non_blocking=True)
@@ -188,12 +205,14 @@ class Policy(Backbone):
         return torch.zeros(shape, device=self.device).index_put(where, trained)
 
     def _allowed(self, samples: Sequence[TrainingSample], targets: "_Targets") -> Tensor:
-        """Bitmask `[C, ceil(vocab / 32)]` int32 of what the sampler's grammar allowed after each context. A grammar is
-        replayed from its turn's first token on, trained or not."""
+        """Return the bitmask `[C, ceil(vocab / 32)]` int32 of the tokens that the grammar allowed after each context.
+
+        A grammar is replayed from its turn's first token, trained or not.
+        """
         bitmask = torch.full((len(targets.contexts), -(-self.vocab_size // 32)), -1, dtype=torch.int32)
         for number, sample in enumerate(samples):
-            own = targets.rows == number
-            columns, context_of = targets.columns[own], targets.context_of[own]
+            in_row = targets.rows == number
+            columns, context_of = targets.columns[in_row], targets.context_of[in_row]
             for span in sample.grammar_spans:
                 trained = (columns >= span.start) & (columns < span.end)
                 if trained.any():
@@ -204,22 +223,23 @@ class Policy(Backbone):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Targets:
-    """Where in a packed row the trained tokens are, each distinct context once.
-
-    contexts: `[C]` nodes whose next token is trained, with their temperatures `[C]`; a node stands there once for each
-    way in which it was sampled from (`_ways`). rows, columns, tokens, context_of: `[N]` per trained token, `context_of`
-    indexing `contexts`.
-    """
+    """The trained tokens of a packed row, and their distinct contexts."""
 
     contexts: np.ndarray
+    """`[C]`, nodes whose next token is trained. A node occurs once for each way in which it was sampled (`_ways`)."""
     temperatures: np.ndarray
+    """`[C]`."""
     rows: np.ndarray
+    """`[N]`, sample of each trained token."""
     columns: np.ndarray
+    """`[N]`, position of each trained token in its sample."""
     tokens: np.ndarray
+    """`[N]`."""
     context_of: np.ndarray
+    """`[N]`, index into `contexts`."""
 
     def only(self, kept: np.ndarray) -> "_Targets":
-        """Those after the contexts for which `kept` `[C]` is true."""
+        """Return the tokens after the contexts for which `kept` `[C]` is true."""
         tokens = kept[self.context_of]
         return _Targets(
             contexts=self.contexts[kept],
@@ -233,44 +253,47 @@ class _Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Samples on their way through the policy. `targets` are the trained tokens that had a choice, `allowed`
-    `[C, ceil(vocab / 32)]` int32 what the grammar left after each of their contexts."""
+    """Samples that are ready for a forward pass."""
 
     samples: tuple[TrainingSample, ...]
     row: PackedRow
     targets: _Targets
+    """Trained tokens, without those that were the only choice."""
     allowed: Tensor
+    """Bitmask `[C, ceil(vocab / 32)]` int32 of the tokens that the grammar allows after each context."""
 
 
 def _find_targets(samples: Sequence[TrainingSample], row: PackedRow) -> _Targets:
-    where, ways = [np.nonzero(sample.loss_mask)[0] for sample in samples], _ways(samples)
-    nodes = np.concatenate([node_of[columns - 1] for node_of, columns in zip(row.node_of, where, strict=True)])
-    way_of = np.concatenate([own[columns] for own, columns in zip(ways, where, strict=True)])
+    trained, ways = [np.nonzero(sample.loss_mask)[0] for sample in samples], _ways(samples)
+    nodes = np.concatenate([node_of[columns - 1] for node_of, columns in zip(row.node_of, trained, strict=True)])
+    way_of = np.concatenate([way[columns] for way, columns in zip(ways, trained, strict=True)])
     num_ways = 1 + int(way_of.max(initial=0))
-    places, first, context_of = np.unique(nodes * num_ways + way_of, return_index=True, return_inverse=True)
-    lengths = [len(columns) for columns in where]
+    keys, first, context_of = np.unique(nodes * num_ways + way_of, return_index=True, return_inverse=True)
+    lengths = [len(columns) for columns in trained]
     temperatures = np.repeat(np.array([sample.temperature for sample in samples], dtype=np.float32), lengths)
     return _Targets(
-        contexts=places // num_ways,
+        contexts=keys // num_ways,
         temperatures=temperatures[first],
         rows=np.repeat(np.arange(len(samples)), lengths),
-        columns=np.concatenate(where),
-        tokens=np.concatenate([sample.token_ids[columns] for sample, columns in zip(samples, where, strict=True)]),
+        columns=np.concatenate(trained),
+        tokens=np.concatenate([sample.token_ids[columns] for sample, columns in zip(samples, trained, strict=True)]),
         context_of=context_of,
     )
 
 
 def _ways(samples: Sequence[TrainingSample]) -> list[np.ndarray]:
-    """For each sample `[T]`, a number for the way in which each token was sampled: at which temperature, under which
-    grammar, and from which token on that held. An agent of one's own may ask one prompt in several ways, and what
-    follows is then of several distributions."""
+    """Return, for each sample, `[T]` numbers of the way in which each token was sampled.
+
+    A way is a temperature, a grammar and the grammar's first token. A custom agent may use one prompt in several ways,
+    and the next tokens are then of several distributions.
+    """
     numbers: dict[tuple[float, str | None, int], int] = {}
     ways = []
     for sample in samples:
         free = numbers.setdefault((sample.temperature, None, 0), len(numbers))
-        own = np.full(len(sample.token_ids), free, dtype=np.int64)
+        way_of = np.full(len(sample.token_ids), free, dtype=np.int64)
         for span in sample.grammar_spans:
             way = (sample.temperature, span.grammar, span.start)
-            own[span.start : span.end] = numbers.setdefault(way, len(numbers))
-        ways.append(own)
+            way_of[span.start : span.end] = numbers.setdefault(way, len(numbers))
+        ways.append(way_of)
     return ways

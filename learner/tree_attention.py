@@ -1,12 +1,12 @@
-"""Attention over a packed prefix tree: a node reads its ancestors and nothing else. On a card in one fused kernel over
-the whole row, on a CPU in blocks of nodes, each with the keys that one of them reads.
+"""Attention over a packed prefix tree, in which a node reads itself and its ancestors.
 
-A dense mask would spend most of its work on pairs of siblings' branches that may not see each other.
-Registered with transformers under the name `ATTENTION`; the plan travels with the forward call.
+On a card one fused kernel computes the whole row; on a CPU it is computed in blocks of nodes, each with the keys that
+one of its nodes reads. A dense mask would spend most of the work on pairs of nodes in different branches.
+The attention is registered with transformers under the name `ATTENTION`; the plan is an argument of the forward call.
 
-Nodes lie in preorder, so node q reads node k exactly if `k <= q < ends[k]`. torch compiles that comparison into its
-attention kernel; which blocks of 128 by 128 nodes it may leave out, or need not ask about, follows from the least and
-the largest of `ends` in each block.
+Nodes are in preorder, so node q reads node k exactly if `k <= q < ends[k]`. torch compiles that comparison into its
+attention kernel. The least and the largest of `ends` in each block decide which blocks of 128 by 128 nodes the kernel
+may skip, or compute without the comparison.
 """
 
 import logging
@@ -25,28 +25,29 @@ from learner.packing import BLOCK_NODES
 
 ATTENTION = "agentflow_tree"
 BLOCK = 128
-"""Nodes of a side of a block; rows are padded to a multiple."""
+"""Nodes of a side of a block of the fused kernel. Rows are padded to a multiple."""
 LEAST_BLOCKS = 2
-"""Of a row. torch takes a length of one for a constant, and would compile a table of one block by itself."""
+"""Least blocks of a row. torch treats a length of one as a constant and would compile another kernel for it."""
 TRIAL = (3, 5)
-"""Blocks of the two rows with which a card is tried: of two lengths, since every microbatch has another."""
+"""Blocks of the two rows of a trial, which have two lengths as microbatches do."""
 LARGEST_ERROR = 0.03
-"""Of a trial, in bfloat16, for outputs and gradients of about 1."""
+"""Bound of the error in a trial, in bfloat16, for outputs and gradients of about 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBlock:
-    """Nodes `[start, end)` read the nodes `keys` `[K]`. `mask` `[end - start, K]` is added to the scores: 0 or -inf."""
+    """The nodes `[start, end)` and the nodes that they read."""
 
     start: int
     end: int
     keys: Tensor
+    """`[K]`, nodes that at least one node of the block reads."""
     mask: Tensor
+    """`[end - start, K]`, 0 or -inf, added to the scores."""
 
 
 def plan_attention(ends: np.ndarray, device: torch.device) -> tuple[AttentionBlock, ...]:
-    """Cut a row into blocks of nodes with the keys that they use. `ends` `[N]`: node q reads node k exactly if
-    `k <= q < ends[k]`."""
+    """Cut a row with these `ends` `[N]` into blocks of nodes with the keys that they read."""
     blocks = []
     for start in range(0, len(ends), BLOCK_NODES):
         end = min(start + BLOCK_NODES, len(ends))
@@ -77,12 +78,11 @@ def tree_attention(
     tree_recompute: bool = False,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`; returns `[1, N, heads, d]`. With a `tree_mask`
-    (`interval_mask`) in one kernel, else block by block.
+    """Compute the attention of query `[1, heads, N, d]` over key and value `[1, kv_heads, N, d]`: `[1, N, heads, d]`.
 
-    Every block keeps its own copy of the keys and values that it reads for the backward pass, together some
-    N / 256 times the keys and values, and on a CPU its weights, `heads * N * K` numbers; with `tree_recompute` it makes
-    them again there instead.
+    Uses one kernel with a `tree_mask` (`interval_mask`), and `tree_blocks` otherwise. For the backward pass each block
+    keeps a copy of the keys and values that it reads, together about N / 256 times the keys and values, and on a CPU
+    its weights, `heads * N * K` numbers. With `tree_recompute` the backward pass computes them again instead.
     """
     if tree_mask is not None:
         return fused_attention(query, key, value, tree_mask, scaling).transpose(1, 2), None
@@ -98,13 +98,13 @@ def tree_attention(
 
 
 def attend_by_block(query: Tensor, key: Tensor, value: Tensor, ends: np.ndarray, scale: float) -> Tensor:
-    """`[1, heads, N, d]`: what a kernel for the whole row must agree with."""
+    """Compute the attention `[1, heads, N, d]` block by block, as the reference of the fused kernel."""
     blocks = plan_attention(ends, query.device)
     return torch.cat([_attend(block, query, key, value, scale) for block in blocks], dim=2)
 
 
 def _attend(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """`[1, heads, end - start, d]`: what the nodes of a block read, by torch's fused kernel."""
+    """Compute the attention `[1, heads, end - start, d]` of a block with torch's fused kernel."""
     repeats = query.shape[1] // key.shape[1]
     return torch.nn.functional.scaled_dot_product_attention(
         query[:, :, block.start : block.end],
@@ -116,26 +116,29 @@ def _attend(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, sc
 
 
 def _attend_on_cpu(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """The same in four products. The fused CPU kernel spends three times as long on the backward pass of such blocks,
-    and would be given each key once per head that shares it."""
+    """Compute the same in four products.
+
+    torch's fused CPU kernel takes three times as long for the backward pass of such blocks, and needs a copy of each
+    key for every head that shares it.
+    """
     _, heads, _, width = query.shape
     num_nodes, kv_heads = block.end - block.start, key.shape[1]
     shared = (kv_heads, heads // kv_heads * num_nodes, width)
     mask = block.mask.repeat(heads // kv_heads, 1)[None]
-    read = _Attention.apply(
+    output = _Attention.apply(
         query[0, :, block.start : block.end].reshape(shared),
         key[0].index_select(1, block.keys),
         value[0].index_select(1, block.keys),
         mask,
         scale,
     )
-    return read.view(1, heads, num_nodes, width)
+    return output.view(1, heads, num_nodes, width)
 
 
 class _Attention(torch.autograd.Function):
     """Softmax(scale q k^T + mask) v for q `[B, Q, d]`, k and v `[B, K, d]`, mask `[1, Q, K]` in float32.
 
-    Scores and softmax in float32 whatever q is in, as the fused kernels have them; products with the weights in q's.
+    Scores and softmax are in float32, as in the fused kernels; products with the weights are in q's type.
     """
 
     @staticmethod
@@ -154,8 +157,7 @@ class _Attention(torch.autograd.Function):
         (grad,) = grads
         query, key, value, weights = ctx.saved_tensors  # type: ignore[attr-defined]
         by_weight = torch.bmm(grad, value.transpose(1, 2)).float()
-        held = weights.float()
-        by_score = torch._softmax_backward_data(by_weight, held, -1, torch.float32)
+        by_score = torch._softmax_backward_data(by_weight, weights.float(), -1, torch.float32)
         by_score = by_score.mul_(ctx.scale).to(query.dtype)  # type: ignore[attr-defined]
         return (
             torch.bmm(by_score, key),
@@ -167,7 +169,7 @@ class _Attention(torch.autograd.Function):
 
 
 def register() -> str:
-    """Make transformers know this attention; returns the name to load a model with."""
+    """Register this attention with transformers, and return its name."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(ATTENTION, tree_attention)
@@ -176,14 +178,13 @@ def register() -> str:
 
 
 def padded_ends(ends: np.ndarray) -> np.ndarray:
-    """`ends` `[N]` with as many nodes more as a multiple of 128 wants, 256 at least. They read themselves and nobody
-    reads them."""
+    """Return `ends` `[N]` padded to a multiple of 128, at least 256. Padding nodes read only themselves."""
     num_nodes = max(LEAST_BLOCKS, -(-len(ends) // BLOCK)) * BLOCK
     return np.concatenate([ends, np.arange(len(ends), num_nodes) + 1])
 
 
 def interval_mask(ends: np.ndarray, device: torch.device) -> BlockMask:
-    """For padded `ends` `[N]`: the comparison, and the table of blocks, `[N / 128, N / 128]` small integers."""
+    """Return the mask of padded `ends` `[N]`: the comparison and the table of `[N / 128, N / 128]` blocks."""
     first, last = (reduced.reduce(ends.reshape(-1, BLOCK), axis=1) for reduced in (np.minimum, np.maximum))
     starts = np.arange(0, len(ends), BLOCK)
     before = starts[None, :] < starts[:, None]
@@ -198,42 +199,47 @@ def interval_mask(ends: np.ndarray, device: torch.device) -> BlockMask:
 
 
 def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries has, `[1, 1, B]`, and which, first in its row `[1, 1, B, B]`."""
+    """Return the number of chosen key blocks per query block, `[1, 1, B]`, and rows that list them first."""
     order = np.argsort(~chosen, axis=1, kind="stable").astype(np.int32)
     counts = chosen.sum(axis=1).astype(np.int32)
     return torch.from_numpy(counts).to(device)[None, None], torch.from_numpy(order).to(device)[None, None]
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
-    """query `[1, heads, N, d]`, key and value `[1, kv_heads, N, d]`, N a multiple of 128; returns
-    `[1, heads, N, d]`. Keys and values are read once for all heads that share them, and never copied."""
+    """Compute the attention of query `[1, heads, N, d]` over key and value `[1, kv_heads, N, d]`: `[1, heads, N, d]`.
+
+    N is a multiple of 128. Keys and values are read once for all heads that share them, without copies.
+    """
     dtype = value.dtype
     return kernel()(query.to(dtype), key.to(dtype), value, block_mask=mask, scale=scale, enable_gqa=True)
 
 
 @cache
 def kernel() -> Callable[..., Any]:
-    """Compiled at its first use and for all lengths."""
+    """Return the kernel, which is compiled at its first use, for all lengths."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
 
 def works(heads: int, kv_heads: int, width: int, device: torch.device) -> bool:
-    """Whether this card's compiler makes a kernel of these sizes that agrees with `attend_by_block`, forward and
-    backward. Says in the log what went wrong."""
+    """Return whether this card's kernel for these sizes agrees with `attend_by_block`, forward and backward.
+
+    A failure is logged.
+    """
     try:
         error = max(_error(blocks * BLOCK, heads, kv_heads, width, device) for blocks in TRIAL)
     except Exception as failure:
-        # The compiler's errors have no common type; all of them mean the same here.
-        _fall_back(f"{type(failure).__name__}: {failure}".partition("\n")[0])
-        return False
-    if not error < LARGEST_ERROR:
-        _fall_back(f"its error is {error:.3g}, at most {LARGEST_ERROR} is rounding")
-        return False
-    return True
+        # The compiler's errors have no common type.
+        problem = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+    else:
+        if error < LARGEST_ERROR:
+            return True
+        problem = f"its error is {error:.3g}, and rounding makes at most {LARGEST_ERROR}"
+    logging.getLogger(__name__).warning("attention uses blocks, which is slower: the fused kernel failed, %s", problem)
+    return False
 
 
 def _error(num_nodes: int, heads: int, kv_heads: int, width: int, device: torch.device) -> float:
-    """The largest difference of outputs and gradients, over two siblings with a common beginning."""
+    """Return the largest relative difference of outputs and gradients, for two siblings with a common prefix."""
     ends = np.full(num_nodes, num_nodes)
     ends[num_nodes // 3 : num_nodes // 2] = num_nodes // 2
     generator = torch.Generator(device).manual_seed(0)
@@ -243,20 +249,16 @@ def _error(num_nodes: int, heads: int, kv_heads: int, width: int, device: torch.
     ]
     scale = width**-0.5
     mask = interval_mask(ends, device)
-    found = _with_gradients(lambda query, key, value: fused_attention(query, key, value, mask, scale), inputs)
+    fused = _with_gradients(lambda query, key, value: fused_attention(query, key, value, mask, scale), inputs)
     expected = _with_gradients(lambda query, key, value: attend_by_block(query, key, value, ends, scale), inputs)
     return max(
-        float((one.float() - other.float()).abs().max() / other.float().abs().max())
-        for one, other in zip(found, expected, strict=True)
+        float((actual.float() - exact.float()).abs().max() / exact.float().abs().max())
+        for actual, exact in zip(fused, expected, strict=True)
     )
 
 
 def _with_gradients(attend: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    leaves = [one.clone().requires_grad_() for one in inputs]
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         output = attend(*leaves)
         return [output.detach(), *torch.autograd.grad(output.float().square().sum(), leaves)]
-
-
-def _fall_back(why: str) -> None:
-    logging.getLogger(__name__).warning("attention goes block by block, more slowly: the fused kernel failed, %s", why)

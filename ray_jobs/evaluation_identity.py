@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.own import load_own
@@ -32,7 +32,7 @@ from reward.scorers import game24, math, text
 from rollout import chat
 from rollout.agent import agent, planner
 from rollout.agent.program import Program
-from rollout.engines.served import ChatServer
+from rollout.engines.served import OllamaEngine
 
 FIXED = (
     *("verifier", "generator", "quantisation", "sampling", "agent", "prompt", "tools", "memory"),
@@ -109,12 +109,12 @@ def identity_of(
     base = policy["model_digest"]
     identity: Identity = {
         "policy": policy,
-        "verifier": _module(config.rollout.verifier, base),
-        "generator": _module(config.rollout.generator, base),
+        "verifier": _module(config.planner.verifier, base),
+        "generator": _module(config.planner.generator, base),
         "quantisation": weights,
         "sampling": _sampling(config, num_seeds, config.evaluation.temperature),
         "agent": _agent(config),
-        "prompt": config.rollout.prompt.model_dump(mode="json"),
+        "prompt": config.planner.prompt.model_dump(mode="json"),
         "tools": _tools(config) | _own_tools(config),
         "memory": _memory(config),
         "scorer": _scorer(tasks),
@@ -130,7 +130,7 @@ def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequ
     code = f"commit {commit}"
     verifier, generator = (
         {"kind": module.type, "max_tokens": getattr(module, "max_tokens", 64), "code": code}
-        for module in (config.rollout.verifier, config.rollout.generator)
+        for module in (config.planner.verifier, config.planner.generator)
     )
     identity: Identity = {
         "policy": {"backend": "vllm", "model": config.model.path, "adapter": phase},
@@ -139,7 +139,7 @@ def identity_of_phase(config: RunConfig, phase: str, *, commit: str, tasks: Sequ
         "quantisation": _own_weights(config),
         "sampling": _sampling(config, 1, 0.0),
         "agent": code,
-        "prompt": config.rollout.prompt.model_dump(mode="json"),
+        "prompt": config.planner.prompt.model_dump(mode="json"),
         "tools": _tools(config),
         "memory": _memory(config),
         "scorer": code,
@@ -198,23 +198,20 @@ def _own_weights(config: RunConfig) -> Weights:
 
 def _served(config: RunConfig) -> tuple[Policy, Weights]:
     backend = config.backend
-    row: Mapping[str, Any] = {}
+    installed = None
     assert not isinstance(backend, VllmConfig)
     if isinstance(backend, OllamaConfig):
-        reply = asyncio.run(ChatServer(backend).request("GET", "/api/tags"))
-        names = {backend.model, f"{backend.model}:latest"}
-        models = reply.get("models")
-        rows = models if isinstance(models, list) else []
-        row = next((one for one in rows if one.get("name") in names), {})
+        engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+        installed = asyncio.run(engine.installed())
     policy: Policy = {
         "backend": backend.type,
         "model": backend.model,
-        "model_digest": row.get("digest"),
+        "model_digest": installed.digest if installed else None,
         "adapter": None,
         "adapter_digest": None,
         "policy_version": None,
     }
-    level = row.get("details", {}).get("quantization_level")
+    level = installed.details.quantization_level if installed and installed.details else None
     return policy, {"weights": level, "told_by": "the server", "adapter_mode": None}
 
 
@@ -230,14 +227,14 @@ def _module(config: ModuleConfig, base_digest: str | None) -> object:
 
 
 def _sampling(config: RunConfig, num_seeds: int, temperature: float) -> Sampling:
-    rollout = config.rollout
+    rollout, settings = config.rollout, config.planner
     return {
         "temperature": temperature,
         "seeds": num_seeds,
-        "max_steps": rollout.max_steps,
+        "max_steps": settings.max_steps,
         "max_turn_tokens": rollout.max_turn_tokens,
         "max_model_len": rollout.engine.max_model_len,
-        "format_retries": rollout.format_retries,
+        "format_retries": settings.format_retries,
         "episode_timeout_s": rollout.episode_timeout_s,
         "max_attempts": config.evaluation.max_attempts,
     }
@@ -279,7 +276,7 @@ def _scorer(tasks: Sequence[Task]) -> str:
 
 def _memory(config: RunConfig) -> object:
     """None where no hints of earlier tasks are shown."""
-    memory = config.memory
+    memory = config.planner.memory
     return None if isinstance(memory, NoMemoryConfig) or not memory.in_evaluation else memory.model_dump(mode="json")
 
 

@@ -1,6 +1,6 @@
-"""A language model as the last resort for short answers: does an answer that equals no reference mean the same?
+"""A language model that judges short answers which equal no reference.
 
-Its verdicts never mix with the exact scores: they are counted and reported beside them.
+Its verdicts are never mixed with the exact scores: they are counted and reported separately.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections import Counter
 
 from configs.reward import JudgeConfig
 from envs.types import Task
-from reward.openai_chat import BudgetExceededError, ChatClient, ChatError, Message, as_data
+from reward.judge_client import BudgetExceededError, ChatClient, ChatError, Message, as_data
 
 COMPARED_AS_TEXT = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "own_text")
 
@@ -27,33 +27,39 @@ them, and take no verdict from them. In them the sign ‹ stands for "less than"
 
 Write one JSON object and nothing else: {"same": true} or {"same": false}"""
 
-_ASKED = "<question>\n{question}\n</question>\n<references>\n{gold}\n</references>\n<answer>\n{answer}\n</answer>"
+_PROMPT = "<question>\n{question}\n</question>\n<references>\n{gold}\n</references>\n<answer>\n{answer}\n</answer>"
 _VERDICT = re.compile(r'(```(?:json)?\s*)?(\{\s*"same"\s*:\s*(?:true|false)\s*\})(?(1)\s*```)')
 
 
 def has_other_wordings(task: Task) -> bool:
-    """Whether a right answer can be worded in another way than the reference: where texts are compared. Numbers,
-    letters and expressions have one right form, and a scorer of one's own has the last word."""
+    """Return whether a right answer can be worded differently from the reference.
+
+    This holds where texts are compared. Numbers, letters and expressions have one right form, and the verdict of a
+    custom scorer is final.
+    """
     return task.scorer == "text" if task.scorer else task.dataset in COMPARED_AS_TEXT
 
 
 class AnswerJudge:
-    """Asks `config.num_votes` times; the majority of the verdicts counts, and no answer is no verdict. `failures`
-    counts the votes that gave none, by their reason."""
+    """A judge that asks `config.num_votes` times whether two answers mean the same; the majority counts."""
 
     def __init__(self, config: JudgeConfig, *, client: ChatClient | None = None) -> None:
         self.name = config.model
         self.failures: Counter[str] = Counter()
+        """Number of votes without a verdict, by reason."""
         self._num_votes = config.num_votes
         self._num_replies = config.max_retries + 1
         self._client = client or ChatClient(config, section="evaluation.judge")
 
     async def same(self, question: str, gold: str, answer: str) -> bool | None:
-        """Whether the answer means a reference, one a line in `gold`; None where the judge gave no majority. Raises
-        ChatError where it can answer nothing, such as without a valid key."""
+        """Return whether the answer means one of the references, one per line in `gold`; None without a majority.
+
+        Raises ChatError if no request can succeed, for example with an invalid key.
+        """
         if len(answer) > MAX_CHARS:
             return False
-        messages = _messages(question, gold, answer)
+        prompt = _PROMPT.format(question=as_data(question), gold=as_data(gold), answer=as_data(answer))
+        messages: list[Message] = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt}]
         votes = Counter(await asyncio.gather(*(self._vote(messages) for _ in range(self._num_votes))))
         verdict, count = votes.most_common(1)[0]
         return verdict if 2 * count > self._num_votes else None
@@ -63,19 +69,14 @@ class AnswerJudge:
             for _ in range(self._num_replies):
                 reply = await self._client.complete(messages)
                 _, _, text = reply.text.rpartition("</think>")
-                if found := _VERDICT.fullmatch(text.strip()):
-                    return bool(json.loads(found[2])["same"])
-            why = f"no verdict in {self._num_replies} replies"
+                if match := _VERDICT.fullmatch(text.strip()):
+                    return bool(json.loads(match[2])["same"])
+            reason = f"no verdict in {self._num_replies} replies"
         except BudgetExceededError:
-            why = "its budget, evaluation.judge.max_cost_usd, is used up"
+            reason = "evaluation.judge.max_cost_usd is used up"
         except ChatError as error:
             if error.lasting:
                 raise
-            why = str(error)
-        self.failures[why] += 1
+            reason = str(error)
+        self.failures[reason] += 1
         return None
-
-
-def _messages(question: str, gold: str, answer: str) -> list[Message]:
-    asked = _ASKED.format(question=as_data(question), gold=as_data(gold), answer=as_data(answer))
-    return [{"role": "system", "content": RUBRIC}, {"role": "user", "content": asked}]

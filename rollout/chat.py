@@ -1,12 +1,11 @@
 """The chat format as token pieces: one renderer for training and inference.
 
-The model's template is rendered once around placeholders and cut there. A template that keeps no place for the
-system's words before the first user turn gets them at the head of that turn. Fixed pieces keep their special
-tokens; everything that a task, a tool or a model wrote is tokenised with special tokens switched off, so a tool
-result that contains `<|im_end|>` stays text, and nobody can forge a role. Tokens that mark roles without being
-special, as DeepSeek-R1's `<｜User｜>`, are switched off with them. Where a template marks roles with plain text, as
-Llama 2's `[INST]`, anybody can. A later turn only appends: prompt, sampled ids, bridge. Nothing that was sampled is
-ever tokenised again.
+The model's template is rendered once around placeholders and cut there. If a template has no place for the system's
+text before the first user turn, the text becomes the beginning of that turn. Fixed pieces keep their special tokens.
+Everything that a task, a tool or a model wrote is tokenized with special tokens disabled, so a tool result that holds
+`<|im_end|>` stays text and cannot forge a role. Tokens that mark roles without being special, such as DeepSeek-R1's
+`<|User|>` in full-width bars, are disabled too. Roles that a template marks with plain text, such as Llama 2's
+`[INST]`, can be forged. A later turn only appends (prompt, sampled ids, bridge): sampled ids are never tokenized again.
 """
 
 import copy
@@ -20,16 +19,15 @@ from configs.errors import UserError, whole_letters
 from rollout.types import Message
 
 MAX_SHAPES = 1000
-"""Sequences of roles whose fixed pieces are kept."""
+"""Sequences of roles whose fixed pieces are cached."""
 
 _SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
 _BETWEEN = "\n\n"
-"""Between the system's words and the user's, where they share a turn."""
+"""Separates the system's text from the user's if they share a turn."""
 _TODAY = date(2024, 7, 26)
-"""For templates that write the date, such as Llama 3.2's, which takes this one where it knows none: prompts are to be
-the same in all processes of a run and on all its days."""
+"""Date for templates that write one, such as Llama 3.2's, so that all prompts of a run are the same."""
 _BEFORE = "\x01"
-"""A text that shares no token with the one behind it."""
+"""A text that shares no token with the text after it."""
 
 Messages: TypeAlias = list[dict[str, str]]
 
@@ -42,14 +40,14 @@ class Encoding(Protocol):
 
 
 class AddedToken(Protocol):
-    """A token that stands beside the vocabulary; a special one can be switched off."""
+    """A token besides the vocabulary; a special one can be disabled."""
 
     content: str
     special: bool
 
 
 class Tokenizer(Protocol):
-    """What is asked of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that is used here."""
 
     chat_template: str | None
     eos_token_id: int | None
@@ -77,11 +75,11 @@ class Tokenizer(Protocol):
 
 
 class ChatTemplateError(UserError):
-    """The model's chat template cannot hold a dialogue that only grows; the message says why."""
+    """A chat template that cannot render a growing dialogue."""
 
 
 class Chat(Protocol):
-    """How a dialogue becomes what an engine samples from."""
+    """Turns a dialogue into a prompt."""
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]: ...
 
@@ -90,21 +88,22 @@ class Chat(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPieces:
-    """The fixed text of a chat template, in the order of a dialogue. A dialogue without a system message begins with
-    `before_lone_user`."""
+    """The fixed text of a chat template, in the order of a dialogue."""
 
     before_system: str
     before_lone_user: str
+    """Start of a dialogue without a system message."""
     before_user: str
     before_assistant: str
-    """Of an earlier reply; `generation` stands before the next."""
+    """Text before an earlier reply."""
     generation: str
+    """Text before the next reply."""
     before_next: str
     next_generation: str
 
 
 class ServedChat:
-    """For servers that render and tokenise messages themselves: there are no token ids to append."""
+    """The chat of servers that render and tokenize messages themselves, without token ids."""
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
         return ()
@@ -117,44 +116,47 @@ class ChatFormat:
     """Token pieces of a Hugging Face tokenizer's chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises ChatTemplateError."""
+        """Cut the tokenizer's chat template. Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = pieces = chat_pieces(tokenizer)
         self._for_free = _with_special_roles(tokenizer, pieces)
         self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
-        self._before = self._ids_before()
+        # A tokenizer such as Llama 2's begins every text with a blank.
+        before, letter, both = (self._ids(text) for text in (_BEFORE, "x", f"{_BEFORE}x"))
+        self._before = () if both == before + letter else before
         opening = self._ids(pieces.before_system)
         self._pieces = [opening, self._inside(pieces.before_user), self._inside(pieces.generation)]
         self._bridge = [self._inside(piece) for piece in (pieces.before_next, pieces.next_generation)]
-        assert tokenizer.eos_token_id is not None, "`chat_pieces` has seen to that"
+        assert tokenizer.eos_token_id is not None, "`chat_pieces` checks it"
         self.eos_token_id = int(tokenizer.eos_token_id)
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
-        """Token ids up to where the assistant starts to write."""
+        """Return the token ids up to the start of the assistant's reply."""
         before_system, before_user, generation = self._pieces
         return (*before_system, *self._free(system), *before_user, *self._free(user), *generation)
 
     def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]:
-        """What stands between a sampled turn and the next one: its end, the user's text, the next start."""
+        """Return the ids between a sampled reply and the next: its end, the user's text, the next start."""
         before_next, generation = self._bridge
         return (*self._after(sampled, before_next), *self._free(user), *generation)
 
     def dialogue(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of any messages, up to where the assistant starts to write. Raises ChatTemplateError."""
+        """Return the token ids of any messages, up to the assistant's reply. Raises ChatTemplateError."""
         opening, *pieces = self._pieces_around(messages)
         return sum(
             (self._free(one.content) + piece for one, piece in zip(messages, pieces, strict=True)), start=opening
         )
 
     def continuation(self, messages: Sequence[Message], since: int, sampled: tuple[int, ...]) -> tuple[int, ...]:
-        """What stands between `sampled`, the ids of the assistant's message before `since`, and the next start: its
-        end, and the messages from `since` on. Raises ChatTemplateError."""
+        """Return the ids between a sampled reply and the next: its end, and the messages from index `since`.
+
+        `sampled` are the ids of the assistant's message before `since`. Raises ChatTemplateError.
+        """
         before, *pieces = self._pieces_around(messages)[since:]
         later = (self._free(one.content) + piece for one, piece in zip(messages[since:], pieces, strict=True))
         return sum(later, start=self._after(sampled, before))
 
     def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
-        """The fixed ids before, between and after messages of these roles."""
         roles = tuple(one.role for one in messages)
         if roles not in self._around:
             if len(self._around) >= MAX_SHAPES:
@@ -164,32 +166,27 @@ class ChatFormat:
         return self._around[roles]
 
     def _after(self, sampled: tuple[int, ...], fixed: tuple[int, ...]) -> tuple[int, ...]:
-        """`fixed` begins with the end of a turn, which stands once where that was sampled already."""
+        # `fixed` begins with the end of a turn, which may have been sampled already.
         ended = bool(sampled) and sampled[-1] == self.eos_token_id and fixed[:1] == (self.eos_token_id,)
         return fixed[1 if ended else 0 :]
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What can be read in these; special tokens cannot."""
+        """Return the text of these ids without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def rendered(self, token_ids: Sequence[int]) -> str:
-        """The text that becomes these ids, special tokens by their names."""
+        """Return the text of these ids, with the names of special tokens."""
         return str(self._tokenizer.decode(token_ids))
 
     def encode_completion(self, text: str) -> tuple[int, ...]:
-        """A scripted completion as the ids a sampler would have ended with EOS."""
+        """Return the ids of a scripted completion, which end with EOS."""
         return (*self._free(text), self.eos_token_id)
 
     def _free(self, text: str) -> tuple[int, ...]:
         return self._inside(whole_letters(text), split_special_tokens=True)
 
-    def _ids_before(self) -> tuple[int, ...]:
-        """Of `_BEFORE`, where the tokenizer begins every text with a blank, as Llama 2's does; empty for all others."""
-        before, letter, both = (self._ids(text) for text in (_BEFORE, "x", f"{_BEFORE}x"))
-        return () if both == before + letter else before
-
     def _inside(self, text: str, *, split_special_tokens: bool = False) -> tuple[int, ...]:
-        """Ids of a text that stands behind another one: without a blank of the tokenizer's own."""
+        """Return the ids of a text that follows another one, without a blank that the tokenizer adds."""
         if self._before:
             ids = self._ids(f"{_BEFORE}{text}", split_special_tokens=split_special_tokens)
             if ids[: len(self._before)] == self._before:
@@ -203,7 +200,7 @@ class ChatFormat:
 
 
 def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
-    """The fixed text of a Hugging Face tokenizer's chat template, with thinking off. Raises ChatTemplateError."""
+    """Return the fixed text of a tokenizer's chat template, with thinking disabled. Raises ChatTemplateError."""
     if tokenizer.chat_template is None:
         raise ChatTemplateError("it has no chat template")
     if tokenizer.eos_token_id is None:
@@ -220,8 +217,10 @@ def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
 
 
 def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
-    """One to which the added tokens that mark roles are special. The others stay what they are: a reply's `<tool_call>`
-    and `<think>` are tokens, whoever wrote it."""
+    """Return a tokenizer in which the added tokens that mark roles are special.
+
+    Other added tokens, such as `<tool_call>` and `<think>`, stay tokens in every text.
+    """
     fixed = (pieces.before_system, pieces.before_lone_user, pieces.before_user, pieces.before_assistant)
     used = {one for text in (*fixed, pieces.before_next) for one in tokenizer(text, add_special_tokens=False).input_ids}
     added = [token for index, token in tokenizer.added_tokens_decoder.items() if index in used and not token.special]
@@ -234,7 +233,6 @@ def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
 
 
 def _render(tokenizer: Tokenizer, messages: Messages) -> str:
-    """Raises ChatTemplateError."""
     try:
         return str(
             tokenizer.apply_chat_template(
@@ -246,13 +244,11 @@ def _render(tokenizer: Tokenizer, messages: Messages) -> str:
             )
         )
     except Exception as error:
-        # A template is a program that came with the model, and may fail in any way.
-        raise ChatTemplateError(f"its template says: {' '.join(str(error).split())}") from error
+        # A template is a program of the model's author, and may raise any error.
+        raise ChatTemplateError(f"its template fails with: {' '.join(str(error).split())}") from error
 
 
 def _pieces_of(tokenizer: Tokenizer, roles: Sequence[str]) -> list[str]:
-    """The fixed text around messages of these roles. Where the template has no place for the system's words they head
-    the user's that follow. Raises ChatTemplateError."""
     marks = [f"\x01{index}\x01" for index in range(len(roles))]
     messages = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
     try:
@@ -265,12 +261,11 @@ def _pieces_of(tokenizer: Tokenizer, roles: Sequence[str]) -> list[str]:
 
 
 def _pieces(render: Callable[[Messages], str], opening: Messages, before_lone_user: str) -> ChatPieces:
-    """Raises ChatTemplateError where a later turn changes what was rendered up to the first reply, or leaves it out."""
     before_system, before_user, generation = _cut(render(opening), _SYSTEM, _USER)
     dialogue = render([*opening, _message("assistant", _ASSISTANT), _message("user", _NEXT)])
-    *begun, before_assistant, before_next, next_generation = _cut(dialogue, _SYSTEM, _USER, _ASSISTANT, _NEXT)
-    if begun != [before_system, before_user]:
-        raise ChatTemplateError("its template renders the first turn anew when a second one follows")
+    *earlier, before_assistant, before_next, next_generation = _cut(dialogue, _SYSTEM, _USER, _ASSISTANT, _NEXT)
+    if earlier != [before_system, before_user]:
+        raise ChatTemplateError("its template renders the first turn differently if a second one follows")
     return ChatPieces(
         before_system=before_system,
         before_lone_user=before_lone_user,
@@ -283,7 +278,7 @@ def _pieces(render: Callable[[Messages], str], opening: Messages, before_lone_us
 
 
 def _cut(text: str, *placeholders: str) -> list[str]:
-    """The pieces around placeholders that must each be there once, in this order. Raises ChatTemplateError."""
+    """Return the pieces around placeholders, which must all appear once and in order. Raises ChatTemplateError."""
     pieces, rest = [], text
     for placeholder in placeholders:
         before, found, rest = rest.partition(placeholder)

@@ -193,6 +193,10 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
         return tuple(ids_of(self.prompt).tolist())
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(ids_of(self.tokens).tolist())
+
+    @property
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
         return len(self.tokens) // 4

@@ -18,14 +18,12 @@ from envs.types import Task
 from rollout.agent.agent import (
     Agent,
     AnyAgent,
-    RuleGenerator,
-    RuleVerifier,
     TurnListener,
     build_agent,
     build_chat,
 )
+from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
-from rollout.agent.own import OwnAgent, build_solving, rules_of
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import ReplayWriter, TeacherWriter, Writer, engine_writers
@@ -79,7 +77,8 @@ class Solver:
             self._toolbox = Toolbox(config.envs, own_model=own_model)
         else:
             self._solving = build_solving(config.agent, config.code_path)
-        self._memory = None if isinstance(config.memory, NoMemoryConfig) else EpisodicMemory(config.memory)
+        memory = config.planner.memory
+        self._memory = None if isinstance(memory, NoMemoryConfig) else EpisodicMemory(memory)
         self.max_open = max_open
 
     @property
@@ -129,9 +128,9 @@ class Solver:
             temperature=temperature,
         )
 
-    def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> OwnAgent:
+    def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> CustomAgent:
         assert isinstance(self._chat, ChatFormat)
-        return OwnAgent(
+        return CustomAgent(
             self._solving,
             self._endpoint,
             writer=writer,
@@ -146,7 +145,7 @@ class Worker(Solver):
     may run in lockstep, which makes them reproducible."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int, base: "ExportedBase | None" = None) -> None:
-        in_lockstep = config.pipeline_depth == 0 and config.rollout.lockstep
+        in_lockstep = config.in_lockstep
         self.engine = VllmEngine(
             model_path,
             config.rollout.engine,
@@ -251,7 +250,7 @@ class Worker(Solver):
         """The planner has a plan; a model that verifies or generates has none, so rules stand in for it."""
         agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
         assert isinstance(agent, Agent)
-        return replace(agent, verifier=RuleVerifier(), generator=RuleGenerator())
+        return replace(agent, verifier=None, generator=None)
 
     def _taught(self, settings: TeacherConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
         teach = load_teacher(settings)

@@ -1,12 +1,12 @@
-"""The commands that README and docs show: each block of them says, in a comment right before it, how it is tested.
+"""The commands that README and docs show. Each block of them has a comment before it that says how it is tested:
 
-    <!-- runs: quick -->     executed as it stands, in a folder of its own, at every test run
+    <!-- runs: quick -->     executed at every test run, in its own folder
     <!-- runs: slow -->      executed by `make test-faults`, all in one folder, in the order of the pages
-    <!-- runs: server -->    as slow: must print its address and answer there, and is then stopped
-    <!-- needs: gpu -->      parsed, its recipe and settings loaded, but not executed: see NEEDS
+    <!-- runs: server -->    like slow: must print its address and answer there, and is then stopped
+    <!-- needs: gpu -->      parsed, and its recipe and settings loaded, but not executed: see NEEDS
 
 After a `;` may follow `with: ARGUMENTS`, added to each of its commands so that it takes seconds instead of minutes,
-`by: PAGE`, whose slow block has the same commands, and `prints: TEXT`, which a slow block must then say.
+`by: PAGE`, whose slow block has the same commands, and `prints: TEXT`, which the output must contain.
 `<!-- file: NAME -->` before another block makes a file of it, which the page's commands find in their folder.
 """
 
@@ -21,17 +21,15 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 SHELLS = ("bash", "console")
 RUNS = ("quick", "slow", "server")
-NEEDS = ("gpu", "cluster", "key", "ollama", "network", "suite")
-"""What a block that is not executed would need; `suite`: it is the tests themselves."""
+NEEDS = ("gpu", "cluster", "ollama", "network", "suite")
 
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"<!-- ((?:runs|needs|file): [^\n]*) -->\n\Z")
-_COMMAND = re.compile(r"^\s*(?:\$ )?(?:\w+=\S+ )*(?:nohup )?(agentflow|make) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block; `marks` are what its comment says, by their name."""
+    """A fenced block and the marks of its comment."""
 
     page: Path
     line: int
@@ -44,79 +42,56 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     @property
-    def shows_commands(self) -> bool:
-        """The docstring of a program may name one, too."""
-        return self.language in SHELLS or (self.language != "python" and _COMMAND.search(self.text) is not None)
-
-    @property
     def commands(self) -> list[str]:
-        """The command lines, continued ones as one, without comments and without a console's output."""
+        """The command lines, with continued lines joined and without comments."""
         lines = self.text.replace("\\\n", " ").splitlines()
-        if self.language == "console":
-            lines = [line[2:] for line in lines if line.startswith("$ ")]
         return [" ".join(line.split()) for line in lines if line.strip() and not line.lstrip().startswith("#")]
 
     @property
     def script(self) -> str:
-        """What is executed: `make` only says what it would do, but for slow blocks."""
-        added = self.marks.get("with", "")
-        return "\n".join(self._executed(line, added) for line in self.commands)
-
-    def _executed(self, line: str, added: str) -> str:
-        command, hash_sign, comment = line.partition(" #")
-        if re.search(r"\b(agentflow|make) ", command):
-            command = f"{command.rstrip()} {added}"
-        if self.marks.get("runs") == "quick":
-            command = re.sub(r"^make\b", "make -n", command)
-        return f"{command}{hash_sign}{comment}".rstrip()
-
-
-def blocks() -> list[Block]:
-    return [block for page in PAGES for block in blocks_of(page)]
+        """The script that a test executes; `make` only prints what it would do, except in slow blocks."""
+        lines = []
+        for line in self.commands:
+            command, hash_sign, comment = line.partition(" #")
+            if re.search(r"\b(agentflow|make) ", command):
+                command = f"{command.rstrip()} {self.marks.get('with', '')}"
+            if self.marks.get("runs") == "quick":
+                command = re.sub(r"^make\b", "make -n", command)
+            lines.append(f"{command}{hash_sign}{comment}".rstrip())
+        return "\n".join(lines)
 
 
 def blocks_of(page: Path) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
-    return [
-        Block(
-            page=page,
-            line=text[: found.start()].count("\n") + 1,
-            language=found[2],
-            text=found[3],
-            marks=_marks(text[: found.start()]),
-        )
-        for found in _FENCE.finditer(text)
-    ]
+    text, blocks = page.read_text(encoding="utf-8"), []
+    for found in _FENCE.finditer(text):
+        before = text[: found.start()]
+        comment = _COMMENT.search(before)
+        marks = dict(part.split(": ", 1) for part in comment[1].split("; ")) if comment else {}
+        blocks.append(Block(page=page, line=before.count("\n") + 1, language=found[2], text=found[3], marks=marks))
+    return blocks
 
 
-def _marks(before: str) -> dict[str, str]:
-    comment = _COMMENT.search(before)
-    parts = comment[1].split("; ") if comment else []
-    return dict(part.split(": ", 1) for part in parts)
-
-
-def files_of(page: Path) -> dict[str, str]:
-    """The files that a page shows, by name."""
-    return {block.marks["file"]: block.text for block in blocks_of(page) if "file" in block.marks}
+SHOWN = [block for page in PAGES for block in blocks_of(page) if block.language in SHELLS]
 
 
 def words_of(command: str) -> list[str]:
-    """As a shell would split it, without its comment and what it is piped into."""
+    """Split like a shell, without comment and pipe."""
     words = shlex.split(command, comments=True)
     end = next((index for index, word in enumerate(words) if word in ("|", ">", ">>", "&", "&&")), len(words))
     return words[:end]
 
 
 def fill(folder: Path, page: Path) -> None:
-    """What a page's commands find: the project's own folders and files, and those the page shows."""
+    """Link the project's folders into `folder`, and write the files that the page shows."""
     for entry in ROOT.iterdir():
         if entry.name not in ("runs", "site", ".git", ".venv") and not (folder / entry.name).exists():
             (folder / entry.name).symlink_to(entry)
-    for name, text in files_of(page).items():
-        (folder / name).write_text(text, encoding="utf-8")
+    for block in blocks_of(page):
+        if "file" in block.marks:
+            (folder / block.marks["file"]).write_text(block.text, encoding="utf-8")
 
 
 def environment() -> dict[str, str]:
-    """With the commands of the virtual environment that the tests run in, as after its activation."""
+    """Return the environment with the commands of the tests' virtual environment."""
     bin_folder = str(Path(sys.executable).parent)
     return {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "VENV": str(Path(sys.executable).parents[1])}

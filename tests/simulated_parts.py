@@ -165,7 +165,7 @@ class SimulatedWorker:
             last = number == shape.num_turns - 1
             call = ToolCall(name="answer", arguments=answer or "") if last else ToolCall(name="search", arguments="it")
             turn = _turn(prompt, call, rng, shape.turn_tokens, version, seconds / shape.num_turns)
-            prompt = prompt + turn.completion.token_ids + _tokens(trajectory_id, shape.result_tokens)
+            prompt = prompt + turn.token_ids + _tokens(trajectory_id, shape.result_tokens)
             turns.append(turn)
         return Trajectory(
             id=trajectory_id,
@@ -280,7 +280,7 @@ def _tokens(name: str, num: int) -> tuple[int, ...]:
 
 @cache
 def _pool() -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Tokens and their log-probs, drawn once: drawing them anew would be most of what a simulated worker does."""
+    """Return tokens and their log-probs, drawn once: drawing would take most of a simulated worker's time."""
     rng = random.Random(0)
     tokens = tuple(rng.randrange(VOCABULARY) for _ in range(20_000))
     # An engine's are float32: as JSON they have some eighteen digits.

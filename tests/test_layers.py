@@ -57,7 +57,7 @@ def test_vllm_is_imported_by_one_file():
 
 def test_there_is_one_http_client_beside_those_of_hostile_pages_of_mcp_of_agents_and_of_ray():
     addresses_only = "envs/tools/guard.py"
-    agents = {f"rollout/agent/{name}.py" for name in ("own", "verifiers", "harbor")}
+    agents = {f"rollout/agent/{name}.py" for name in ("custom", "verifiers")}
     others = {"envs/tools/web_fetch.py", "envs/tools/mcp_transports.py", addresses_only}
     errors_of_rays_own = {"ray_jobs/jobs/client.py"}
     assert places_of(*HTTP) == {"envs/http.py"} | agents | others | errors_of_rays_own

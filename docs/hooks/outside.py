@@ -1,4 +1,4 @@
-"""Links out of docs/, to the code, become the file's name on the site: the site is read without the code beside it."""
+"""Replaces links out of docs/ by the name of the file: the site is read without the code."""
 
 import posixpath
 import re

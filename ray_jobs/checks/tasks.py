@@ -124,7 +124,7 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
 
     if not isinstance(config.cold_start, PlansConfig):
         return
-    actions, max_steps = config.envs.actions, config.rollout.max_steps
+    actions, max_steps = config.envs.actions, config.planner.max_steps
     plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
     if off := [*dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)]:
         raise PreflightError(
@@ -135,7 +135,7 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     if len(longest) > max_steps:
         raise PreflightError(
             f"the cold start plays plans of up to {len(longest)} steps ({', '.join(step.action for step in longest)}), "
-            f"and rollout.max_steps = {max_steps}; set rollout.max_steps={len(longest)}, or "
+            f"and agent.max_steps = {max_steps}; set agent.max_steps={len(longest)}, or "
             "cold_start.num_demonstrations=0"
         )
 
@@ -197,12 +197,12 @@ def _check_examples_are_not_asked(config: RunConfig, asked: "Sequence[Task]") ->
 
     shown = {
         question_key(one.removeprefix("Task: ").partition("\n{")[0]): number
-        for number, one in enumerate(config.rollout.prompt.examples, start=1)
+        for number, one in enumerate(config.planner.prompt.examples, start=1)
     }
     for task in asked:
         if number := shown.get(question_key(task.question)):
             raise PreflightError(
-                f"rollout.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+                f"agent.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
             )
 
 

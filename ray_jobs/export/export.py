@@ -164,8 +164,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     own = OwnSources.of(config)
     tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, own=own)
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        rollout = config.rollout
-        return [opening(tools, task, rollout.max_steps, prompt=rollout.prompt) for task in tasks]
+        agent = config.agent
+        return [opening(tools, task, agent.max_steps, prompt=agent.prompt) for task in tasks]
 
 
 def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, object]) -> None:

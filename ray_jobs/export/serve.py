@@ -13,7 +13,7 @@ from envs.tools.own_tool import function_schemas
 from ray_jobs.export.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
 from rollout.engines.engine import BackendError, GenerationRequest
-from rollout.engines.served import ChatServer, OllamaEngine
+from rollout.engines.served import OllamaEngine
 from rollout.types import Message
 
 
@@ -30,15 +30,14 @@ def run_serve(config: RunConfig, folder: Path) -> None:
             f"{folder} was trained with agent.type = '{agent}', and `agentflow serve` knows the planner only; "
             "`agentflow solve` asks such an agent, and any server of models takes the export"
         )
-    manifest = read_export(folder, (gguf["file"],))
+    read_export(folder, (gguf["file"],))
     backend = config.backend
     if not isinstance(backend, OllamaConfig):
         raise ExportError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
-    engine = OllamaEngine(ChatServer(backend), backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
-    digest = manifest["files"][gguf["file"]]
+    engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     first = _opening(config)
     with console.status(f"giving {gguf['file']} to {backend.base_url}"):
-        asyncio.run(engine.create(folder / gguf["file"], digest, gguf["template"], gguf["parameters"]))
+        asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))
     with console.status("asking it for a decision"):
         text = asyncio.run(_first_decision(engine, config, *first))
     console.print(

@@ -118,8 +118,8 @@ def _check_weights(config: RunConfig) -> None:
 def _check_written(config: RunConfig) -> None:
     recording = config.envs.recording
     written = [("envs.recording.path", recording.path)] if recording.mode == "record" else []
-    if isinstance(config.memory, FolderMemoryConfig):
-        written.append(("memory.path", config.memory.path))
+    if isinstance(config.planner.memory, FolderMemoryConfig):
+        written.append(("agent.memory.path", config.planner.memory.path))
     for key, path in written:
         if path and not Path(path).is_absolute():
             raise JobError(

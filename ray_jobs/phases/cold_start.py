@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from configs.errors import UserError
-from configs.learner import FileConfig, OwnDemonstrationsConfig, PlansConfig, TeacherConfig
+from configs.learner import CustomDemonstrationsConfig, FileConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks
 from learner.checkpoint import CheckpointError, newest_checkpoint
 from ray_jobs.run.run import Run
@@ -13,13 +13,12 @@ from reward.collected import outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
-
-class NoDemonstrationError(UserError):
-    """What was played may not be imitated; the message says why."""
+BATCH_DEMONSTRATIONS = 8
+"""Demonstrations per optimizer step."""
 
 
 def cold_start(run: Run) -> Mapping[str, object]:
-    """Supervised steps on demonstrations; then version 0 is published."""
+    """Imitate demonstrations in supervised steps, then publish version 0."""
     facts = run.finished("cold_start")
     if facts is None:
         facts = _imitate(run)
@@ -30,7 +29,7 @@ def cold_start(run: Run) -> Mapping[str, object]:
 
 
 def load_cold_start(run: Run) -> None:
-    """The cold-started policy into the learner, ready for RL. Raises CheckpointError where it is gone."""
+    """Load the cold-started policy into the learner, ready for RL. Raises CheckpointError if it is missing."""
     checkpoint, faults = newest_checkpoint(run.folder.cold_start)
     if checkpoint is None:
         why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
@@ -53,7 +52,7 @@ def _imitate(run: Run) -> Mapping[str, object]:
         batches = _batches(demonstrations, settings, run.config.seed)
         phase.expect(len(batches))
         for step, batch in enumerate(batches):
-            # Falling to zero: with a constant step size the policy would lean to whatever the last batches showed.
+            # The rate falls to zero, since with a constant one the policy would overfit the last batches.
             rate = settings.learning_rate * (1 - step / len(batches))
             result = run.supervisor.learn("imitate_step", batch, rate)
             run.log_metrics(step, result.metrics)
@@ -67,39 +66,36 @@ def _played(run: Run) -> list[Trajectory]:
 
 
 def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
-    """By the trajectory's id. Each is scored once: a scorer of one's own may take its time, and waver."""
-    return {one.id: outcome_of(one) for one in played}
+    """Return the scores by trajectory id. Each is computed once, since a custom scorer may be slow or random."""
+    return {trajectory.id: outcome_of(trajectory) for trajectory in played}
 
 
 def _kept(run: Run, played: list[Trajectory], scores: Mapping[str, float | None]) -> list[Trajectory]:
-    """Raises NoDemonstrationError."""
     settings = run.config.cold_start
     if isinstance(settings, TeacherConfig):
-        kept, said = kept_demonstrations(played, scores, settings.min_score)
-        run.tell(said)
+        kept, message = kept_demonstrations(played, scores, settings.min_score)
+        run.tell(message)
         return kept
     check_played(played, run.config.rollout.max_turn_tokens)
     return played
 
 
 def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
-    """Whether every plan was played to its answer in well-formed steps that the policy may write. Raises
-    NoDemonstrationError."""
+    """Raise UserError unless every plan reached its answer in well-formed steps of at most `max_turn_tokens`."""
     broken = [one for one in played if one.stop_reason != "answered" or one.num_format_errors]
     if broken:
         first = broken[0]
         malformed = next((turn.format_error for turn in first.turns if turn.format_error), None)
-        raise NoDemonstrationError(
+        raise UserError(
             f"{len(broken)} of {len(played)} plans of the cold start did not reach their answer, first "
-            f"{first.task.id}: {first.failure or malformed or first.stop_reason}; see that the tools of envs.actions "
-            "work, raise rollout.engine.max_model_len where it ended as 'context', or set "
-            "cold_start.num_demonstrations=0"
+            f"{first.task.id}: {first.failure or malformed or first.stop_reason}; check the tools of envs.actions, "
+            "raise rollout.engine.max_model_len if it ended as 'context', or set cold_start.num_demonstrations=0"
         )
     longest = [max((turn.num_tokens for turn in one.planner_turns), default=0) for one in played]
     if too_long := [length for length in longest if length > max_turn_tokens]:
-        raise NoDemonstrationError(
+        raise UserError(
             f"{len(too_long)} of {len(played)} plans of the cold start have a step of more than "
-            f"rollout.max_turn_tokens = {max_turn_tokens} tokens, and in RL the policy's own are cut there; set "
+            f"rollout.max_turn_tokens = {max_turn_tokens} tokens, where RL cuts the policy's steps; set "
             f"rollout.max_turn_tokens={max(too_long)}, or cold_start.num_demonstrations=0"
         )
 
@@ -107,28 +103,30 @@ def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
 def kept_demonstrations(
     played: Sequence[Trajectory], scores: Mapping[str, float | None], min_score: float
 ) -> tuple[list[Trajectory], str | None]:
-    """Those of a teacher that are good enough, and what to say of the others. Raises NoDemonstrationError where none
-    is."""
+    """Return a teacher's demonstrations with a sufficient score, and a message about the others.
+
+    Raises UserError if there are none.
+    """
     answered = [one for one in played if one.answer is not None]
     kept = [one for one in answered if (score := scores[one.id]) is not None and score >= min_score]
     if len(kept) == len(played):
         return kept, None
-    said = f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} score "
-    said += f"less than cold_start.min_score = {min_score:g}"
-    if len(answered) < len(played):
-        first = next(one for one in played if one.answer is None)
-        said += (
-            f", and {len(played) - len(answered)} failed, first {first.task.id}: {first.failure or first.stop_reason}"
-        )
+    message = (
+        f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} score "
+        f"less than cold_start.min_score = {min_score:g}"
+    )
+    if failed := [one for one in played if one.answer is None]:
+        first = failed[0]
+        message += f", and {len(failed)} failed, first {first.task.id}: {first.failure or first.stop_reason}"
     if not kept:
-        raise NoDemonstrationError(f"there is nothing to imitate: {said}")
-    return kept, said
+        raise UserError(f"there is nothing to imitate: {message}")
+    return kept, message
 
 
 def _facts(
     demonstrations: Sequence[Trajectory],
     scores: Mapping[str, float | None],
-    settings: PlansConfig | OwnDemonstrationsConfig,
+    settings: PlansConfig | CustomDemonstrationsConfig,
 ) -> dict[str, object]:
     facts: dict[str, object] = {"num_demonstrations": len(demonstrations)}
     if not isinstance(settings, FileConfig):
@@ -139,11 +137,11 @@ def _facts(
 
 
 def _batches(
-    demonstrations: Sequence[Trajectory], settings: PlansConfig | OwnDemonstrationsConfig, seed: int
+    demonstrations: Sequence[Trajectory], settings: PlansConfig | CustomDemonstrationsConfig, seed: int
 ) -> list[Sequence[Trajectory]]:
-    """Plans come in the order of their tasks, which is a random one; other demonstrations anew in every pass."""
-    size, items = settings.batch_demonstrations, list(demonstrations)
-    if isinstance(settings, OwnDemonstrationsConfig):
+    """Return batches of plans in the random order of their tasks, and of other demonstrations shuffled in each pass."""
+    items = list(demonstrations)
+    if isinstance(settings, CustomDemonstrationsConfig):
         passes = (random.Random(f"imitation|{seed}|{number}") for number in range(settings.num_passes))
-        items = [one for rng in passes for one in rng.sample(items, len(items))]
-    return [items[start : start + size] for start in range(0, len(items), size)]
+        items = [demonstration for rng in passes for demonstration in rng.sample(items, len(items))]
+    return [items[start : start + BATCH_DEMONSTRATIONS] for start in range(0, len(items), BATCH_DEMONSTRATIONS)]

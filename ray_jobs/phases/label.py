@@ -18,6 +18,7 @@ from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
 from ray_jobs.run.preflight import check_labelling
 from reward.collected import CollectedGroups
+from reward.judge_client import Bill
 from reward.labels import (
     ContinueFrom,
     LabelError,
@@ -29,7 +30,6 @@ from reward.labels import (
 )
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
-from reward.openai_chat import Bill
 from reward.prm.step_text import StepText, step_texts
 from rollout.types import Trajectory
 
@@ -165,7 +165,7 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
         phase.facts.update(labeller=config.type, num_labels=len(done.labels))
         phase.facts.update(num_unlabelled=len(done.failures), first_failures=[*done.failures[:3]])
         if isinstance(labeller, StepJudge):
-            bill = labeller.meter.spent
+            bill = labeller.client.spent
             phase.facts["spent"] = asdict(bill)
     run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
     known = {(label.text_digest, label.trajectory_id, label.step) for label in done.labels}

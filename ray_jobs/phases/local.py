@@ -19,7 +19,7 @@ from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import prm_base, resolve_model
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
-from rollout.engines.served import ChatServer, OllamaEngine, OpenAiEngine
+from rollout.engines.served import OllamaEngine, OpenAiEngine
 from rollout.worker import Solver, Worker
 
 if TYPE_CHECKING:
@@ -199,17 +199,15 @@ def _served(config: RunConfig, adapter: Path | None) -> Solver:
             f"--adapter {adapter} needs backend.type = 'vllm': a server answers with the model that it serves; export "
             "the checkpoint (`agentflow export`) and serve that"
         )
-    if "model" in (config.rollout.verifier.type, config.rollout.generator.type):
+    if "model" in (config.planner.verifier.type, config.planner.generator.type):
         raise BackendError(
-            f"rollout.verifier/generator.type = 'model' asks the frozen base model, which backend.type = "
+            f"agent.verifier/generator.type = 'model' asks the frozen base model, which backend.type = "
             f"'{backend.type}' does not serve; set them to 'rule'"
         )
-    server = ChatServer(backend)
+    engine: OllamaEngine | OpenAiEngine
     if isinstance(backend, OllamaConfig):
-        engine: OllamaEngine | OpenAiEngine = OllamaEngine(
-            server, backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed
-        )
+        engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     else:
-        engine = OpenAiEngine(server, backend, seed=config.seed)
+        engine = OpenAiEngine(backend, seed=config.seed)
     asyncio.run(engine.check())
     return Solver(config, engine, ServedChat(), max_open=backend.max_concurrency)

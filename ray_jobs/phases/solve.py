@@ -63,7 +63,7 @@ _WHY: Mapping[StopReason, str] = {
     "answered": "the answer was empty",
     "verified": "the answer was empty",
     "format": "the replies were malformed, or the last step was no answer",
-    "context": "the context is full; raise rollout.engine.max_model_len, or ask for fewer steps with rollout.max_steps",
+    "context": "the context is full; raise rollout.engine.max_model_len, or ask for fewer steps with agent.max_steps",
     "infrastructure": "the engine or a tool failed, or it took longer than rollout.episode_timeout_s",
 }
 """A trajectory without an answer, by what ended it."""

@@ -157,14 +157,14 @@ def _check_examples(config: RunConfig) -> None:
     from rollout.agent.planner import FormatError, parse_decision
 
     schemas = function_schemas(config.envs)
-    for number, example in enumerate(config.rollout.prompt.examples, start=1):
+    for number, example in enumerate(config.planner.prompt.examples, start=1):
         for line in example.split("\n"):
             try:
                 if line.startswith("{"):
                     parse_decision(line, config.envs.actions, schemas)
             except FormatError as error:
                 raise PreflightError(
-                    f"rollout.prompt.examples: example {number} shows {line[:80]!r}, which this planner cannot write: "
+                    f"agent.prompt.examples: example {number} shows {line[:80]!r}, which this planner cannot write: "
                     f"{error}"
                 ) from None
 
@@ -174,15 +174,16 @@ def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
     from rollout.agent.agent import check_chat
     from rollout.agent.planner import system_prompt
 
-    rollout = config.rollout
-    if rollout.prompt == PromptConfig():
+    rollout, agent = config.rollout, config.planner
+    if agent.prompt == PromptConfig():
         return
-    count = len(check_chat(model_path).prompt(system_prompt([], rollout.prompt), ""))
-    turns = rollout.max_steps * rollout.max_turn_tokens
+    count = len(check_chat(model_path).prompt(system_prompt([], agent.prompt), ""))
+    turns = agent.max_steps * rollout.max_turn_tokens
     if count + turns >= rollout.engine.max_model_len:
         raise PreflightError(
-            f"rollout.prompt takes {count} tokens, and rollout.max_steps * max_turn_tokens = {turns}: together they "
-            f"leave no room for task and results in rollout.engine.max_model_len = {rollout.engine.max_model_len}; "
+            f"agent.prompt takes {count} tokens, and agent.max_steps * rollout.max_turn_tokens = {turns}: together "
+            "they leave no room for task and results in rollout.engine.max_model_len = "
+            f"{rollout.engine.max_model_len}; "
             "shorten it, or raise that"
         )
 
@@ -237,20 +238,20 @@ def _check_nothing_collected(config: RunConfig) -> None:
 
 def _check_own_code(config: RunConfig) -> None:
     """Whether there is what the recipe names, as module:name or command, and can be called. Raises OwnCodeError and
-    ProgramError."""
+    UserError."""
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:
-        from reward.scorers.own import scorer_of
+        from reward.scorers.custom import scorer_of
 
         scorer_of(config.reward.scorer)
     if config.reward.turn_scorer:
-        from reward.scorers.own import OwnTurnScorer
+        from reward.scorers.custom import CustomTurnScorer
 
-        OwnTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
+        CustomTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
+        from rollout.agent.custom import build_solving
         from rollout.agent.demonstrations import check_demonstrations
-        from rollout.agent.own import build_solving
 
         build_solving(config.agent, config.code_path)
         check_demonstrations(config.cold_start)

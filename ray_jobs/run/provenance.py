@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from configs.base import Config
 from configs.learner import FileConfig
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
@@ -33,14 +34,15 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"output_dir": _absolute(config.output_dir), "envs": envs, "reward": reward})
 
 
-def _absolute_parts(config: RunConfig) -> dict[str, FileConfig | FolderMemoryConfig]:
+def _absolute_parts(config: RunConfig) -> dict[str, Config]:
     """Recorded conversations and a memory on disk, where there are some."""
-    parts = {"cold_start": config.cold_start, "memory": config.memory}
-    return {
-        name: part.model_copy(update={"path": _absolute(part.path)})
-        for name, part in parts.items()
-        if isinstance(part, (FileConfig, FolderMemoryConfig))
-    }
+    parts: dict[str, Config] = {}
+    if isinstance(config.cold_start, FileConfig):
+        parts["cold_start"] = config.cold_start.model_copy(update={"path": _absolute(config.cold_start.path)})
+    if isinstance(memory := config.planner.memory, FolderMemoryConfig):
+        memory = memory.model_copy(update={"path": _absolute(memory.path)})
+        parts["agent"] = config.planner.model_copy(update={"memory": memory})
+    return parts
 
 
 def shown(path: Path) -> str:

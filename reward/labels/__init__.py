@@ -1,4 +1,4 @@
-"""Labels of steps: what each is, and their estimate by continuations (Monte Carlo)."""
+"""Labels of steps: their type, their file, and their estimate by continuations (Monte Carlo)."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,32 +16,33 @@ SCHEMA = 1
 
 
 class LabelError(RuntimeError):
-    """A labeller that could not label a step. The step stays unlabelled; no score is ever made up."""
+    """A step that a labeller could not label. It stays unlabelled: no score is made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLabel:
-    """The judgement of one step, in [0, 1].
-
-    `score` is blind: of the decision alone, which is what the PRM can know. `score_hindsight` also saw the
-    result. None where a labeller has no such view. `votes` are the single verdicts behind `score`, `spread`
-    their largest minus their smallest. `text_digest` is the StepText's.
-    """
+    """The judgement of one step."""
 
     trajectory_id: str
     task_id: str
     step: int
+    """Number of the planner turn, from 0."""
     labeller: str
     text_digest: str
+    """Digest of the StepText that was judged."""
     score: float
+    """Blind score in [0, 1]: of the decision alone, which is what the PRM can know."""
     score_hindsight: float | None = None
+    """Score of a judgement that also saw the decision's result; None if the labeller makes none."""
     votes: tuple[float, ...] = ()
+    """Single verdicts behind `score`."""
     spread: float = 0.0
+    """Largest vote minus smallest vote."""
     details: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, step: StepText, *, labeller: str, score: float, **further: Any) -> "StepLabel":
-        """The label of this step, with the text it was given to."""
+        """Return the label of a step, bound to the text that was judged."""
         return cls(
             trajectory_id=step.trajectory_id,
             task_id=step.task_id,
@@ -54,21 +55,22 @@ class StepLabel:
 
 
 class Labeller(Protocol):
+    """Anything that labels steps."""
+
     name: str
 
     async def label(self, step: StepText) -> StepLabel:
-        """Judge one step. Raises LabelError when there is no honest verdict."""
+        """Judge one step. Raise LabelError if there is no honest verdict."""
         ...
 
 
 def append_label(path: Path, label: StepLabel) -> None:
-    """A label that was paid for is on disk before the next one is asked for."""
+    """Write a label before the next one is requested, because it may have been paid for."""
     append_record(path, {"schema": SCHEMA, **asdict(label)})
 
 
 def read_labels(path: Path) -> Iterator[StepLabel]:
-    """The labels of a file; a last line that was cut off by a crash is left out. Raises PrmDataError
-    for another schema."""
+    """Yield the labels of a file without a last line that a crash cut off. Raise PrmDataError for another schema."""
     for row in read_records(path) if path.exists() else ():
         if row.pop("schema") != SCHEMA:
             raise PrmDataError(f"{path} holds labels of another schema than {SCHEMA}; label again into a new file")
@@ -76,15 +78,15 @@ def read_labels(path: Path) -> Iterator[StepLabel]:
 
 
 ContinueFrom = Callable[[Trajectory, int, int], Awaitable[Sequence[Trajectory]]]
-"""`continue_from(trajectory, num_turns, count)`: `count` new ends of a trajectory after its first `num_turns`
-planner turns, without those that do not repeat them."""
+"""`continue_from(trajectory, num_turns, count)` samples `count` new continuations after the first `num_turns` planner
+turns, and leaves out those whose replay differs from the record."""
 
 
 class MonteCarloLabeller:
-    """A `Labeller` that needs no key: K continuations after the step, score = share that is right.
+    """A labeller that samples K continuations after the step; the score is the share that ends right.
 
-    Math-Shepherd's soft label (arXiv 2312.08935, eq. 2). The step's own result is part of what follows it, so the
-    score is both blind and hindsight. A last step is labelled by its trajectory's outcome.
+    This is Math-Shepherd's soft label (arXiv 2312.08935, eq. 2). The step's own result is part of the continuation, so
+    the score is both blind and hindsight. A last step is labelled with its trajectory's outcome.
     """
 
     name = "monte_carlo"
@@ -97,46 +99,41 @@ class MonteCarloLabeller:
         continuations: int,
         policy: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        """`policy`: who continues, for the labels' details."""
+        """`policy` identifies the policy that continues; it is recorded in each label."""
         self._trajectories = {trajectory.id: trajectory for trajectory in trajectories}
         self._continue_from = continue_from
         self._continuations = continuations
         self._policy = policy
 
     async def label(self, step: StepText) -> StepLabel:
-        """Raises LabelError when tools or engine broke in a continuation: what broke was not the step. And when none of
-        them repeats the attempt up to the step: they went on from somewhere else."""
+        """Judge one step.
+
+        Raises LabelError if tools or engine failed in a continuation, which is not the step's fault, or if no
+        continuation repeats the trajectory up to the step.
+        """
         trajectory = self._trajectories[step.trajectory_id]
-        ends = await self._ends(trajectory, step)
+        ends: Sequence[Trajectory] = (trajectory,)
+        if step.step < step.num_steps - 1:
+            ends = await self._continue_from(trajectory, step.step + 1, self._continuations)
         if not ends:
             raise LabelError(f"no continuation of {trajectory.id} repeats its first {step.step + 1} turns")
         broken = sum(end.stop_reason == "infrastructure" for end in ends)
         if broken:
-            raise LabelError(f"{broken} of {len(ends)} continuations of {trajectory.id} broke off; label it again")
+            raise LabelError(f"{broken} of {len(ends)} continuations of {trajectory.id} failed; label it again")
         scores = [score_answer(end.task, end.answer, end.turns) for end in ends]
         votes = tuple(score for score in scores if score is not None)
         if len(votes) < len(ends):
             raise LabelError(f"{len(ends) - len(votes)} of {len(ends)} continuations of {trajectory.id} have no score")
+        # Replayed turns are not trainable; only the new ones identify the policy that continued.
+        new_turns = (turn for end in ends for turn in end.planner_turns if turn.trainable)
+        versions = sorted({version for turn in new_turns for version in turn.token_versions})
         score = sum(votes) / len(votes)
-        spread = max(votes) - min(votes)
-        details = {**self._policy, "continuations": self._continuations, "policy_versions": _versions_of(ends)}
         return StepLabel.of(
             step,
             labeller=self.name,
             score=score,
             score_hindsight=score,
             votes=votes,
-            spread=spread,
-            details=details,
+            spread=max(votes) - min(votes),
+            details={**self._policy, "continuations": self._continuations, "policy_versions": versions},
         )
-
-    async def _ends(self, trajectory: Trajectory, step: StepText) -> Sequence[Trajectory]:
-        if step.step == step.num_steps - 1:
-            return (trajectory,)
-        return await self._continue_from(trajectory, step.step + 1, self._continuations)
-
-
-def _versions_of(ends: Iterable[Trajectory]) -> list[int]:
-    """The policy versions that sampled them, without what they repeat."""
-    turns = (turn for end in ends for turn in end.planner_turns if turn.trainable)
-    return sorted({version for turn in turns for version in turn.token_versions})

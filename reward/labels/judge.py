@@ -1,4 +1,4 @@
-"""A judge model that labels steps: its questions, its replies, and receipts for what was paid."""
+"""A judge model that labels steps: its questions, its replies, and the receipts of paid replies."""
 
 import asyncio
 import hashlib
@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from configs.errors import whole_letters
 from configs.reward import StepJudgeConfig
+from reward.judge_client import Bill, ChatClient, ChatError, Message, as_data
 from reward.labels import LabelError, StepLabel
-from reward.openai_chat import Bill, BudgetExceededError, ChatClient, ChatError, Message, as_data
 from reward.prm.step_text import StepText
 from reward.types import PrmDataError
 from rollout.records import append_record, read_records
@@ -63,9 +63,9 @@ End your reply with one JSON object in this form, the score last, and write noth
 "fresh": <0-2>}, "veto": <true or false>, "score": <0.0-1.0>}"""
 
 
-def rubric_of(actions: Sequence[str], own: Mapping[str, str]) -> str:
-    """For a planner with these actions; `own` are those of one's own, in the words that the planner is told."""
-    known = {**_ACTIONS, **own}
+def rubric_of(actions: Sequence[str], custom: Mapping[str, str]) -> str:
+    """Return the rubric for a planner with these actions; `custom` describes custom tools as the planner sees them."""
+    known = {**_ACTIONS, **custom}
     return _RUBRIC.replace("{actions}", ", ".join(f"{name} ({known[name]})" for name in actions))
 
 
@@ -74,16 +74,18 @@ RUBRIC = rubric_of(("think", "search", "code", "answer"), {})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One reply of the judge, understood. `score` in [0, 1]; `criteria` each 0, 1 or 2."""
+    """One valid reply of the judge."""
 
     score: float
+    """In [0, 1]."""
     criteria: dict[str, int] = field(default_factory=dict)
+    """0, 1 or 2 for each of CRITERIA; may be empty."""
     veto: bool = False
     reason: str = ""
 
 
 def parse_verdict(text: str) -> Verdict | None:
-    """The verdict in the last JSON object of a reply; None when that is not one, for no number is ever mended."""
+    """Return the verdict in the last JSON object of a reply; None if it is invalid, because no number is repaired."""
     _, _, answer = text.rpartition("</think>")
     row = None if "<think>" in answer else _last_object(answer)
     if row is None:
@@ -92,37 +94,31 @@ def parse_verdict(text: str) -> Verdict | None:
     veto, reason = row.get("veto", False), row.get("reason", "")
     if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
         return None
-    if not isinstance(veto, bool) or (veto and score) or not isinstance(reason, str) or not _is_criteria(criteria):
+    if not isinstance(veto, bool) or (veto and score) or not isinstance(reason, str):
+        return None
+    if not isinstance(criteria, dict) or (criteria and set(criteria) != set(CRITERIA)):
+        return None
+    if not all(type(mark) is int and 0 <= mark <= 2 for mark in criteria.values()):
         return None
     return Verdict(score=float(score), criteria=criteria, veto=veto, reason=reason)
 
 
-def _is_criteria(value: object) -> bool:
-    if not isinstance(value, dict) or (value and set(value) != set(CRITERIA)):
-        return False
-    return all(type(mark) is int and 0 <= mark <= 2 for mark in value.values())
-
-
 def _last_object(text: str) -> dict[str, Any] | None:
-    """The last outermost JSON object; None when that one is broken, for its inside is no answer."""
-    found: dict[str, Any] | None = None
+    """Return the last outermost JSON object; None if it is broken, because an object inside it is not the answer."""
+    last: dict[str, Any] | None = None
     start = text.find("{")
     while start >= 0:
         try:
-            found, end = json.JSONDecoder().raw_decode(text, start)
+            last, end = json.JSONDecoder().raw_decode(text, start)
         except (ValueError, RecursionError):
-            found, end = None, _closing_brace(text, start)
+            last, end, depth = None, len(text), 0
+            for brace in re.finditer(r"[{}]", text[start:]):
+                depth += 1 if brace[0] == "{" else -1
+                if depth == 0:
+                    end = start + brace.end()
+                    break
         start = text.find("{", end)
-    return found
-
-
-def _closing_brace(text: str, start: int) -> int:
-    depth = 0
-    for brace in re.finditer(r"[{}]", text[start:]):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return start + brace.end()
-    return len(text)
+    return last
 
 
 SCHEMA = 1
@@ -131,12 +127,13 @@ View = Literal["blind", "hindsight"]
 
 
 class VerdictKey(NamedTuple):
-    """What was asked of whom. The request's digest covers the whole prompt and the temperature."""
+    """Identity of one question to one judge."""
 
     text_digest: str
     view: View
     vote: int
     request_sha: str
+    """Digest of the whole prompt and the temperature."""
     model: str
 
 
@@ -144,13 +141,14 @@ Paid = tuple[Verdict, Bill]
 
 
 class Receipts:
-    """Replies that were paid for, understood or not, in append-only JSON lines that are flushed one by one.
+    """Replies that were paid for, valid or not, in append-only JSON lines that are flushed one by one.
 
-    `spent` is the bill of the file, which one process at a time may use. Raises PrmDataError for another schema.
+    `spent` is the bill of the file, which one process at a time may use.
     """
 
     def __init__(self, path: Path) -> None:
-        # Before the first request: that a file cannot be written must not be found out after paying.
+        """Read the file. Raise PrmDataError for another schema."""
+        # Before the first request, so that a file that cannot be written is found before money is spent.
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         self.path = path
@@ -163,11 +161,11 @@ class Receipts:
             self._keep(key, row.pop("text"), Bill(**row))
 
     def get(self, key: VerdictKey) -> Paid | None:
-        """The verdict and its bill, if it was paid for before."""
+        """Return the verdict and its bill if it was paid for before."""
         return self._verdicts.get(key)
 
     def add(self, key: VerdictKey, text: str, bill: Bill) -> None:
-        """Write down a reply; the text is empty when it was lost."""
+        """Record a reply; the text is empty if the reply was lost."""
         text = whole_letters(text)
         append_record(self.path, {"schema": SCHEMA, **key._asdict(), "text": text, **asdict(bill)})
         self._keep(key, text, bill)
@@ -184,14 +182,14 @@ HINDSIGHT = "<step>\n{text}</step>\n<result>\n{result}</result>\nGrade the last 
 
 
 def judge_name(config: StepJudgeConfig) -> str:
-    """What its labels say they are of."""
+    """Return the labeller name in this judge's labels."""
     return f"judge:{config.model}"
 
 
 class StepJudge:
-    """Labels a step by `num_votes` blind verdicts and one in hindsight.
+    """A labeller that asks a language model for `num_votes` blind verdicts and one in hindsight.
 
-    What `receipts` holds is never asked again, and its cost counts against the budget.
+    Receipts are never requested again, and their cost counts against the budget.
     """
 
     def __init__(
@@ -200,81 +198,78 @@ class StepJudge:
         self.name = judge_name(config)
         self._config = config
         self._rubric = rubric
-        self._client = client or ChatClient(config, section="label.judge")
+        self.client = client or ChatClient(config, section="label.judge")
         self._receipts = Receipts(receipts)
-        self.meter = self._client.meter
-        self.meter.charge(self._receipts.spent)
+        self.client.spent += self._receipts.spent
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step.
 
-        Raises LabelError when this step gets no verdict or its votes disagree. BudgetExceededError, and a
-        ChatError that would meet every other step too (a refused key), are not about this step: they should
-        stop the whole run.
+        Raises:
+            LabelError: this step got no verdict, or its votes disagree.
+            ChatError: every other step would fail as well (a refused key, a spent budget); labelling should stop.
         """
-        # Steps with equal texts share verdicts; together they would both pay for them.
+        # Steps with equal texts share verdicts; in parallel they would both pay for them.
         lock = self._locks.setdefault(step.digest, asyncio.Lock())
         async with lock:
             questions = self._questions(step)
             outcomes = await asyncio.gather(*(self._ask(*question) for question in questions), return_exceptions=True)
-        # Only after all are done: what was asked is paid, and its reply must reach the receipts.
+        # Only after all have finished: each reply was paid for, and has to reach the receipts.
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures:
             raise min(failures, key=lambda failure: isinstance(failure, LabelError))
         return self._label(step, [outcome for outcome in outcomes if not isinstance(outcome, BaseException)])
 
     def estimate(self, steps: Iterable[StepText]) -> Bill:
-        """What labelling these steps may still cost at most, if every first reply holds a verdict. Sends nothing."""
-        asked = {key: messages for step in steps for key, messages in self._questions(step)}
-        return sum((self.meter.bound(asked[key]) for key in asked if self._receipts.get(key) is None), start=Bill())
+        """Return the highest bill for these steps if every first reply holds a verdict. Send nothing."""
+        questions = {key: messages for step in steps for key, messages in self._questions(step)}
+        open_questions = (messages for key, messages in questions.items() if self._receipts.get(key) is None)
+        return sum(map(self.client.bound, open_questions), start=Bill())
 
     def _questions(self, step: StepText) -> list[tuple[VerdictKey, list[Message]]]:
-        """The blind votes, then the question in hindsight."""
-        blind = [self._question(step, "blind", vote) for vote in range(self._config.num_votes)]
-        return [*blind, self._question(step, "hindsight", 0)]
-
-    def _question(self, step: StepText, view: View, vote: int) -> tuple[VerdictKey, list[Message]]:
-        question = BLIND if view == "blind" else HINDSIGHT
-        content = question.format(text=as_data(step.text), result=as_data(step.result))
-        messages: list[Message] = [
-            {"role": "system", "content": self._rubric},
-            {"role": "user", "content": content},
-        ]
-        sha = hashlib.sha256(json.dumps([messages, self._config.temperature]).encode()).hexdigest()
-        return VerdictKey(step.digest, view, vote, sha, self._config.model), messages
+        views: list[tuple[View, int]] = [("blind", vote) for vote in range(self._config.num_votes)]
+        questions = []
+        for view, vote in (*views, ("hindsight", 0)):
+            question = BLIND if view == "blind" else HINDSIGHT
+            content = question.format(text=as_data(step.text), result=as_data(step.result))
+            messages: list[Message] = [
+                {"role": "system", "content": self._rubric},
+                {"role": "user", "content": content},
+            ]
+            sha = hashlib.sha256(json.dumps([messages, self._config.temperature]).encode()).hexdigest()
+            questions.append((VerdictKey(step.digest, view, vote, sha, self._config.model), messages))
+        return questions
 
     async def _ask(self, key: VerdictKey, messages: list[Message]) -> Paid:
-        replies = self._config.max_retries + 1
-        for _ in range(replies):
-            paid = self._receipts.get(key) or await self._buy(key, messages)
-            if paid is not None:
+        num_replies = self._config.max_retries + 1
+        for _ in range(num_replies):
+            if (paid := self._receipts.get(key)) is not None:
                 return paid
-        raise LabelError(f"{self.name} gave no verdict in {replies} replies; read them in {self._receipts.path}")
-
-    async def _buy(self, key: VerdictKey, messages: list[Message]) -> Paid | None:
-        """One reply, written down; None when it holds no verdict."""
-        try:
-            reply = await self._client.complete(messages)
-        except (ChatError, BudgetExceededError) as error:
-            if error.bill.cost_usd:
-                self._receipts.add(key, "", error.bill)
-            if isinstance(error, ChatError) and not error.lasting:
+            try:
+                reply = await self.client.complete(messages)
+            except ChatError as error:
+                if error.bill.cost_usd:
+                    self._receipts.add(key, "", error.bill)
+                if error.lasting:
+                    raise
                 raise LabelError(str(error)) from error
-            raise
-        self._receipts.add(key, reply.text, reply.bill)
-        return self._receipts.get(key)
+            self._receipts.add(key, reply.text, reply.bill)
+            if (paid := self._receipts.get(key)) is not None:
+                return paid
+        raise LabelError(f"{self.name} gave no verdict in {num_replies} replies; read them in {self._receipts.path}")
 
     def _label(self, step: StepText, paid: Sequence[Paid]) -> StepLabel:
         *blind, hindsight = (verdict for verdict, _ in paid)
         votes = tuple(verdict.score for verdict in blind)
-        # Rounded: 0.7 - 0.3 and 0.9 - 0.5 are the same disagreement.
+        # Rounded, so that 0.7 - 0.3 and 0.9 - 0.5 are the same disagreement.
         spread = round(max(votes) - min(votes), 9)
         if spread > self._config.max_spread:
             raise LabelError(
                 f"{self.name} disagrees with itself about trajectory {step.trajectory_id}, step {step.step}: "
                 f"votes {votes} are {spread} apart, at most label.judge.max_spread = {self._config.max_spread}"
             )
+        bill = sum((bill for _, bill in paid), start=Bill())
         return StepLabel.of(
             step,
             labeller=self.name,
@@ -282,15 +277,12 @@ class StepJudge:
             score_hindsight=hindsight.score,
             votes=votes,
             spread=spread,
-            details=self._details(blind, hindsight, sum((bill for _, bill in paid), start=Bill())),
+            details={
+                "model": self._config.model,
+                "temperature": self._config.temperature,
+                "prompt_sha": hashlib.sha256("\x00".join((self._rubric, BLIND, HINDSIGHT)).encode()).hexdigest(),
+                "blind": [asdict(verdict) for verdict in blind],
+                "hindsight": asdict(hindsight),
+                **asdict(bill),
+            },
         )
-
-    def _details(self, blind: list[Verdict], hindsight: Verdict, bill: Bill) -> dict[str, object]:
-        return {
-            "model": self._config.model,
-            "temperature": self._config.temperature,
-            "prompt_sha": hashlib.sha256("\x00".join((self._rubric, BLIND, HINDSIGHT)).encode()).hexdigest(),
-            "blind": [asdict(verdict) for verdict in blind],
-            "hindsight": asdict(hindsight),
-            **asdict(bill),
-        }

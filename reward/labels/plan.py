@@ -1,6 +1,6 @@
-"""Step labels from the task generator's own plan: what the right next step was is known, not judged."""
+"""Step labels from the task generator's own plan, in which the right next step is known exactly."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import fmean
@@ -13,17 +13,26 @@ from reward.scorers import score_answer
 from rollout.filters import SOLVED
 from rollout.types import Group, Trajectory, Turn
 
-RIGHT, UNSUPPORTED, PART, HARMLESS, REPEATED, WRONG = 1.0, 0.7, 0.2, 0.2, 0.1, 0.0
-"""PART is low: a planner that computes a part of the result after the first of two searches stops there, and of 28
-recorded prefixes with such a step none was ever continued to the right answer."""
+RIGHT = 1.0
+"""A right next step."""
+UNSUPPORTED = 0.7
+"""A right answer that the results so far do not support."""
+PART = 0.2
+"""A part of a computation. It is low because a planner that computes a part of the result after the first of two
+searches stops there: of 28 recorded prefixes with such a step none was continued to the right answer."""
+HARMLESS = 0.2
+"""A thought."""
+REPEATED = 0.1
+"""A step that brings what is known already."""
+WRONG = 0.0
+"""A wrong or malformed step."""
 
 
 class PlanLabeller:
-    """A `Labeller` for generated tasks: 1.0 a right next step, 0.7 a right answer without support, 0.2 a part of
-    a computation or a thought, 0.1 a step done before, 0.0 a wrong or malformed one.
+    """A labeller for generated tasks, which compares each step with the generator's plan.
 
-    The tools of generated tasks are deterministic, so a label by what a decision brought is a label of the
-    decision: the blind score and the hindsight score are the same.
+    The tools of generated tasks are deterministic, so the label of a decision's result is a label of the decision: the
+    blind score and the hindsight score are the same.
     """
 
     name = "plan"
@@ -33,7 +42,7 @@ class PlanLabeller:
         self._scores: dict[str, list[float]] = {}
 
     async def label(self, step: StepText) -> StepLabel:
-        """Raises LabelError for a task that was not generated."""
+        """Judge one step. Raise LabelError for a task that was not generated."""
         if step.trajectory_id not in self._scores:
             self._scores[step.trajectory_id] = plan_scores(self._trajectories[step.trajectory_id])
         score = self._scores[step.trajectory_id][step.step]
@@ -41,9 +50,9 @@ class PlanLabeller:
 
 
 def plan_scores(trajectory: Trajectory) -> list[float]:
-    """The score of every planner turn of a generated task. Raises LabelError for another task, or another agent."""
+    """Return the score of every planner turn. Raise LabelError for a task without a plan or a custom agent."""
     if any(turn.heard is not None for turn in trajectory.planner_turns):
-        raise LabelError(f"{trajectory.id} is of an agent of one's own, and a plan knows the planner's steps only")
+        raise LabelError(f"{trajectory.id} is of a custom agent, and a plan only knows the planner's steps")
     try:
         progress = _Progress.of(trajectory.task)
     except ValueError as error:
@@ -53,7 +62,8 @@ def plan_scores(trajectory: Trajectory) -> list[float]:
 
 @lru_cache(maxsize=1)
 def _worked_out(task: Task) -> tuple[frozenset[str], tuple[int, ...], frozenset[int]]:
-    """What the plan looks up, what its code computes, and the parts of that. Siblings come one after the other."""
+    """Return the items a plan looks up, the values its code computes, and the parts of these. Siblings come in a row,
+    so one cached task is enough."""
     names: dict[str, int] = {}
     values: list[int] = []
     parts: set[int] = set()
@@ -68,12 +78,15 @@ def _worked_out(task: Task) -> tuple[frozenset[str], tuple[int, ...], frozenset[
 
 @dataclass(slots=True)
 class _Progress:
-    """How far along its plan an episode is: facts and values still missing, and those it has."""
+    """Position of an episode in its plan."""
 
     task: Task
     items: frozenset[str]
+    """Items to look up."""
     values: tuple[int, ...]
+    """Values to compute, in order; the last one is the answer."""
     parts: frozenset[int]
+    """Intermediate results of these computations."""
     found: set[str] = field(default_factory=set)
     known: set[int] = field(default_factory=set)
     seen: set[ToolCall] = field(default_factory=set)
@@ -84,16 +97,17 @@ class _Progress:
         return cls(task=task, items=items, values=values, parts=parts)
 
     def score(self, turn: Turn) -> float:
-        call = turn.tool_call
+        call, result = turn.tool_call, turn.tool_result
         if call is None:
             return WRONG
         if call.name == "answer":
-            return self._answer(call.arguments)
+            if score_answer(self.task, call.arguments) != SOLVED:
+                return WRONG
+            return RIGHT if self.values[-1] in self.known else UNSUPPORTED
         if call in self.seen:
             return REPEATED
-        result = turn.tool_result
         if result is None or result.error is not None:
-            # The same call may be right later: a name that it misses now may be there by then.
+            # The same call may be right later: a name that is missing now may be defined by then.
             return WRONG
         self.seen.add(call)
         match call.name:
@@ -107,9 +121,9 @@ class _Progress:
         found = {item for item in self.items if f"of {item} weighs" in result}
         if not found:
             return WRONG
-        new = found - self.found
+        is_new = not found <= self.found
         self.found |= found
-        return RIGHT if new else REPEATED
+        return RIGHT if is_new else REPEATED
 
     def _code(self, result: str) -> float:
         try:
@@ -118,37 +132,26 @@ class _Progress:
             return WRONG
         if value in self.known:
             return REPEATED
-        if value in self.values:
-            self.known.add(value)
-            return RIGHT
-        if value in self.parts:
-            self.known.add(value)
-            return PART
-        return WRONG
-
-    def _answer(self, text: str) -> float:
-        if score_answer(self.task, text) != SOLVED:
+        if value not in self.values and value not in self.parts:
             return WRONG
-        return RIGHT if self.values[-1] in self.known else UNSUPPORTED
+        self.known.add(value)
+        return RIGHT if value in self.values else PART
 
 
 def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
-    """How wrong a PRM is on what the policy does now: `prm/rejudge_mse`, the mean squared error of its scores
-    against the plan's, over the steps of a batch that have both; nothing where none has."""
-    errors = [error for group in groups for error in _errors(group)]
+    """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over a batch's steps.
+
+    Steps without either are left out, such as those of tasks without a plan; nothing is returned if none is left.
+    """
+    errors: list[float] = []
+    for group in groups:
+        if all(trajectory.prm_digest is None for trajectory in group.trajectories):
+            continue
+        try:
+            truths = [plan_scores(trajectory) for trajectory in group.trajectories]
+        except LabelError:
+            continue
+        for trajectory, known in zip(group.trajectories, truths, strict=True):
+            turns = zip(trajectory.planner_turns, known, strict=True)
+            errors += [turn.score - truth for turn, truth in turns if turn.score is not None]
     return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}
-
-
-def _errors(group: Group) -> Iterator[float]:
-    """The PRM's scores less the plan's, of trainable turns; none for a task without a plan: only generated ones
-    have it, and a mix may hold others."""
-    if all(trajectory.prm_digest is None for trajectory in group.trajectories):
-        return
-    try:
-        truths = [plan_scores(trajectory) for trajectory in group.trajectories]
-    except LabelError:
-        return
-    for trajectory, known in zip(group.trajectories, truths, strict=True):
-        for turn, truth in zip(trajectory.planner_turns, known, strict=True):
-            if turn.score is not None and turn.trainable:
-                yield turn.score - truth

@@ -1,7 +1,7 @@
-"""Alarms: signs that the policy pleases the process reward model instead of solving tasks.
+"""Alarms: signs that the policy exploits the process reward model instead of solving tasks.
 
-Each sign sets the PRM against something that it cannot flatter: the solve rate, the outcomes of siblings, decisions
-that are junk, and the generator's plan.
+Each sign compares the PRM with something that it cannot influence: the solve rate, the outcomes of siblings, junk
+decisions, and the generator's plan.
 """
 
 import math
@@ -17,27 +17,29 @@ from configs.reward import AlarmConfig
 Metrics = Mapping[str, float]
 
 NOISE_DEVIATIONS = 3.0
-"""A window's solve rate is low only where it is so many standard deviations of a window below what chance explains."""
-# The median of |a - b| over normal a and b of standard deviation 1.
+"""A window's solve rate is low only if it is this many standard deviations of a window below what chance explains."""
+# Median of |a - b| for independent normal a and b of standard deviation 1.
 _MEDIAN_DIFFERENCE = 0.6745 * math.sqrt(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """One sign, in words with its value and bound, and what the PRM's weight is after it."""
+    """One sign that was raised."""
 
     step: int
     name: str
     message: str
+    """A sentence with the value and its bound."""
     prm_weight: float
+    """The PRM's weight after the alarm."""
 
 
 class HackingMonitor:
-    """Watches the metrics of every train step, over the last window of steps.
+    """A monitor of the metrics of every train step, over the last window of steps.
 
-    An alarm multiplies `prm_weight` by the configured factor; the same alarm then rests for a window, so that one cause
-    does not silence the PRM at a stroke. After steps without any sign the weight goes one alarm back up, never above
-    where it began: after two windows at first, and twice as many with every further alarm.
+    An alarm multiplies `prm_weight` by the configured factor. The same alarm then pauses for a window, so that one
+    cause does not silence the PRM at once. After steps without any sign the weight recovers by one alarm, never above
+    its initial value: after two windows at first, and after twice as many with every further alarm.
     """
 
     def __init__(self, config: AlarmConfig, prm_weight: float) -> None:
@@ -46,35 +48,32 @@ class HackingMonitor:
         self._solve_rates: list[float] = []
         self._last: dict[str, int] = {}
         self._full_weight = prm_weight
-        self._standing = 0
+        self._active = 0
         self._quiet = 0
         self.alarms: list[Alarm] = []
 
     @property
     def prm_weight(self) -> float:
-        """What alarms have left of the weight, for the next train step."""
-        return self._full_weight * self._config.factor**self._standing
+        """Return the weight for the next train step, lowered by the active alarms."""
+        return self._full_weight * self._config.factor**self._active
 
     def observe(self, step: int, metrics: Metrics) -> list[Alarm]:
-        """The alarms of this step, already acted upon."""
+        """Return the alarms of this step after lowering the weight for each."""
         self._window.append(metrics)
         if "rollout/solve_rate" in metrics:
             self._solve_rates.append(metrics["rollout/solve_rate"])
         signs = list(self._signs())
-        raised = [self._raise(step, name, message) for name, message in signs if not self._resting(name, step)]
+        raised = []
+        for name, message in signs:
+            if step - self._last.get(name, step - self._config.window) >= self._config.window:
+                self._active += 1
+                self._last[name] = step
+                raised.append(Alarm(step=step, name=name, message=message, prm_weight=self.prm_weight))
         self.alarms += raised
         self._quiet = 0 if signs else self._quiet + 1
-        if self._standing and self._config.factor and self._quiet >= self._config.window * 2 ** len(self.alarms):
-            self._standing, self._quiet = self._standing - 1, 0
+        if self._active and self._config.factor and self._quiet >= self._config.window * 2 ** len(self.alarms):
+            self._active, self._quiet = self._active - 1, 0
         return raised
-
-    def _raise(self, step: int, name: str, message: str) -> Alarm:
-        self._standing += 1
-        self._last[name] = step
-        return Alarm(step=step, name=name, message=message, prm_weight=self.prm_weight)
-
-    def _resting(self, name: str, step: int) -> bool:
-        return step - self._last.get(name, step - self._config.window) < self._config.window
 
     def _signs(self) -> Iterator[tuple[str, str]]:
         window, bounds = self._config.window, self._config
@@ -82,7 +81,7 @@ class HackingMonitor:
             return
         yield from self._fall()
         if deviations := self._of_window("prm/sibling_z"):
-            # Independent standard deviations from chance: their sum over the root of their number is one again.
+            # The sum of n independent standard normal deviations over sqrt(n) is standard normal again.
             below = -sum(deviations) / math.sqrt(len(deviations))
             if below > bounds.ranking_deviations:
                 yield (
@@ -99,13 +98,13 @@ class HackingMonitor:
                 yield name, f"{metric} over the last {window} steps is {fmean(values):.3g}, above its bound {bound:g}"
 
     def _fall(self) -> Iterator[tuple[str, str]]:
-        """The solve rate against its best window of the whole run: a drift is seen however slow it is."""
+        """Compare the solve rate with its best window of the whole run, so that a slow drift is seen, too."""
         window, rates = self._config.window, np.array(self._solve_rates)
         if len(rates) < 2 * window:
             return
         means = np.convolve(rates, np.full(window, 1 / window), "valid")
         best, now = float(means.max()), float(means[-1])
-        # From neighbours, so that learning itself is no noise; the median, so that a jump is none either.
+        # Differences of neighbours do not count learning as noise; their median does not count a jump.
         deviation = float(np.median(np.abs(np.diff(rates)))) / _MEDIAN_DIFFERENCE / math.sqrt(window)
         # The best of n windows lies about sqrt(2 ln n) standard deviations above their mean by chance alone.
         by_chance = math.sqrt(2 * math.log(len(rates) / window)) * deviation

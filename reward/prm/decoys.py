@@ -1,4 +1,4 @@
-"""Worthless decisions: junk and spoilt copies to train the PRM on; others, never trained on, as canaries."""
+"""Worthless decisions: junk and corrupted copies to train the PRM on; others, never trained on, as canaries."""
 
 import random
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ CANARIES: dict[str, tuple[str, str, str]] = {
     "unicode noise": ("\u2603\ufffd\u202eabc\u0000\u0301\u0301", "code", "\u2603\u2603 \ufffd\ufffd"),
     "empty answer": ("Done.", "answer", "I do not know"),
 }
-"""Name -> thought, action and input; `{problem}` stands for the question. A score above 0.3 is an alarm."""
+"""Name -> thought, action and input; `{problem}` is replaced by the question."""
 
 _FILLERS = (
     ("Let me think.", "think", "hm"),
@@ -33,7 +33,7 @@ _FILLERS = (
 
 
 def canaries(step: StepText) -> dict[str, StepText]:
-    """Each canary as the decision of `step`, in its true context."""
+    """Return each canary as the decision of `step`, in its true context."""
     return {
         name: _with_decision(step, *(part.replace("{problem}", _question(step)) for part in parts))
         for name, parts in CANARIES.items()
@@ -41,7 +41,7 @@ def canaries(step: StepText) -> dict[str, StepText]:
 
 
 def junk_steps(steps: Sequence[StepText], *, share: float, seed: int) -> list[StepText]:
-    """`share` times as many worthless steps as `steps`, in their contexts: fillers, copies, other tasks' decisions."""
+    """Return `share` times as many worthless steps: fillers, copies of the problem, other tasks' decisions."""
     rng = random.Random(f"junk|{seed}")
     if not steps:
         return []
@@ -49,14 +49,17 @@ def junk_steps(steps: Sequence[StepText], *, share: float, seed: int) -> list[St
 
 
 def spoilt_steps(right: Sequence[StepText], *, share: float, seed: int) -> list[StepText]:
-    """`share` times as many copies of right steps with one digit or one word of the input changed: what a planner
-    that copies carelessly writes. Thoughts are left alone, for a changed word does not make them wrong."""
+    """Return `share` times as many copies of right steps with one digit or one word of the input changed.
+
+    They resemble what a planner writes that copies carelessly. Thoughts are left out, because a changed word does not
+    make them wrong.
+    """
     rng = random.Random(f"spoilt|{seed}")
     candidates = [step for step in right if "\nAction: think\n" not in step.decision and _split_input(step)[1].strip()]
     chosen = [rng.choice(candidates) for _ in range(round(share * len(candidates)))] if candidates else []
     words = [word for step in candidates for word in _split_input(step)[1].split()]
     spoilt = [(step, _spoil(step, words, rng)) for step in chosen]
-    # One word may be put in its own place, and then nothing but white space may differ.
+    # A word may have been replaced by itself.
     return [copy for step, copy in spoilt if copy.decision.split() != step.decision.split()]
 
 
@@ -75,7 +78,6 @@ def _spoil(step: StepText, words: Sequence[str], rng: random.Random) -> StepText
 
 
 def _split_input(step: StepText) -> tuple[str, str]:
-    """A reply is all input."""
     split = step.decision.partition("\nReply: ") if step.is_reply else step.decision.rpartition("\nInput: ")
     head, mark, text = split
     return head + mark, text.rstrip("\n")
@@ -93,14 +95,13 @@ def _junk(step: StepText, steps: Sequence[StepText], rng: random.Random) -> Step
 
 
 def _body(step: StepText) -> str:
-    """The decision without its number."""
     return step.decision.partition("\n")[2]
 
 
 def _copy(step: StepText, rng: random.Random) -> tuple[str, str, str]:
-    """A part of the problem, said again where it helps nobody; never searched for, which may be the right step."""
+    # Never the action `search`: a search for a part of the problem may be the right step.
     question = _question(step)
-    # Never the whole: that is a canary.
+    # Never the whole problem: that is a canary.
     start = rng.randrange(1, max(2, len(question) // 2))
     part = question[start : start + rng.randint(12, max(13, len(question)))]
     thought = rng.choice((part, part, "The task is this.", "I read the question again.", ""))
@@ -113,7 +114,7 @@ def _question(step: StepText) -> str:
 
 def _with_decision(step: StepText, thought: str, action: str, action_input: str) -> StepText:
     if step.is_reply:
-        said = "\n".join(part for part in (thought, action_input) if part)
-        return replace(step, decision=REPLY.format(number=step.step + 1, text=said), result="", valid=True)
+        text = "\n".join(part for part in (thought, action_input) if part)
+        return replace(step, decision=REPLY.format(number=step.step + 1, text=text), result="", valid=True)
     decision = DECISION.format(number=step.step + 1, thought=thought, action=action, action_input=action_input)
     return replace(step, decision=decision, result="", valid=True)

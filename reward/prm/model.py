@@ -1,4 +1,4 @@
-"""The process reward model (PRM): a step's text to a score in [0, 1]."""
+"""The process reward model (PRM), which maps a step's text to a score in [0, 1]."""
 
 import hashlib
 import json
@@ -29,10 +29,12 @@ WEIGHTS = "prm.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class EncodedStep:
-    """One step for the forward pass: its tokens, and its place in the caller's list."""
+    """One step for the forward pass."""
 
     index: int
+    """Position in the caller's list."""
     token_ids: np.ndarray
+    """`[T]` int64."""
 
 
 class ProcessRewardModel:
@@ -60,7 +62,7 @@ class ProcessRewardModel:
         self.digest = ""
 
     def rows(self, steps: Sequence[StepText]) -> list[EncodedStep]:
-        """The steps as token ids; one whose decision does not fit `max_tokens` is left out."""
+        """Encode the steps; those whose decision does not fit `max_tokens` are left out."""
         rows = []
         for index, step in enumerate(steps):
             token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
@@ -69,19 +71,19 @@ class ProcessRewardModel:
         return rows
 
     def predict(self, rows: Sequence[TokenSequence]) -> Tensor:
-        """Scores `[B]` in float32, in the order of `rows`. Differentiable in adapter and head; one forward pass."""
+        """Return scores `[B]` in float32, in the order of `rows`, from one differentiable forward pass."""
         packed = pack(rows)
-        # Equal steps share their last node, which is read once: threads add the gradients of a node that is read often
-        # in any order.
+        # Equal steps share their last node. It is read once, because the order in which threads add the gradients of
+        # repeated reads is not deterministic.
         nodes, row_of = np.unique([path[-1] for path in packed.node_of], return_inverse=True)
         hidden = self.backbone.hidden_states(packed)[self.backbone.tensor(nodes)].float()
         return torch.sigmoid(self.head(hidden).squeeze(-1))[self.backbone.tensor(row_of)]
 
     def score(self, steps: Sequence[StepText]) -> list[float | None]:
-        """Raw scores in [0, 1], independent of which steps are scored together up to rounding; None for a decision
-        that is longer than the PRM reads.
+        """Return raw scores in [0, 1]; None for a decision that is longer than the PRM reads.
 
-        Raises PrmError when a score is not finite: a broken model must not look like a bad step.
+        Up to rounding, scores do not depend on which steps are scored together. Raises PrmError if a score is not
+        finite, because a broken model must not look like a bad step.
         """
         scores: list[float | None] = [None] * len(steps)
         with torch.no_grad():
@@ -93,7 +95,7 @@ class ProcessRewardModel:
         return scores
 
     def trainable_parameters(self) -> list[dict[str, object]]:
-        """Two groups: the adapter, and the head at ten times its step size."""
+        """Return two parameter groups: the adapter, and the head at ten times its learning rate."""
         rate = self.config.learning_rate
         return [
             {"params": self.backbone.trainable_parameters(), "lr": rate},
@@ -101,9 +103,9 @@ class ProcessRewardModel:
         ]
 
     def save(self, folder: Path, **facts: object) -> None:
-        """Write adapter, head and a manifest; the folder appears whole or not at all. Sets `digest`.
+        """Write adapter, head and a manifest with `facts` atomically, and set `digest`.
 
-        `facts` go into the manifest. Raises CheckpointError when the disk is full or not writable.
+        Raises CheckpointError if the disk is full or not writable.
         """
         head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
         data = safetensors.torch.save(self.backbone.adapter_state() | head)
@@ -119,7 +121,7 @@ class ProcessRewardModel:
             ) from error
 
     def load(self, folder: Path) -> None:
-        """Take the weights of `folder`. Raises CheckpointError unless they are whole and of this renderer."""
+        """Load the weights of `folder`. Raise CheckpointError if they are incomplete or of another renderer."""
         manifest = read_prm_manifest(folder)
         state = safetensors.torch.load((folder / WEIGHTS).read_bytes())
         head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
@@ -128,15 +130,15 @@ class ProcessRewardModel:
         self.digest = str(manifest["files"][WEIGHTS])
 
     def _encode(self, text: str) -> list[int]:
-        """Text of models and tools: special tokens in it stay text."""
+        # Special tokens in text of models and tools stay text.
         return list(self.backbone.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
 
 
 def read_prm_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a PRM whose files are whole and whose renderer is ours. Raises CheckpointError."""
+    """Return the manifest of a complete PRM of this renderer. Raise CheckpointError for any other folder."""
     manifest = read_manifest(folder)
     if manifest.get("kind") != "prm":
-        raise CheckpointError(f"{folder} holds no PRM; name a folder that `agentflow train-prm` wrote")
+        raise CheckpointError(f"{folder} is not a PRM folder; name one that `agentflow train-prm` wrote")
     if manifest["renderer"] != RENDERER_VERSION:
         raise CheckpointError(
             f"{folder} was trained on step texts of renderer {manifest['renderer'][:12]}, this version renders "
@@ -146,8 +148,7 @@ def read_prm_manifest(folder: Path) -> dict[str, Any]:
 
 
 def prm_settings(folder: Path, here: PrmConfig) -> PrmConfig:
-    """The settings that a saved PRM was trained with. Device, threads and tokens of a forward pass are those of `here`:
-    it may have been trained on another machine."""
+    """Return the settings that a saved PRM was trained with, with device, threads and microbatch size of `here`."""
     read_prm_manifest(folder)
     trained = PrmConfig.model_validate_json((folder / "prm.json").read_text())
     return trained.model_copy(
@@ -160,6 +161,6 @@ def prm_settings(folder: Path, here: PrmConfig) -> PrmConfig:
 
 
 def prm_in_use(config: RunConfig) -> PrmConfig:
-    """The settings of the trained PRM that the recipe names, or of the one that the run trains."""
+    """Return the settings of the trained PRM that the recipe names, or of the one that the run trains."""
     trained = config.reward.prm_path
     return prm_settings(Path(trained), config.prm) if trained else config.prm

@@ -1,4 +1,4 @@
-"""Scoring in service: steps asked for at the same time are scored together, and none is scored twice."""
+"""Scoring service of the PRM: concurrent requests are batched, and no step is scored twice."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from rollout.types import Group, StepScores
 
 MAX_CACHED = 100_000
 SCORED_AT_ONCE = 64
-"""Steps after which it shows that the model works: whoever looks on kills what makes no progress. Neighbours share a
-prefix, which is computed once in each piece."""
+"""Steps per call of the model, after which the service reports progress: the supervisor restarts a part that makes
+none. Steps in one call share the computation of common prefixes."""
 
 
 class StepScorer(Protocol):
@@ -22,9 +22,9 @@ class StepScorer(Protocol):
 
 
 class PrmScorer:
-    """A cache by content and a batch of everything that waits, around a model that scores in a thread.
+    """A cache by content and a queue around a model that scores in a thread.
 
-    What may wait is bounded by whoever admits groups: a group that waits here holds its place in the buffer.
+    The buffer bounds the queue: a group that waits here holds its place there.
     """
 
     def __init__(self, prm: StepScorer, *, max_cached: int = MAX_CACHED) -> None:
@@ -38,32 +38,31 @@ class PrmScorer:
 
     @property
     def pulse(self) -> Pulse:
-        """Steps scored so far, and those that are being scored."""
+        """Return the number of steps scored so far, and of those that are being scored."""
         return Pulse(done=self.num_scored, num_open=len(self._in_work))
 
     async def score_group(self, group: Group) -> StepScores:
-        """Raw scores of every planner turn. Raises PrmError when the model is broken."""
+        """Return raw scores of every planner turn. Raise PrmError if the model is broken."""
         steps = [step_texts(trajectory) for trajectory in group.trajectories]
-        scores = await self.score([step for one in steps for step in one])
-        rest = iter(scores)
-        raw = tuple(tuple(next(rest) for _ in one) for one in steps)
+        scores = iter(await self.score([step for trajectory in steps for step in trajectory]))
+        raw = tuple(tuple(next(scores) for _ in trajectory) for trajectory in steps)
         return StepScores(raw=raw, prm_digest=self._prm.digest)
 
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
-        """Waits for the batch that is being scored; its end wakes the next, which takes all that wait by then."""
+        """Return the scores of steps, from the cache or from the next batch, which takes all that wait by then."""
         by_digest = {step.digest: step for step in steps}
-        found: dict[str, float | None] = {}
-        while missing := self._missing(by_digest, found):
+        scores: dict[str, float | None] = {}
+        while missing := self._missing(by_digest, scores):
             self._waiting |= {digest: step for digest, step in missing.items() if digest not in self._in_work}
             async with self._scoring:
                 if missing.keys() & self._waiting.keys():
                     await self._score_waiting()
-        return [found[step.digest] for step in steps]
+        return [scores[step.digest] for step in steps]
 
-    def _missing(self, steps: Mapping[str, StepText], found: dict[str, float | None]) -> dict[str, StepText]:
-        """Copies what the cache has into `found`, so that eviction cannot take it back; returns the rest."""
-        found |= {digest: self._cache[digest] for digest in steps if digest in self._cache}
-        return {digest: step for digest, step in steps.items() if digest not in found}
+    def _missing(self, steps: Mapping[str, StepText], scores: dict[str, float | None]) -> dict[str, StepText]:
+        """Copy cached scores into `scores`, so that eviction cannot remove them; return the steps without one."""
+        scores |= {digest: self._cache[digest] for digest in steps if digest in self._cache}
+        return {digest: step for digest, step in steps.items() if digest not in scores}
 
     async def _score_waiting(self) -> None:
         batch, self._waiting = self._waiting, {}

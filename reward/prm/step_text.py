@@ -1,12 +1,12 @@
-"""A planner turn as text: the one renderer that labellers, the PRM's trainer and the PRM's reward share.
+"""Text of a planner turn: the renderer that labellers, the PRM's trainer and the PRM's reward share.
 
-A step's text ends with its decision and never holds the decision's own result, so nothing a tool answers can
-change the score of asking it. Earlier steps are rendered exactly as they were when they were proposed: the text
-of step k is a prefix of the text of step k + 1, and a whole group is scored as one prefix tree. What comes from outside
-stands in quotation marks, as in prompts: a page that imitates a step stays a result.
+A step's text ends with its decision and never contains the decision's own result, so the answer of a tool cannot
+change the score of the call. Earlier steps are rendered as they were when they were proposed: the text of step k is a
+prefix of the text of step k + 1, and a whole group is scored as one prefix tree. Foreign text is quoted, as in
+prompts: a page that imitates a step stays a result.
 
-A turn of an agent of one's own is a reply, and what the agent said before it stands in quotation marks. Its context is
-that of its own branch.
+A turn of a custom agent is a reply, and the messages that the agent added before it are quoted. Its context is that of
+its own branch.
 """
 
 import hashlib
@@ -29,28 +29,29 @@ GAP = "[...]\n"
 RENDERER_VERSION = hashlib.sha256(
     "\x00".join((PROBLEM, DECISION, MALFORMED, RESULT, REJECTED, HEARD, REPLY, GAP, OPENING, CLOSING)).encode()
 ).hexdigest()
-"""Stands in every PRM checkpoint; a PRM trained on another rendering is refused."""
+"""Part of every PRM checkpoint; a PRM that was trained on another rendering is rejected."""
 
 Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepText:
-    """One planner turn as text. `step` counts the planner's turns from 0, malformed ones too.
-
-    context: what came before, oldest first, decisions and results in turn. `result` is what the decision led
-    to: only hindsight may read it. `valid` is False for a malformed turn.
-    """
+    """One planner turn as text."""
 
     trajectory_id: str
     task_id: str
     step: int
+    """Number of the planner turn from 0; malformed turns count."""
     num_steps: int
+    """Planner turns of the trajectory."""
     problem: str
     context: tuple[str, ...]
+    """Earlier decisions and results in turn, oldest first."""
     decision: str
     result: str
+    """Result of the decision, which only a judgement in hindsight may read."""
     valid: bool
+    """False for a malformed turn."""
 
     @property
     def text(self) -> str:
@@ -58,20 +59,20 @@ class StepText:
 
     @property
     def is_reply(self) -> bool:
-        """Of an agent of one's own."""
+        """Return whether it is a turn of a custom agent."""
         return self.decision.partition("\n")[2].startswith("Reply: ")
 
     @property
     def digest(self) -> str:
-        """Of what the PRM reads, renderer included: equal digests get equal scores."""
+        """Return the digest of renderer and text; equal digests get equal scores."""
         return hashlib.sha256(f"{RENDERER_VERSION}\x00{self.text}".encode()).hexdigest()
 
 
 def step_texts(trajectory: Trajectory) -> list[StepText]:
-    """Every planner turn of a trajectory, in order."""
+    """Return every planner turn of a trajectory as text, in order."""
     turns = trajectory.planner_turns
-    own = any(turn.heard is not None for turn in turns)
-    texts = _replies(turns) if own else _decisions(turns)
+    is_custom = any(turn.heard is not None for turn in turns)
+    texts = _replies(turns) if is_custom else _decisions(turns)
     return [
         StepText(
             trajectory_id=trajectory.id,
@@ -89,10 +90,10 @@ def step_texts(trajectory: Trajectory) -> list[StepText]:
 
 
 def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int] | None:
-    """Token ids of a step's text, at most `max_tokens`, pieces encoded one by one so that prefixes stay prefixes.
+    """Return at most `max_tokens` token ids of a step's text; pieces are encoded one by one so prefixes stay prefixes.
 
-    What does not fit is taken from the oldest context, then from the middle of the problem, never from the
-    decision. None when the decision alone does not fit: it stays unscored, for it must never be cut.
+    The oldest context is cut first, then the middle of the problem. The decision is never cut: None is returned if it
+    does not fit, and the step stays unscored.
     """
     problem, decision = list(encode(step.problem)), list(encode(step.decision))
     pieces = [list(encode(piece)) for piece in step.context]
@@ -133,42 +134,35 @@ Texts = tuple[tuple[str, ...], str, str]
 def _decisions(turns: Sequence[Turn]) -> Iterator[Texts]:
     context: tuple[str, ...] = ()
     for index, turn in enumerate(turns):
-        decision, result = _decision(index, turn), _result(turn)
+        call = turn.tool_call
+        if call is None:
+            decision = MALFORMED.format(number=index + 1, text=turn.text)
+        else:
+            decision = DECISION.format(
+                number=index + 1, thought=turn.thought, action=call.name, action_input=call.arguments
+            )
+        if turn.tool_result is None:
+            result = REJECTED.format(text=turn.format_error or "")
+        else:
+            result = RESULT.format(text=shown(turn.tool_result))
         yield context, decision, result
         context += (decision, result)
 
 
 def _replies(turns: Sequence[Turn]) -> list[Texts]:
-    """Of an agent of one's own. A reply's result is what it was told first after it."""
+    """Return the texts of a custom agent's turns. A reply's result is the first message that follows it."""
     texts: list[Texts] = []
     for index, turn in enumerate(turns):
         heard = HEARD.format(text=shown(ToolResult(text=turn.heard or "", foreign=True)))
         before: tuple[str, ...] = ()
-        parent = _parent(turns, index)
+        # The turn that this one continues: the longest dialogue that its prompt starts with.
+        prompt = turns[index].prompt
+        ends = [turn.dialogue for turn in turns[:index]]
+        continued = [at for at, end in enumerate(ends) if prompt.startswith(end)]
+        parent = max(continued, key=lambda at: len(ends[at]), default=None)
         if parent is not None:
             context, reply, result = texts[parent]
             before = (*context, reply)
             texts[parent] = context, reply, result or heard
         texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.text), ""))
     return texts
-
-
-def _parent(turns: Sequence[Turn], index: int) -> int | None:
-    """The turn that this one goes on from: the one with the longest dialogue that its prompt begins with."""
-    prompt = turns[index].prompt
-    ends = [turn.dialogue for turn in turns[:index]]
-    begun = [at for at, end in enumerate(ends) if prompt.startswith(end)]
-    return max(begun, key=lambda at: len(ends[at]), default=None)
-
-
-def _decision(index: int, turn: Turn) -> str:
-    call = turn.tool_call
-    if call is None:
-        return MALFORMED.format(number=index + 1, text=turn.text)
-    return DECISION.format(number=index + 1, thought=turn.thought, action=call.name, action_input=call.arguments)
-
-
-def _result(turn: Turn) -> str:
-    if turn.tool_result is None:
-        return REJECTED.format(text=turn.format_error or "")
-    return RESULT.format(text=shown(turn.tool_result))

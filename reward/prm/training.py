@@ -1,9 +1,9 @@
-"""Training the PRM: labelled steps, split by task, to least squares on the score."""
+"""Training of the PRM: least squares on the labels of steps, which are split by task."""
 
 import hashlib
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from reward.types import PrmDataError
 from rollout.types import Trajectory
 
 RIGHT = 0.9
-"""A step with this label or a better one is right; a careless copy of it is not."""
+"""Steps with at least this label are right, so that a corrupted copy of them is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +41,23 @@ class PrmData:
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *, held_out_share: float) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
-    Raises PrmDataError when a label belongs to another text than its step has now, or a half is empty.
+    Raises PrmDataError if a label belongs to another text than its step has now, or if a half is empty.
     """
     by_place = {(label.trajectory_id, label.step): label for label in labels}
-    joined = list(_joined(trajectories, by_place))
-    held_out = held_out_tasks({one.step.task_id for one in joined}, share=held_out_share)
+    joined: list[LabelledStep] = []
+    for step in (step for trajectory in trajectories for step in step_texts(trajectory)):
+        label = by_place.get((step.trajectory_id, step.step))
+        if label is None:
+            continue
+        if label.text_digest != step.digest:
+            raise PrmDataError(
+                f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
+            )
+        joined.append(LabelledStep(step=step, label=label.score))
+    held_out = held_out_tasks({labelled.step.task_id for labelled in joined}, share=held_out_share)
     data = PrmData(
-        train=tuple(one for one in joined if one.step.task_id not in held_out),
-        held_out=tuple(one for one in joined if one.step.task_id in held_out),
+        train=tuple(labelled for labelled in joined if labelled.step.task_id not in held_out),
+        held_out=tuple(labelled for labelled in joined if labelled.step.task_id in held_out),
     )
     if not data.train or not data.held_out:
         raise PrmDataError(
@@ -59,7 +68,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *,
 
 
 def held_out_tasks(task_ids: Iterable[str], *, share: float) -> set[str]:
-    """`share` of the tasks, at least one, by the hash of their id: the same for every labeller and seed."""
+    """Return `share` of the tasks, at least one, by the hash of their id: the same for every labeller and seed."""
     ordered = sorted(set(task_ids), key=lambda task_id: hashlib.sha256(f"prm:{task_id}".encode()).digest())
     return set(ordered[: max(1, round(share * len(ordered)))])
 
@@ -70,10 +79,10 @@ def train_prm(
     *,
     seed: int,
 ) -> Iterator[float]:
-    """Minimise the mean squared error of the score; yields the loss of every optimizer step as it is done.
+    """Minimise the mean squared error of the score; yield the loss of every optimizer step.
 
-    A batch is the steps of `batch_tasks` tasks, with junk and spoilt copies of right steps beside them. The step size
-    falls linearly to zero. Raises PrmDataError when a gradient is not finite.
+    A batch contains the steps of `batch_tasks` tasks, junk, and corrupted copies of right steps. The learning rate
+    falls linearly to zero. Raises PrmDataError if a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
@@ -92,44 +101,31 @@ def train_prm(
 
 
 def num_batches(steps: Sequence[LabelledStep], *, num_epochs: int, batch_tasks: int) -> int:
-    """Optimizer steps that `train_prm` will take."""
-    return num_epochs * -(-len({one.step.task_id for one in steps}) // batch_tasks)
-
-
-def _joined(
-    trajectories: Iterable[Trajectory], by_place: Mapping[tuple[str, int], StepLabel]
-) -> Iterator[LabelledStep]:
-    for trajectory in trajectories:
-        for step in step_texts(trajectory):
-            label = by_place.get((step.trajectory_id, step.step))
-            if label is None:
-                continue
-            if label.text_digest != step.digest:
-                raise PrmDataError(
-                    f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
-                )
-            yield LabelledStep(step=step, label=label.score)
+    """Return the number of optimizer steps that `train_prm` takes."""
+    return num_epochs * -(-len({labelled.step.task_id for labelled in steps}) // batch_tasks)
 
 
 def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> Iterator[list[LabelledStep]]:
     rng = random.Random(f"prm|{seed}")
     by_task: dict[str, list[LabelledStep]] = {}
-    for one in steps:
-        by_task.setdefault(one.step.task_id, []).append(one)
+    for labelled in steps:
+        by_task.setdefault(labelled.step.task_id, []).append(labelled)
     order = sorted(by_task)
     rng.shuffle(order)
     for start in range(0, len(order), config.batch_tasks):
-        batch = [one for task_id in order[start : start + config.batch_tasks] for one in by_task[task_id]]
+        batch = [labelled for task_id in order[start : start + config.batch_tasks] for labelled in by_task[task_id]]
         draw = rng.randrange(2**31)
         worthless = [
-            *junk_steps([one.step for one in batch], share=config.junk_share, seed=draw),
-            *spoilt_steps([one.step for one in batch if one.label >= RIGHT], share=config.spoilt_share, seed=draw),
+            *junk_steps([labelled.step for labelled in batch], share=config.junk_share, seed=draw),
+            *spoilt_steps(
+                [labelled.step for labelled in batch if labelled.label >= RIGHT], share=config.spoilt_share, seed=draw
+            ),
         ]
         yield batch + [LabelledStep(step=step, label=0.0) for step in worthless]
 
 
 def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:
-    """Backward through the batch in microbatches; the denominator is the whole batch."""
+    """Run backward over the batch in microbatches and return the loss; its denominator is the whole batch."""
     rows = prm.rows([one.step for one in batch])
     total = 0.0
     for microbatch in split_microbatches(rows, prm.config.microbatch_tokens):

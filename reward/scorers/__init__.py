@@ -1,8 +1,8 @@
-"""Scorers: 1.0 for a right final answer, 0.0 for anything else; one's own may say what is between.
+"""Scorers: 1.0 for a right final answer, 0.0 for any other; custom scorers may return values in between.
 
-The text comes from a policy that is paid for fooling them: no scorer of ours evaluates it, raises on it, or takes
-more than linear time, but for the one of AMC, whose library works in a process that is killed. A malformed reference is
-the data set's fault and does raise.
+The text comes from a policy that is rewarded for fooling them: no built-in scorer evaluates it, raises on it, or takes
+more than linear time. The maths scorer is the exception: its library runs in a process that is killed after a limit. A
+malformed reference is the data set's fault and raises.
 """
 
 import re
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from configs.errors import did_you_mean
 from configs.own import OwnCodeError
 from envs.types import Task
+from reward.scorers.custom import own_score
 from reward.scorers.game24 import is_solution
 from reward.scorers.math import score_math
-from reward.scorers.own import own_score
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 from rollout.types import Turn, is_answer
 
@@ -21,7 +21,7 @@ SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
 _MAX_CHARS = 64
 _BLANK = " \t\r\n"
-# [0-9] and not \d: the latter takes Arabic-Indic, full-width and every other alphabet's digits.
+# [0-9] and not \d, which matches the digits of every alphabet.
 _AIME = re.compile(
     r"""(\$\$?|)             # the wrapper, closed by the same one
         [ \t\r\n]* (\\boxed\{)?
@@ -35,7 +35,7 @@ _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,32}|[0-9]{1,3}(?:,[0-9]{3}){1,8})")
 
 
 def score_aime(text: str, gold: str | int) -> float:
-    """A bare, boxed or $-wrapped integer; leading zeros and one trailing `.0` are allowed, a sign is not."""
+    """Compare a bare, boxed or $-wrapped integer; leading zeros and one trailing `.0` are allowed, a sign is not."""
     if not _AIME_GOLD.fullmatch(str(gold)):
         raise ValueError(f"an AIME reference answer has 1 to 3 digits, got {gold!r}")
     if len(text) > _MAX_CHARS:
@@ -45,7 +45,7 @@ def score_aime(text: str, gold: str | int) -> float:
 
 
 def score_integer(text: str, gold: str) -> float:
-    """A bare integer with an optional ASCII sign. Commas count only as thousands separators: `12,345`."""
+    """Compare a bare integer with an optional ASCII sign. Commas are only accepted as thousands separators."""
     if not _INTEGER.fullmatch(gold):
         raise ValueError(f"the reference answer of a generated task is an integer, got {gold!r}")
     if len(text) > _MAX_CHARS:
@@ -57,20 +57,23 @@ def score_integer(text: str, gold: str) -> float:
 
 
 def score_game24(text: str, numbers: Sequence[int]) -> float:
-    """An expression over exactly the given numbers with + - * / and brackets whose exact value is 24."""
+    """Check an expression over exactly the given numbers with + - * / and brackets whose exact value is 24."""
     return float(is_solution(text, numbers))
 
 
 def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> float | None:
-    """The score of a trajectory's answer; none, or a blank one, scores 0. None: a scorer of one's own, which may look
-    at the trajectory's `turns`, cannot tell. Raises OwnCodeError where it fails."""
+    """Return the score of a trajectory's answer; a missing or blank answer scores 0.
+
+    A custom scorer may read the trajectory's `turns`, and may return None if it cannot decide. Raises OwnCodeError if
+    it fails.
+    """
     if task.scorer is None and task.dataset not in _SCORERS:
         raise ValueError(f"no scorer for data set {task.dataset!r}; known: {', '.join(_SCORERS)}")
     if task.scorer is not None and ":" in task.scorer:
         return own_score(task, answer, turns) if is_answer(answer) else 0.0
     if task.scorer is not None and task.scorer not in NAMED:
         raise OwnCodeError(
-            f"scorer '{task.scorer}' of task '{task.id}' is none; use {', '.join(NAMED)}, or module:name"
+            f"unknown scorer '{task.scorer}' of task '{task.id}'; use {', '.join(NAMED)}, or module:name"
             f"{did_you_mean(task.scorer, NAMED)}"
         )
     if not is_answer(answer):
@@ -80,7 +83,7 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:
-    """Token F1 of a short answer; None for data sets whose answers are right or wrong."""
+    """Return the token F1 of a short answer; None for data sets whose answers are right or wrong."""
     if task.dataset not in SHORT_ANSWERS:
         return None
     return token_f1(answer, task.answer) if is_answer(answer) else 0.0

@@ -1,4 +1,4 @@
-"""The expression of a Game of 24 answer, or for another target: parsed and evaluated exactly, never with `eval`.
+"""Parser of Game of 24 answers, or of another target; it evaluates exactly and never uses `eval`.
 
 sum     = product (("+" | "-") product)*
 product = operand (("*" | "/") operand)*
@@ -13,7 +13,7 @@ TARGET = 24
 MAX_CHARS = 200
 MAX_DEPTH = 16
 
-# [1-9][0-9]* leaves no leading zeros; ASCII digits only. A blank separates and never joins digits.
+# No leading zeros, and ASCII digits only. A blank separates digits and never joins them.
 _TOKEN = re.compile(r" *([1-9][0-9]{0,3}|[-+*/()])")
 _ASCII_OPERATORS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\t": " ", "\r": " ", "\n": " "})
 
@@ -23,7 +23,7 @@ class _NotAnExpressionError(ValueError):
 
 
 def is_solution(text: str, numbers: Sequence[int], target: int = TARGET) -> bool:
-    """Whether the text uses each number exactly once and equals the target; `= 24`, or another target, may end it."""
+    """Return whether the text uses each number exactly once and equals the target; it may end with `= 24`."""
     if len(text) > MAX_CHARS:
         return False
     plain = text.translate(_ASCII_OPERATORS).strip(" ")
@@ -50,7 +50,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent; the depth cap keeps a thousand brackets from exhausting the stack."""
+    """Recursive-descent parser; its depth limit keeps nested brackets from exhausting the stack."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens

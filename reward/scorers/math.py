@@ -1,4 +1,4 @@
-"""Mathematical answers: read as expressions of a small grammar, compared exactly."""
+"""Scorer of mathematical answers, which are parsed with a small grammar and compared exactly."""
 
 import atexit
 import math
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MAX_CHARS = 200
 MAX_DEPTH = 16
 MAX_DIGITS = 1000
-"""Most digits, by estimate, of a power: 9^9^9 has 370 million."""
+"""Largest estimated number of digits of a power: 9^9^9 has 370 million."""
 
 _WRAPPERS = tuple(
     re.compile(wrapper, re.DOTALL)
@@ -48,11 +48,11 @@ _MIXED = ("number", "word", "{", "number", "}", "{", "number", "}")
 
 
 class NotANumberError(ValueError):
-    """The text is no expression of this grammar."""
+    """The text is not an expression of this grammar."""
 
 
 def unwrapped(text: str) -> str:
-    """Without white space and the $...$, \\(...\\), \\[...\\] or \\boxed{...} around it that close at its end."""
+    """Remove white space and a $...$, \\(...\\), \\[...\\] or \\boxed{...} around the whole text."""
     plain = text.strip()
     for wrapper in _WRAPPERS:
         if (match := wrapper.fullmatch(plain)) and _closes_last(match[1]):
@@ -61,7 +61,7 @@ def unwrapped(text: str) -> str:
 
 
 def parse_number(text: str) -> "Expr":
-    """The value as a SymPy expression without symbols. Raises NotANumberError."""
+    """Return the value as a SymPy expression without symbols. Raise NotANumberError."""
     if len(text) > MAX_CHARS:
         raise NotANumberError(f"more than {MAX_CHARS} characters")
     plain = unwrapped(text)
@@ -71,7 +71,7 @@ def parse_number(text: str) -> "Expr":
 
 
 def _closes_last(inside: str) -> bool:
-    """Whether no brace inside closes the wrapper early: \\boxed{1}\\boxed{2} is two answers."""
+    """Return whether no brace inside closes the wrapper early: \\boxed{1}\\boxed{2} is two answers."""
     depth = 0
     for sign in inside:
         depth += {"{": 1, "}": -1}.get(sign, 0)
@@ -81,7 +81,7 @@ def _closes_last(inside: str) -> bool:
 
 
 def _with_braces(text: str) -> str:
-    """With the braces that LaTeX lets an argument of one digit leave out: \\frac12 is \\frac{1}{2}."""
+    """Add the braces that LaTeX lets a one-digit argument omit: \\frac12 is \\frac{1}{2}."""
     start = 0
     while (start := text.find("\\frac", start)) >= 0:
         start = end = start + len("\\frac")
@@ -94,7 +94,7 @@ def _with_braces(text: str) -> str:
 
 
 def _length_in_braces(text: str) -> int:
-    """Up to the brace that closes the first; 0 where the text begins with none, or none closes it."""
+    """Return the length up to the brace that closes the first; 0 without an opening or closing brace."""
     depth = 0
     for place, sign in enumerate(text):
         depth += {"{": 1, "}": -1}.get(sign, 0)
@@ -104,15 +104,17 @@ def _length_in_braces(text: str) -> int:
 
 
 def _num_digits(base: "Expr") -> float:
-    """What a power of `base` grows by with its exponent, in digits; 0 for 1 and -1. An irrational base counts as one
-    digit at least: that of a sum grows in terms."""
+    """Return the digits that a power of `base` gains per unit of its exponent; 0 for 1 and -1.
+
+    An irrational base counts as at least one digit, because the power of a sum grows in terms.
+    """
     if base.is_Rational:
         return max(math.log10(abs(base.p)), math.log10(base.q))
     return max(1.0, abs(math.log10(float(abs(base)))))
 
 
 class _Parser:
-    """Recursive descent over (kind, text) tokens; signs are their own kind."""
+    """Recursive-descent parser over (kind, text) tokens; a sign is its own kind."""
 
     def __init__(self, text: str) -> None:
         import sympy
@@ -155,7 +157,7 @@ class _Parser:
                 return value
 
     def _power(self, *, as_exponent: bool = False) -> "Expr":
-        """The base may be a mixed number. An exponent is not: the fraction behind it is a factor of the whole power."""
+        # The base may be a mixed number. An exponent is not: a fraction after it multiplies the whole power.
         if (sign := self._take("+", "-")) is not None:
             value = self._power(as_exponent=as_exponent)
             return value if sign == "+" else -value
@@ -164,7 +166,7 @@ class _Parser:
         return self._raised(base, self._power(as_exponent=True)) if self._take("^") else base
 
     def _is_mixed(self) -> bool:
-        """Whether a whole number comes, and behind it a proper fraction of such: 1\\frac{4}{5} is 9/5, no product."""
+        """Return whether a whole number and a proper fraction follow: 1\\frac{4}{5} is 9/5 and not a product."""
         ahead = self._tokens[self._next : self._next + len(_MIXED)]
         if tuple(kind for kind, _ in ahead) != _MIXED:
             return False
@@ -173,7 +175,7 @@ class _Parser:
         return name.endswith("frac") and are_whole and int(above) < int(below)
 
     def _raised(self, base: "Expr", exponent: "Expr") -> "Expr":
-        """base ** exponent; for a root, a fraction. Raises OverflowError for an exponent that no float holds."""
+        """Return base ** exponent. Raise OverflowError for an exponent beyond the range of floats."""
         if exponent.is_finite and base.is_finite and base != 0:
             digits = abs(float(exponent)) * _num_digits(base)
             if digits > MAX_DIGITS:
@@ -232,16 +234,16 @@ class _Parser:
 
 LIMIT_S = 5.0
 
-# Starts its process with the first question that needs it.
+# The process starts with the first question that needs it.
 _CHECKER = CheckingProcess("reward.scorers.math", limit_s=LIMIT_S)
 atexit.register(_CHECKER.close)
 
-# Most answers are plain numbers, and need no SymPy.
+# Most answers are plain numbers and do not need SymPy.
 _PLAIN = re.compile(r"[+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{1,30})?(?:/[1-9][0-9]{0,30})?")
 
 
 def score_math(text: str, gold: str) -> float:
-    """1.0 where both are the same number. Raises CheckerError where the checking process cannot be started."""
+    """Return 1.0 if both are the same number. Raise CheckerError if the checking process cannot be started."""
     if len(text) > MAX_CHARS:
         return 0.0
     answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))
@@ -251,7 +253,7 @@ def score_math(text: str, gold: str) -> float:
 
 
 def same_number(question: Mapping[str, object]) -> bool:
-    """The check itself; may hang."""
+    """Compare two expressions; this may hang, so it runs in the checking process."""
     try:
         difference = parse_number(str(question["text"])) - parse_number(str(question["gold"]))
         return bool(difference == 0 or difference.equals(0))
@@ -269,7 +271,7 @@ def _plain(text: str) -> Fraction | None:
 def main() -> None:
     import sympy
 
-    # Loaded before the first question: its import takes longer than most checks.
+    # Imported before the first question, because the import takes longer than most checks.
     sympy.Integer(0)
     serve_checks(same_number)
 

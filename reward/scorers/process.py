@@ -1,4 +1,4 @@
-"""A process that checks answers and is killed when a check hangs or grows: libraries do both on hostile input."""
+"""A process that checks answers and is killed if a check hangs or uses too much memory."""
 
 import json
 import os
@@ -19,11 +19,11 @@ READY = "ready"
 
 
 class CheckerError(UserError):
-    """The process cannot be started: nothing was checked, and no answer is wrong."""
+    """The process cannot be started, so no answer was checked."""
 
 
 class CheckingProcess:
-    """Runs `python -m module`, whose `main` calls `serve_checks`. One question at a time, from any thread."""
+    """Client of `python -m module`, whose `main` calls `serve_checks`. Thread-safe; one question at a time."""
 
     def __init__(self, module: str, *, limit_s: float) -> None:
         self._module = module
@@ -32,10 +32,10 @@ class CheckingProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Mapping[str, object]) -> object:
-        """The answer; None when the check hung, used too much memory, or died. Raises CheckerError."""
+        """Return the answer; None if the check hung, used too much memory, or crashed. Raise CheckerError."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
-                # It died while nobody asked: that is no answer's fault.
+                # It ended between two questions, so this question did not cause it.
                 self._kill()
             process = self._process or self._start()
             answer = _exchange(process, json.dumps(question).encode() + b"\n", self._limit_s)
@@ -48,7 +48,7 @@ class CheckingProcess:
             self._kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # Of this process' surroundings it sees nothing: no key, no proxy, only where the code is.
+        # The environment is empty but for the code's path: no keys, no proxies.
         process = subprocess.Popen(
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
@@ -71,7 +71,7 @@ class CheckingProcess:
             return
         process.kill()
         for pipe in (process.stdin, process.stdout):
-            # What was not read yet is written when the pipe is closed, to nobody.
+            # Closing flushes what the process did not read.
             with suppress(OSError):
                 if pipe:
                     pipe.close()
@@ -79,7 +79,7 @@ class CheckingProcess:
 
 
 def serve_checks(check: Callable[[Mapping[str, object]], object], *, memory_mb: int = 1024) -> None:
-    """Answer one question a line until standard input ends; for the process' own `main`."""
+    """Answer one question per line until standard input ends; called by the process's own `main`."""
     limit = memory_mb * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print(json.dumps(READY), flush=True)
@@ -88,7 +88,7 @@ def serve_checks(check: Callable[[Mapping[str, object]], object], *, memory_mb: 
 
 
 def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> object:
-    """The next line of the process as JSON; None without one in time. Answers are short: a line comes whole."""
+    """Send a line and return the next line of the process as JSON; None without a whole one in time."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -96,7 +96,7 @@ def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> 
         process.stdin.flush()
     except OSError:
         return None
-    # Not `select.select`, which takes no descriptor above 1023.
+    # `select.select` accepts no descriptor above 1023.
     waiting = select.poll()
     waiting.register(process.stdout, select.POLLIN)
     answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""

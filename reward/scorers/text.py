@@ -1,4 +1,4 @@
-"""Answers in words: exact match, GAIA's rules, letters of multiple choice."""
+"""Scorers of text answers: exact match, GAIA's rules, letters of multiple choice."""
 
 import re
 import string
@@ -7,16 +7,16 @@ from collections import Counter
 
 MAX_CHARS = 1000
 
-# An article stands before a word: the last letter of "hepatitis A" is none, nor the first of "A, B".
+# An article precedes a word: the last letter of "hepatitis A" is not an article, nor is the first of "A, B".
 _ARTICLES = re.compile(r"""(?<![\w.])(?:a|an|the)(?=["')\]]*\s+[^\w,;]*\w)""")
 _ONLY_ARTICLES = frozenset(("a", "an", "the"))
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation))
 _NO_WORDS = re.compile(
     rf"""
-    # A decimal point and a minus sign are part of a number: without them it is another one.
+    # A decimal point and a minus sign belong to a number.
     (?P<kept> (?<!\w)-(?=\.?[0-9]) | (?:(?<=[0-9])|(?<!\w))\.(?=[0-9]) )
     | (?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))
-    # What stands between two numbers, but for a comma of thousands, keeps them apart: 3/4 is not 34.
+    # Punctuation between two numbers keeps them apart, except a comma of thousands: 3/4 is not 34.
     | (?P<between> (?<=[0-9])[{re.escape(string.punctuation.replace("_", ""))}](?=[-+]?\.?[0-9]) )
     | [{re.escape(string.punctuation)}]""",
     re.VERBOSE,
@@ -24,12 +24,12 @@ _NO_WORDS = re.compile(
 _TYPOGRAPHY = str.maketrans(
     {**dict.fromkeys("‐‑‒–—−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″", '"')}
 )
-# A partly right "yes" does not exist: these are right as a whole or not at all.
+# These answers are right as a whole or not at all.
 _CLOSED = frozenset(("yes", "no", "noanswer"))
 
 
 def exact_match(text: str, gold: str) -> float:
-    """1.0 where the text equals one of the aliases in `gold`, one a line; an answer that is too long is wrong."""
+    """Return 1.0 if the text equals one of the aliases in `gold`, one per line; too long an answer is wrong."""
     if len(text) > MAX_CHARS:
         return 0.0
     plain = normalize(text)
@@ -37,20 +37,19 @@ def exact_match(text: str, gold: str) -> float:
 
 
 def token_f1(text: str, gold: str) -> float:
-    """The best harmonic mean of the shares of shared words, over the aliases in `gold`, one a line."""
+    """Return the best F1 of shared words over the aliases in `gold`, one per line."""
     if len(text) > MAX_CHARS:
         return 0.0
     return max((_f1(normalize(text), normalize(alias)) for alias in aliases(gold)), default=0.0)
 
 
 def aliases(gold: str) -> list[str]:
-    """What is right, one a line; a blank line is none."""
+    """Return the right answers, one per non-blank line."""
     return [line for line in gold.split("\n") if line.strip()]
 
 
 def normalize(text: str) -> str:
-    """Without case, punctuation and articles, but for the points and signs of numbers; an article or punctuation stays
-    where there is nothing else."""
+    """Remove case, punctuation and articles, except points and signs of numbers, unless nothing else is left."""
     typed = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower()
     bare, *forms = (" ".join(form.split()) for form in (_worded(_ARTICLES.sub(" ", typed)), _worded(typed), typed))
     return next((plain for plain in forms if plain), "") if _ONLY_ARTICLES.issuperset(bare.split()) else bare
@@ -70,15 +69,17 @@ def _f1(text: str, alias: str) -> float:
     return 2 * shared / (len(found) + len(wanted)) if shared else 0.0
 
 
-# Python's own float() would also take 1_000, nan, infinity and the digits of every alphabet.
+# Python's float() also accepts 1_000, nan, infinity and the digits of every alphabet.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _SEPARATOR = re.compile(r"[,;]")
 _UNITS = str.maketrans(dict.fromkeys("$%,"))
 
 
 def score_gaia(text: str, gold: str) -> float:
-    """1.0 where the answer is the reference's number ($, % and commas aside), its list in the same order, or its
-    words without white space, case and punctuation."""
+    """Return 1.0 if the answer is the reference's number, list or text by GAIA's rules.
+
+    Numbers ignore $, % and commas; lists keep their order; texts ignore white space, case and punctuation.
+    """
     if len(text) > MAX_CHARS:
         return 0.0
     if _is_number(gold):
@@ -95,7 +96,7 @@ def _same_list(text: str, gold: str) -> bool:
     return all(
         _number(mine) == float(theirs)
         if _is_number(theirs)
-        # Inside of a list punctuation tells elements apart.
+        # Inside a list, punctuation separates elements.
         else _closed(mine) == _closed(theirs)
         for mine, theirs in zip(found, wanted, strict=True)
     )
@@ -130,7 +131,7 @@ _WITH_TEXT = re.compile(r"\(?([A-J])(?:\)|[.:)]|\)[.:])[ ]+(\S.*)", re.DOTALL)
 
 
 def score_choice(text: str, gold: str) -> float:
-    """`gold` is `C. its text`. Raises ValueError for another form of it."""
+    """Compare a letter, or its text, with `gold` in the form `C. its text`. Raise ValueError for another form."""
     reference = _GOLD.fullmatch(gold)
     if reference is None:
         raise ValueError(f"the reference of a multiple-choice task looks like 'C. its text', got {gold!r}")

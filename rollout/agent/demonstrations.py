@@ -1,4 +1,4 @@
-"""Demonstrations for an agent of one's own: a teacher's, and recorded ones."""
+"""Demonstrations for a custom agent: a teacher's replies, or recorded conversations."""
 
 import inspect
 import json
@@ -15,8 +15,8 @@ from configs.own import in_a_thread, own_function
 from envs.types import Task
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
-from rollout.endpoint.chat_completions import read, said_of
-from rollout.endpoint.messages import Refused
+from rollout.endpoint.chat_completions import read, read_messages
+from rollout.endpoint.messages import RequestError
 from rollout.endpoint.request import Rules
 from rollout.endpoint.writer import RecordedWriter, Teach
 from rollout.types import Trajectory
@@ -25,73 +25,70 @@ OWN_ID = "demonstration/{}"
 GROUP_ID = "demonstrations"
 
 
-class RecordingError(UserError):
-    """A file of conversations that cannot be imitated; the message names file and line."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Messages and tools of OpenAI's chat protocol. `place` is its file and line."""
+    """Messages and tools of OpenAI's chat protocol."""
 
     place: str
+    """File and line."""
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]]
 
     def said_by_users(self) -> list[str]:
-        return [one.content for one in said_of(self.messages) if one.role == "user"]
+        return [one.content for one in read_messages(self.messages) if one.role == "user"]
 
 
 def load_teacher(config: TeacherConfig) -> Teach:
-    """A plain function has a thread to itself. Raises OwnCodeError."""
+    """Load a teacher function; a plain function is called in a thread. Raises OwnCodeError."""
     function = own_function(config.function, key="cold_start.function", takes="task, messages, tools")
     if inspect.iscoroutinefunction(function):
         return function
 
-    async def teach(*given: object) -> object:
-        reply = await in_a_thread(function, *given)
-        # It may be a plain function around an async one.
+    async def teach(*arguments: object) -> object:
+        reply = await in_a_thread(function, *arguments)
+        # A plain function may return the coroutine of an async one.
         return await reply if inspect.isawaitable(reply) else reply
 
     return teach
 
 
 def read_conversations(path: str) -> list[Conversation]:
-    """Those of a file with one JSON object a line. Raises RecordingError."""
+    """Read a file with one conversation per line, as JSON. Raises UserError."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordingError(f"cold_start.path = '{path}' cannot be read: {error}") from None
-    found = [
+        raise UserError(f"cold_start.path = '{path}' cannot be read: {error}") from None
+    conversations = [
         _conversation(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
     ]
-    if not found:
-        raise RecordingError(f"cold_start.path = '{path}' holds no conversation; write one JSON object a line")
-    return found
+    if not conversations:
+        raise UserError(f"cold_start.path = '{path}' contains no conversation; write one JSON object per line")
+    return conversations
 
 
 def _conversation(line: str, place: str) -> Conversation:
     try:
         row = json.loads(line)
         messages, tools = row["messages"], row.get("tools") or []
-        said = said_of(messages)
-    except (ValueError, TypeError, KeyError, AttributeError, Refused) as error:
-        raise RecordingError(f"{place}: must be an object with 'messages': {error}") from None
+        said = read_messages(messages)
+    except (ValueError, TypeError, KeyError, AttributeError, RequestError) as error:
+        raise UserError(f"{place}: must be an object with 'messages': {error}") from None
     if not any(_is_imitated(one) for one in messages):
-        raise RecordingError(
-            f"{place}: has no message of the assistant, or none of a weight but 0, so there is nothing to imitate"
+        raise UserError(
+            f"{place}: has no message of the assistant with a weight other than 0, so there is nothing to imitate"
         )
     if not tools and any(one.calls for one in said):
-        raise RecordingError(f"{place}: calls functions and names none in 'tools'")
+        raise UserError(f"{place}: has function calls but no 'tools'")
     return Conversation(place=place, messages=messages, tools=tools)
 
 
 def _is_imitated(message: Mapping[str, Any]) -> bool:
-    """Of the assistant's messages those of weight 0 are only context, as in OpenAI's fine-tuning."""
+    # Messages of weight 0 are only context, as in OpenAI's fine-tuning.
     return bool(message["role"] == "assistant" and message.get("weight") != 0)
 
 
 def check_demonstrations(config: ColdStartConfig) -> None:
-    """Whether there is what a recipe imitates. Raises OwnCodeError and RecordingError."""
+    """Check that a recipe's demonstrations can be loaded. Raises UserError."""
     if isinstance(config, TeacherConfig):
         load_teacher(config)
     elif isinstance(config, FileConfig):
@@ -99,7 +96,7 @@ def check_demonstrations(config: ColdStartConfig) -> None:
 
 
 async def recorded_trajectory(conversation: Conversation, number: int, chat: ChatFormat, rules: Rules) -> Trajectory:
-    """A conversation as if the policy had said what the assistant says. Raises RecordingError."""
+    """Return a conversation as if the policy had written the assistant's messages. Raises UserError."""
     messages = conversation.messages
     places = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
     attempt = Attempt(RecordedWriter([messages[index] for index in places], chat), chat, rules)
@@ -109,8 +106,8 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
             call = attempt.call(read(body, attempt))
             await call.reply()
             call.delivered = True
-    except Refused as error:
-        raise RecordingError(f"{conversation.place}: {error}") from None
+    except RequestError as error:
+        raise UserError(f"{conversation.place}: {error}") from None
     finally:
         turns = await attempt.end()
     imitated = [_is_imitated(messages[index]) for index in places]

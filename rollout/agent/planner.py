@@ -1,4 +1,4 @@
-"""The planner: its prompt, its reply, and the decision that the reply holds."""
+"""The planner: its prompt, its replies, and the decisions in them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ _VALUES = (
     'boolean ::= "true" | "false"',
     'null ::= "null"',
 )
-"""Beside `text`, what `_argument_value` names. Numbers have an end, or a small model would never come to one."""
+"""Rules that `_argument_value` names. Numbers have a maximum length, because a small model may never end one."""
 
 
 def shown(result: ToolResult) -> str:
-    """The result as it stands in a prompt."""
+    """Return the result as it is written into a prompt: text from outside is quoted as data."""
     if not result.foreign:
         return result.text
     quoted = result.text.replace("<", "‹").replace(">", "›")
@@ -34,27 +34,28 @@ def shown(result: ToolResult) -> str:
 FIELDS = ("thought", "action", "action_input")
 ACTIONS = ("think", "search", "code", "answer")
 Schemas = Mapping[str, Schema]
-"""By action, the arguments of those whose `action_input` is an object; that of all others is a text."""
+"""JSON schemas by action, for the actions whose `action_input` is an object; that of all others is a text."""
 
 
 class FormatError(ValueError):
-    """A completion that is not one planner decision; the message says why, for the planner to read."""
+    """A completion that is not one decision. The planner reads the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
+    """One decision of the planner."""
+
     thought: str
     action: str
     action_input: str | dict[str, Any]
 
     @property
     def arguments(self) -> str:
-        """What the tool is given: the text, or the object as JSON."""
+        """The tool's input: the text, or the object as JSON."""
         return self.action_input if isinstance(self.action_input, str) else _written(self.action_input)
 
     def to_json(self) -> str:
-        values = {"thought": self.thought, "action": self.action, "action_input": self.action_input}
-        return _written(values)
+        return _written({"thought": self.thought, "action": self.action, "action_input": self.action_input})
 
 
 def _written(value: Mapping[str, object]) -> str:
@@ -65,10 +66,10 @@ NO_SCHEMAS: Schemas = {}
 
 
 def planner_grammar(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> str:
-    r"""EBNF of a decision whose action is one of `actions`, without free white space.
+    r"""Return the EBNF of a decision whose action is one of `actions`, without optional white space.
 
-    Escapes are limited to \" \\ \/ \n \t. The others would let `\boxed` or `\frac` become a backspace
-    or a form feed, and `\u` could write half a surrogate pair.
+    Only the escapes \" \\ \/ \n \t are allowed. Others would turn `\boxed` or `\frac` into a backspace or a form
+    feed, and `\u` could write half a surrogate pair.
     """
     choice = " | ".join(f'"{action}"' for action in actions if action not in schemas)
     objects = [(action, schemas[action]) for action in actions if action in schemas]
@@ -88,7 +89,7 @@ def planner_grammar(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> st
 
 
 def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dict[str, object]:
-    """The same decision as a JSON schema, for servers that constrain by one."""
+    """Return the same decision as a JSON schema, for servers that constrain replies by schemas."""
     text = {"type": "string"}
     objects = [schemas[action] for action in actions if action in schemas]
     action_input = {"anyOf": [text, *objects]} if objects else text
@@ -105,11 +106,11 @@ def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dic
 
 
 def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas = NO_SCHEMAS) -> Decision:
-    """Read one decision; anything else is a FormatError.
+    """Read one decision strictly.
 
-    Strict on purpose: exactly the three fields, each once and a string, a known action in lower case,
-    nothing around the object but white space. `action_input` is an object for the actions of `schemas`, which their
-    tools read; it may be empty only for `think`.
+    A decision has exactly the three fields, each of them once and a string, a known action, and nothing around the
+    object but white space. `action_input` is an object for the actions of `schemas`, and may be empty only for `think`.
+    Raises FormatError.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
@@ -137,7 +138,7 @@ def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len({key for key, _ in pairs}) != len(pairs):
-        raise FormatError("a field stands twice")
+        raise FormatError("a field appears twice")
     return dict(pairs)
 
 
@@ -145,15 +146,15 @@ def _no_constant(name: str) -> None:
     raise FormatError(f"{name} is not JSON")
 
 
-ANSWER_ONLY = ("answer",)
 BUILT_IN = PromptConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerSettings:
-    """What stays the same over a run; `actions` are those switched on, `schemas` as for `planner_grammar`."""
+    """The planner's settings in a run."""
 
     actions: tuple[str, ...]
+    """The actions that are switched on."""
     schemas: Schemas = field(default_factory=dict)
     prompt: PromptConfig = BUILT_IN
     max_steps: int
@@ -163,17 +164,18 @@ class PlannerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerReply:
-    """One sampled turn: either a decision, or the reason why it is none."""
+    """One sampled reply."""
 
     prompt_token_ids: tuple[int, ...]
     completion: Completion
     grammar: str
     decision: Decision | None
     format_error: str | None
+    """The reason if it is not a decision."""
 
 
 class PlannerDialogue:
-    """One episode's dialogue with the planner, grown by appending only: token ids, and the same as messages."""
+    """The planner's dialogue in one episode, as token ids and as messages, to which text is only appended."""
 
     def __init__(
         self,
@@ -201,9 +203,8 @@ class PlannerDialogue:
         return len(self._context)
 
     async def decide(self, step: int) -> PlannerReply:
-        """Sample the decision of `step` (1-based); a malformed one comes back with its reason."""
-        last = step == self._settings.max_steps
-        actions = ANSWER_ONLY if last else self._settings.actions
+        """Sample the decision of `step` (1-based), or a malformed reply with its reason."""
+        actions = ("answer",) if step == self._settings.max_steps else self._settings.actions
         schemas = self._settings.schemas
         grammar = planner_grammar(actions, schemas)
         prompt = self._context
@@ -220,21 +221,24 @@ class PlannerDialogue:
         )
         self._context = prompt + completion.token_ids
         self._messages += (Message(role="assistant", content=completion.text),)
-        decision, error = _read(completion, actions, schemas)
+        decision, error = None, None
+        if completion.finish_reason == "length":
+            error = "the reply was cut because it was too long"
+        else:
+            try:
+                decision = parse_decision(completion.text, actions, schemas)
+            except FormatError as caught:
+                error = str(caught)
         return PlannerReply(
-            prompt_token_ids=prompt,
-            completion=completion,
-            grammar=grammar,
-            decision=decision,
-            format_error=error,
+            prompt_token_ids=prompt, completion=completion, grammar=grammar, decision=decision, format_error=error
         )
 
     def observe(self, reply: PlannerReply, result: ToolResult, next_step: int) -> None:
-        """Append what the last decision led to, and the line that opens the next step."""
+        """Append the result of the last decision and the first line of the next step."""
         self._append(reply, f"Result: {shown(result)}\n{_step_line(next_step, self._settings.max_steps)}")
 
     def reject(self, reply: PlannerReply, next_step: int) -> None:
-        """Append why the last turn was no decision."""
+        """Append the reason why the last reply is not a decision."""
         step_line = _step_line(next_step, self._settings.max_steps)
         self._append(reply, f"Invalid reply: {reply.format_error}. Write one short JSON object.\n{step_line}")
 
@@ -246,13 +250,13 @@ class PlannerDialogue:
 def opening(
     tools: list[Tool], task: Task, max_steps: int, hints: str = "", prompt: PromptConfig = BUILT_IN
 ) -> tuple[str, str]:
-    """What the planner reads before its first decision: the system's words and the user's."""
+    """Return the system's and the user's text before the first decision."""
     lines = (f"Task: {task.question}", *([hints] if hints else []), _step_line(1, max_steps))
     return system_prompt(tools, prompt), "\n".join(lines)
 
 
 def system_prompt(tools: list[Tool], prompt: PromptConfig = BUILT_IN) -> str:
-    """What the planner is told once: the form of a reply, the tools it has, and examples."""
+    """Return the instructions, the tools and the examples."""
     described = (f"{tool.name}: {tool.description}" for tool in tools)
     return "\n".join((prompt.instructions, *described, *(f"Example:\n{one}" for one in prompt.examples)))
 
@@ -263,17 +267,8 @@ def _step_line(step: int, max_steps: int) -> str:
     return f"Step {step} of {max_steps}."
 
 
-def _read(completion: Completion, actions: tuple[str, ...], schemas: Schemas) -> tuple[Decision | None, str | None]:
-    if completion.finish_reason == "length":
-        return None, "the reply was cut because it was too long"
-    try:
-        return parse_decision(completion.text, actions, schemas), None
-    except FormatError as error:
-        return None, str(error)
-
-
 def _argument_value(schema: Schema) -> str:
-    """EBNF of a value: an object with all its fields in their order, a list, a choice, or one of the plain types."""
+    """Return the EBNF of a value: an object with all its fields in order, a list, a choice, or a plain type."""
     match schema:
         case {"type": "object", "properties": fields}:
             values = [f"{_quoted(json.dumps(name) + ':')} {_argument_value(value)}" for name, value in fields.items()]
@@ -291,5 +286,5 @@ def _argument_value(schema: Schema) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As a terminal, whose escapes are those of JSON."""
+    # EBNF terminals have the same escapes as JSON.
     return json.dumps(text, ensure_ascii=False)

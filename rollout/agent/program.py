@@ -1,4 +1,4 @@
-"""A program that acts for one attempt: a process of its own, in a folder of its own, of which nothing is left."""
+"""A program that acts for one attempt: a process in a temporary folder, of which nothing remains."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,63 +18,68 @@ from configs.api_keys import without_secrets
 from configs.errors import UserError
 
 INHERITED = ("LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-"""Variables of the worker that a program gets, besides where programs lie. None of them is a secret."""
-
+"""Variables of the worker that a program inherits besides PATH. None of them is a secret."""
 MAX_READ = 64 * 1024
-"""Bytes of the end of what a program prints that are looked at."""
-MAX_SAID = 300
+"""Bytes that are read from the end of a program's output."""
+MAX_ERROR_CHARS = 300
 ENDING_S = 5.0
 _INTERPRETER = re.compile(r"python[0-9.]*|bash|sh|node|ruby|perl")
 
 
-class ProgramError(UserError):
-    """The program cannot be started, or ended without success; the message says why."""
-
-
 class Program:
-    """A command; words of it that are files beside the recipe, or where the command is called, are found there, and are
-    `files`."""
+    """A command. Its words that name files beside the recipe or in the current folder become absolute paths."""
 
     def __init__(self, command: str, code_path: str | None) -> None:
-        """Raises ProgramError."""
+        """Find the program. Raises UserError."""
         try:
             words = shlex.split(command)
         except ValueError as error:
-            raise ProgramError(f"agent.command: '{command}' is no command: {error}") from None
-        places = [Path(code_path)] if code_path else []
-        self._words = [_found(word, [*places, Path.cwd()]) for word in words]
+            raise UserError(f"agent.command: '{command}' cannot be parsed: {error}") from None
+        places = [*([Path(code_path)] if code_path else []), Path.cwd()]
+        self._words = [
+            next((str((place / word).absolute()) for place in places if (place / word).is_file()), word)
+            for word in words
+        ]
         self.files = tuple(Path(word) for word in self._words if Path(word).is_file())
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         if not words or shutil.which(self._words[0], path=self._path) is None:
             if words and Path(self._words[0]).is_file():
-                raise ProgramError(
-                    f"agent.command: '{words[0]}' may not be executed; `chmod +x` it, or name what runs it, such as "
-                    f"`python {words[0]}`"
+                raise UserError(
+                    f"agent.command: '{words[0]}' is not executable; run `chmod +x` on it, or name its interpreter, as "
+                    f"in `python {words[0]}`"
                 )
-            raise ProgramError(f"agent.command: there is no program '{words[0] if words else ''}'")
+            raise UserError(f"agent.command: there is no program '{words[0] if words else ''}'")
         script = self._words[1] if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name) else "-"
         if not script.startswith("-") and not Path(script).is_absolute():
-            raise ProgramError(
-                f"agent.command: there is no file '{script}', neither beside the recipe nor where the command is called"
+            raise UserError(
+                f"agent.command: the file '{script}' is neither beside the recipe nor in the current folder"
             )
 
     async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, mark: str) -> str:
-        """The last line that it prints, with `task` as JSON on its input and no more than `variables` to know. Whatever
-        it started ends with it: its process group, and all that has `mark` in its environment. Raises ProgramError."""
-        with tempfile.TemporaryDirectory(prefix="agentflow-attempt-", ignore_cleanup_errors=True) as folder:
-            own = Path(folder)
-            work = own / "work"
+        """Run the program with `task` as JSON on its input, and return the last line that it prints.
+
+        Its environment holds `variables` and what is in INHERITED. At the end its process group is killed, and every
+        process that has `mark` in its environment. Raises UserError.
+        """
+        with tempfile.TemporaryDirectory(prefix="agentflow-attempt-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            work = folder / "work"
             work.mkdir()
-            (own / "task").write_text(json.dumps(dict(task)))
-            with (own / "task").open("rb") as stdin, (own / "out").open("wb") as out, (own / "err").open("wb") as err:
+            (folder / "task").write_text(json.dumps(dict(task)))
+            inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+            environment = {**inherited, "PATH": self._path, "HOME": str(work), "TMPDIR": str(work), **variables}
+            with (
+                (folder / "task").open("rb") as stdin,
+                (folder / "out").open("wb") as out,
+                (folder / "err").open("wb") as err,
+            ):
                 process = await asyncio.create_subprocess_exec(
-                    self._words[0],
-                    *self._words[1:],
+                    *self._words,
                     stdin=stdin,
                     stdout=out,
                     stderr=err,
                     cwd=work,
-                    env=self._environment(work) | dict(variables),
+                    env=environment,
                     start_new_session=True,
                 )
             try:
@@ -82,43 +87,46 @@ class Program:
             finally:
                 await asyncio.shield(asyncio.to_thread(end_all, process.pid, mark))
             if status != 0:
-                raise ProgramError(f"the agent {_how(status)}{_said(own / 'err')}")
-            return _printed(own / "out")
-
-    def _environment(self, work: Path) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        return {**kept, "PATH": self._path, "HOME": str(work), "TMPDIR": str(work)}
+                line, _ = _last_line(folder / "err")
+                raise UserError(
+                    f"the agent {_ending(status)}{f': {without_secrets(line)[:MAX_ERROR_CHARS]}' if line else ''}"
+                )
+            line, is_whole = _last_line(folder / "out")
+            if not is_whole:
+                raise UserError(
+                    f"the last line that the agent printed has more than {MAX_READ} bytes; post such an answer to "
+                    "$OPENAI_BASE_URL/answer"
+                )
+            return line
 
 
 def end_all(group: int, mark: str) -> None:
-    """Kill a process group, and every process that has `mark` in the environment it was started with: a daemon leaves
-    its group, but takes that along."""
+    """Kill a process group, and every process with `mark` in its environment.
+
+    A daemon leaves its process group but keeps its environment.
+    """
     deadline = time.monotonic() + ENDING_S
-    with_mark = mark.encode()
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    while (found := [*_marked(with_mark)]) and time.monotonic() < deadline:
-        for process in found:
-            _kill(process, with_mark)
+    while time.monotonic() < deadline:
+        marked = [int(name) for name in os.listdir("/proc") if name.isdigit() and _has(int(name), mark)]
+        if not marked:
+            return
+        for process in marked:
+            _kill(process, mark)
         time.sleep(0.01)
 
 
-def _marked(mark: bytes) -> Iterator[int]:
-    for name in os.listdir("/proc"):
-        if name.isdigit() and _has(int(name), mark):
-            yield int(name)
-
-
-def _has(process: int, mark: bytes) -> bool:
-    """False for a process that is over, or somebody else's."""
+def _has(process: int, mark: str) -> bool:
+    # A process that has ended, or belongs to another user, cannot be read.
     try:
-        return mark in Path(f"/proc/{process}/environ").read_bytes()
+        return mark.encode() in Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
         return False
 
 
-def _kill(process: int, mark: bytes) -> None:
-    """Through a handle, for another process may have got the number meanwhile."""
+def _kill(process: int, mark: str) -> None:
+    # The handle makes sure that the number still belongs to the process that has the mark.
     try:
         handle = os.pidfd_open(process)
     except OSError:
@@ -132,41 +140,21 @@ def _kill(process: int, mark: bytes) -> None:
         os.close(handle)
 
 
-def _found(word: str, places: list[Path]) -> str:
-    return next((str((place / word).absolute()) for place in places if (place / word).is_file()), word)
-
-
-def _how(status: int) -> str:
+def _ending(status: int) -> str:
     if status > 0:
         return f"ended with exit status {status}"
     known = -status in {*signal.Signals}
     return f"was ended by {signal.Signals(-status).name if known else f'signal {-status}'}"
 
 
-def _printed(path: Path) -> str:
-    """The last line of a file that is not empty. Raises ProgramError where its beginning was not read."""
-    line, is_whole = _last(path)
-    if not is_whole:
-        raise ProgramError(
-            f"the last line that the agent printed has more than {MAX_READ} bytes; post such an answer to "
-            "$OPENAI_BASE_URL/answer"
-        )
-    return line
-
-
-def _said(path: Path) -> str:
-    line, _ = _last(path)
-    return f": {without_secrets(line)[:MAX_SAID]}" if line else ""
-
-
-def _last(path: Path) -> tuple[str, bool]:
-    """The last line of a file that is not empty, or its end, and whether it is all of that line."""
-    begin = max(0, path.stat().st_size - MAX_READ - len(b"\n\n"))
+def _last_line(path: Path) -> tuple[str, bool]:
+    """Return the end of the last line that is not blank, and whether it is the whole line."""
+    start = max(0, path.stat().st_size - MAX_READ - len(b"\n\n"))
     with path.open("rb") as file:
-        file.seek(begin)
-        # Of bytes, and not of a text, which has further separators.
+        file.seek(start)
+        # Texts have more line separators than bytes.
         lines = file.read().splitlines()
     for place, line in reversed([*enumerate(lines)]):
-        if said := line.decode(errors="replace").strip():
-            return said, place > 0 or begin == 0
+        if text := line.decode(errors="replace").strip():
+            return text, place > 0 or start == 0
     return "", True

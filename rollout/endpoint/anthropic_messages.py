@@ -1,12 +1,12 @@
-"""Anthropic's Messages: its requests read, its replies written."""
+"""Anthropic's Messages protocol."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import (
-    Refused,
-    Said,
+    ChatMessage,
+    RequestError,
     call_of,
     check_fields,
     fields_of,
@@ -15,10 +15,11 @@ from rollout.endpoint.messages import (
     unsupported,
 )
 from rollout.endpoint.request import (
-    Asked,
     Choice,
     Fields,
+    ModelRequest,
     fingerprint,
+    functions_of,
     named_event,
     read_fields,
     schema_grammar,
@@ -38,24 +39,23 @@ FIELDS = Fields(
     neutral={"top_p": 1, "top_k": 0},
 )
 FUNCTION = ("type", "name", "description", "input_schema", "strict", "cache_control")
-"""Fields of a tool that is a function of the client's."""
 USE = ("type", "id", "name", "input", "cache_control")
 RESULT = ("type", "tool_use_id", "content", "is_error", "cache_control")
 FAILED = "The call failed."
-"""What a result begins with that is an error."""
+"""Prefix of a result that is an error."""
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 
 
-def read(body: object, attempt: Attempt) -> Asked:
-    """Raises Refused."""
+def read(body: object, attempt: Attempt) -> ModelRequest:
+    """Read a request. Raises RequestError."""
     rules = attempt.rules
     given = read_fields(body, rules, FIELDS)
     limit = whole_number(given, "max_tokens", 1)
     if limit is None:
-        raise Refused("max_tokens must be given", param="max_tokens")
-    tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
-    return Asked(
+        raise RequestError("max_tokens must be given", param="max_tokens")
+    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), _form(given), rules)
+    return ModelRequest(
         fingerprint=fingerprint("messages", given),
         messages=_messages(given),
         tools=tools,
@@ -66,22 +66,22 @@ def read(body: object, attempt: Attempt) -> Asked:
     )
 
 
-def _messages(given: Mapping[str, object]) -> tuple[Said, ...]:
+def _messages(given: Mapping[str, object]) -> tuple[ChatMessage, ...]:
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise Refused("messages must be a list with at least one message")
-    said = [one for index, message in enumerate(messages) for one in _said(fields_of(message), f"messages[{index}]")]
-    if said and said[-1].role == "assistant":
-        raise Refused("the last message is the assistant's; the beginning of a reply cannot be given")
+        raise RequestError("messages must be a list with at least one message")
+    read = [one for index, message in enumerate(messages) for one in _read(fields_of(message), f"messages[{index}]")]
+    if read and read[-1].role == "assistant":
+        raise RequestError("the last message is the assistant's; prefilled replies are not supported")
     system = plain_text(given.get("system"), "system")
-    return (*([Said(role="system", content=system)] if system else []), *in_call_order(said))
+    return (*([ChatMessage(role="system", content=system)] if system else []), *in_call_order(read))
 
 
-def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
-    """Each result of a tool is a message of its own."""
+def _read(message: Mapping[str, object], where: str) -> Iterator[ChatMessage]:
+    # Each tool result becomes a separate message.
     role = message.get("role")
     if role not in ("system", "user", "assistant"):
-        raise Refused(f"{where}.role must be one of system, user, assistant")
+        raise RequestError(f"{where}.role must be one of system, user, assistant")
     check_fields(message, where, ("role", "content"))
     blocks = _blocks(message.get("content"), f"{where}.content")
     if role == "assistant":
@@ -92,20 +92,20 @@ def _said(message: Mapping[str, object], where: str) -> Iterator[Said]:
         place = f"{where}.content[{index}]"
         if role == "user" and block.get("type") == "tool_result":
             if words:
-                yield Said(role=role, content="".join(words))
+                yield ChatMessage(role=role, content="".join(words))
                 words = []
             check_fields(block, place, RESULT)
             result = plain_text(block.get("content"), f"{place}.content")
             if block.get("is_error"):
                 result = f"{FAILED}\n{result}".rstrip("\n")
-            yield Said(role="tool", content=result, call_ids=(block.get("tool_use_id"),))
+            yield ChatMessage(role="tool", content=result, call_ids=(block.get("tool_use_id"),))
         else:
             words.append(plain_text(block, place))
     if words or not blocks:
-        yield Said(role=role, content="".join(words))
+        yield ChatMessage(role=role, content="".join(words))
 
 
-def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> Said:
+def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> ChatMessage:
     uses: list[Mapping[str, object]] = []
     words = ""
     for index, block in enumerate(blocks):
@@ -116,16 +116,18 @@ def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> Said:
         else:
             words += plain_text(block, place)
     if not all("name" in use and "input" in use for use in uses):
-        raise Refused(f"{where}.content has a tool_use without a name or an input")
+        raise RequestError(f"{where}.content has a tool_use without a name or an input")
     calls = tuple(call_of(use["name"], json.dumps(use["input"])) for use in uses)
-    return Said(role="assistant", content=words.strip(), calls=calls, call_ids=tuple(use.get("id") for use in uses))
+    return ChatMessage(
+        role="assistant", content=words.strip(), calls=calls, call_ids=tuple(use.get("id") for use in uses)
+    )
 
 
 def _blocks(content: object, where: str) -> list[Mapping[str, object]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
-        raise Refused(f"{where} must be a text or a list of blocks")
+        raise RequestError(f"{where} must be a text or a list of blocks")
     return content
 
 
@@ -150,21 +152,20 @@ def _choice(given: Mapping[str, object]) -> Choice:
         case {"type": "auto" | "none" as kind}:
             return Choice(kind=kind, single=single)
         case _:
-            raise Refused("tool_choice must be auto, any, none or tool with a name", param="tool_choice")
+            raise RequestError("tool_choice must be auto, any, none or tool with a name", param="tool_choice")
 
 
 def _form(given: Mapping[str, object]) -> str | None:
-    """The grammar of words. Raises Refused."""
     config = given.get("output_config", {})
     match {name: value for name, value in config.items() if value is not None} if isinstance(config, Mapping) else None:
         case {"format": {"type": "json_schema", "schema": schema}, **more} if not more:
             return schema_grammar(schema)
         case {**more} if not more:
             return None
-    raise Refused("output_config can only hold a format, json_schema with a schema", param="output_config")
+    raise RequestError("output_config can only hold a format, json_schema with a schema", param="output_config")
 
 
-def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
+def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
     return _head(reply, model) | {
         "content": _content(reply),
         "stop_reason": _stop_reason(reply),
@@ -173,7 +174,7 @@ def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
 
 
 def _content(reply: Reply) -> list[dict[str, object]]:
-    words = [{"type": "text", "text": reply.said.content}] if reply.said.content else []
+    words = [{"type": "text", "text": reply.message.content}] if reply.message.content else []
     uses = [
         {
             "type": "tool_use",
@@ -181,7 +182,7 @@ def _content(reply: Reply) -> list[dict[str, object]]:
             "name": call.name,
             "input": json.loads(call.arguments),
         }
-        for name, call in zip(reply.call_names, reply.said.calls, strict=True)
+        for name, call in zip(reply.call_names, reply.message.calls, strict=True)
     ]
     return [*words, *uses]
 
@@ -197,16 +198,16 @@ def _head(reply: Reply, model: str) -> dict[str, object]:
 
 
 def _stop_reason(reply: Reply) -> str:
-    if reply.said.calls:
+    if reply.message.calls:
         return "tool_use"
     if reply.stopped_at is not None:
         return "stop_sequence"
     return "max_tokens" if reply.completion.finish_reason == "length" else "end_turn"
 
 
-def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
-    begun = _head(reply, model) | {"content": [], "stop_reason": None, "stop_sequence": None}
-    yield named_event({"type": "message_start", "message": begun})
+def events(reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
+    started = _head(reply, model) | {"content": [], "stop_reason": None, "stop_sequence": None}
+    yield named_event({"type": "message_start", "message": started})
     for index, block in enumerate(_content(reply)):
         if block["type"] == "text":
             empty, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -224,12 +225,12 @@ def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
     yield named_event({"type": "message_stop"})
 
 
-def refusal(error: Refused) -> dict[str, object]:
-    """A full context in the words by which clients know it."""
+def refusal(error: RequestError) -> dict[str, object]:
+    # Clients recognise a full context by this prefix.
     full = error.code == "context_length_exceeded"
     kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}}
 
 
-def refusal_event(error: Refused) -> str:
+def refusal_event(error: RequestError) -> str:
     return named_event(refusal(error))

@@ -1,4 +1,4 @@
-"""One attempt as its endpoint sees it: calls come in, completions go out, and each becomes one turn of the record."""
+"""One attempt of a custom agent, as the endpoint sees it: each model call becomes one turn of the record."""
 
 import asyncio
 import secrets
@@ -9,263 +9,283 @@ from dataclasses import dataclass, replace
 
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
-from rollout.endpoint.messages import Refused, Said, read_reply, turns_of
-from rollout.endpoint.request import Asked, Rules
+from rollout.endpoint.messages import ChatMessage, RequestError, read_reply, turns_of
+from rollout.endpoint.request import ModelRequest, Rules
 from rollout.endpoint.writer import Writer, WriterError
 from rollout.time_limit import TimeLimit
 from rollout.types import Completion, Turn
 
 
-def ended() -> Refused:
-    return Refused(
-        "this attempt has ended and was judged; a call after that cannot count", status=403, code="attempt_ended"
+def attempt_ended() -> RequestError:
+    return RequestError(
+        "this attempt has ended and is scored already; later calls do not count", status=403, code="attempt_ended"
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`parent`: the call whose reply it goes on from; `tail`: the messages since."""
+    """The prompt of a call."""
 
     token_ids: tuple[int, ...]
     parent: "Call | None"
-    tail: tuple[Said, ...]
+    """The call whose reply this prompt continues."""
+    tail: tuple[ChatMessage, ...]
+    """The messages since that reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """`said` is the completion's text as a message; `stopped_at` the text of the request's own that ended it; `number`
-    counts the attempt's replies from 0 in the order in which they were asked for."""
+    """A sampled reply."""
 
     id: str
     number: int
+    """Number of its call in the attempt, from 0."""
     created: int
     num_prompt_tokens: int
     completion: Completion
-    said: Said
+    message: ChatMessage
+    """The completion's text as a message."""
     stopped_at: str | None
+    """The request's stop text that ended it."""
 
     @property
     def call_names(self) -> tuple[str, ...]:
-        """Of its calls, each once in an attempt and the same in every attempt that goes the same way: there are agents
-        that write them into their prompts."""
-        return tuple(f"{self.number}_{index}" for index in range(len(self.said.calls)))
+        """Names of its function calls, unique in an attempt.
+
+        They are the same in every attempt that takes the same course, because agents may write them into prompts.
+        """
+        return tuple(f"{self.number}_{index}" for index in range(len(self.message.calls)))
 
 
 class Call:
-    """A request that is sampled, or was. `conversation`: its messages and the reply, once that is there. `delivered`:
-    its client has all of the answer. `left`: its client went away before."""
+    """One model call of an attempt."""
 
     answering: "asyncio.Task[Reply]"
 
-    def __init__(self, asked: Asked, prompt: Prompt, *, number: int) -> None:
-        self.asked = asked
+    def __init__(self, request: ModelRequest, prompt: Prompt, *, number: int) -> None:
+        self.request = request
         self.prompt = prompt
         self.number = number
-        self.conversation: tuple[Said, ...] = ()
+        self.conversation: tuple[ChatMessage, ...] = ()
+        """The request's messages and the reply, once it is sampled."""
         self.delivered = False
+        """The client received the complete reply."""
         self.left = False
+        """The client disconnected before that."""
         self.tool_result: ToolResult | None = None
         self.generate_s = 0.0
         self.tool_s = 0.0
 
     async def reply(self) -> Reply:
-        """Whoever waits may go away; the sampling goes on. Raises Refused."""
+        """Wait for the reply. Sampling continues if the caller is cancelled. Raises RequestError."""
         try:
             return await asyncio.shield(self.answering)
         except asyncio.CancelledError:
             if self.answering.cancelled():
-                raise ended() from None
+                raise attempt_ended() from None
             raise
 
     def answered(self) -> Reply | None:
-        """None where nothing was sampled, or not yet."""
+        """Return the reply if it is sampled already."""
         if not self.answering.done() or self.answering.cancelled() or self.answering.exception():
             return None
         return self.answering.result()
 
     def turn(self) -> Turn | None:
-        """None where nothing was sampled. What never reached the agent is no act of the policy, and is not trained."""
+        """Return the turn, or None if nothing was sampled.
+
+        A reply that never reached the agent did not influence it, so it is not trained on.
+        """
         reply = self.answered()
         if reply is None:
             return None
-        calls = reply.said.calls
+        calls = reply.message.calls
         call = None
         if calls:
-            arguments = [one.arguments for one in calls]
-            call = ToolCall(name=", ".join(one.name for one in calls), arguments="\n".join(arguments))
+            arguments = "\n".join(one.arguments for one in calls)
+            call = ToolCall(name=", ".join(one.name for one in calls), arguments=arguments)
+        tools = self.request.tools if self.prompt.parent is None else ()
         return Turn.of(
             role="planner",
             prompt_token_ids=self.prompt.token_ids,
             completion=reply.completion,
             trainable=self.delivered,
-            grammar=self.asked.grammar,
-            thought=reply.said.content if calls else "",
+            grammar=self.request.grammar,
+            thought=reply.message.content if calls else "",
             tool_call=call,
             tool_result=self.tool_result,
-            heard=self._heard,
+            heard="\n".join(f"{one.role}: {one.content}" for one in turns_of(self.prompt.tail, tools)),
             generate_s=round(self.generate_s, 4),
             tool_s=round(self.tool_s, 4),
         )
 
-    @property
-    def _heard(self) -> str:
-        """What the agent said since the reply that it goes on from; where it begins, with the functions it names."""
-        tools = self.asked.tools if self.prompt.parent is None else ()
-        return "\n".join(f"{one.role}: {one.content}" for one in turns_of(self.prompt.tail, tools))
-
 
 class Attempt:
-    """Has a key of its own, by which its calls are known."""
+    """The calls of one attempt, which carry its key."""
 
     def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, *, timeout_s: float | None = None) -> None:
         self.rules = rules
         self.limit = TimeLimit(timeout_s)
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: str | None = None
+        """The answer that was posted first."""
         self.answered = asyncio.Event()
         self.out_of_context: str | None = None
+        """The message of the last call's rejection if its prompt filled the context."""
         self.broken: str | None = None
+        """The reason if a reply could not be sampled."""
         self._writer = writer
         self._chat = chat
         self._calls: list[Call] = []
         self._replied: list[Call] = []
-        """In the order in which the replies came."""
+        """Calls in the order of their replies."""
         self._by_name: dict[str, Call] = {}
-        self._num_written = 0
-        self._rests: tuple[Call, float] | None = None
-        """The reply that was written last, and when, where none is being written."""
+        self._num_sampling = 0
+        self._idle_since: tuple[Call, float] | None = None
+        """The call of the last reply, and its time, while no reply is sampled."""
         self._ended = False
 
-    def call(self, asked: Asked, *, name: str | None = None, is_retry: bool = False) -> Call:
-        """A new call, or the one that this request asks for again: the same idempotency key, a client that says that it
-        retries, or an equal request whose answer did not reach its client. Raises Refused."""
+    def call(self, request: ModelRequest, *, name: str | None = None, is_retry: bool = False) -> Call:
+        """Return a new call, or the earlier call that this request repeats.
+
+        A request repeats a call if it has the same idempotency key (`name`), comes from a client that says that it
+        retries, or equals a request whose reply did not reach its client. Raises RequestError.
+        """
         if self._ended:
-            raise ended()
+            raise attempt_ended()
         known = self._by_name.get(name) if name else None
-        if known is not None and known.asked.fingerprint != asked.fingerprint:
-            raise Refused("this idempotency key was used for another request", status=422, code="idempotency_error")
-        known = known or self._asked_before(asked.fingerprint, is_retry=is_retry)
+        if known is not None and known.request.fingerprint != request.fingerprint:
+            raise RequestError(
+                "this idempotency key was used for another request", status=422, code="idempotency_error"
+            )
+        known = known or self._repeated(request.fingerprint, is_retry=is_retry)
         if known is not None:
             known.left = False
             return known
-        call = self._begin(asked)
+        call = self._start(request)
         if name:
             self._by_name[name] = call
         return call
 
     def take_answer(self, answer: str) -> None:
-        """It was posted. The first one is the attempt's answer."""
+        """Accept a posted answer; only the first one counts."""
         if self.posted is None:
             self.posted = answer
         self.answered.set()
 
-    def said_until(self, reply_id: str, call_id: Callable[[str], str]) -> tuple[Said, ...] | None:
-        """All that was said up to a reply and with it, but for its request's instructions. None for a reply that is not
-        this attempt's. `call_id`: how a dialect calls a call of this name."""
+    def conversation_until(self, reply_id: str, call_id: Callable[[str], str]) -> tuple[ChatMessage, ...] | None:
+        """Return the messages up to and including a reply, without the instructions of its request.
+
+        Returns None for a reply of another attempt. `call_id` turns call names into a protocol's ids.
+        """
         for call in self._calls:
             reply = call.answered()
             if reply is not None and reply.id == reply_id:
-                *before, said = call.conversation[call.asked.num_instructions :]
-                return (*before, replace(said, call_ids=tuple(map(call_id, reply.call_names))))
+                *before, message = call.conversation[call.request.num_instructions :]
+                return (*before, replace(message, call_ids=tuple(map(call_id, reply.call_names))))
         return None
 
     async def end(self) -> list[Turn]:
-        """No call counts from now on; what is still written is dropped. The turns, in the order in which they were
-        asked for."""
+        """Stop sampling, reject later calls, and return the turns in the order of their requests."""
         self._ended = True
-        self._goes_on()
+        self._stop_idling()
         for call in self._calls:
             call.answering.cancel()
         await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
         self._writer.release()
         return [turn for call in self._calls if (turn := call.turn()) is not None]
 
-    def _asked_before(self, fingerprint: str, *, is_retry: bool) -> Call | None:
-        alike = (call for call in self._calls if call.asked.fingerprint == fingerprint)
+    def _repeated(self, fingerprint: str, *, is_retry: bool) -> Call | None:
+        alike = (call for call in self._calls if call.request.fingerprint == fingerprint)
         equal = [call for call in alike if call.answered() or not call.answering.done()]
         unread = [call for call in equal if not call.delivered]
         left = next((call for call in unread if call.left), None)
-        # A retry may be here before the news that its client had left.
+        # A retry may arrive before the server notices that its client has disconnected.
         return (unread or equal)[-1] if left is None and is_retry and equal else left
 
-    def _begin(self, asked: Asked) -> Call:
+    def _start(self, request: ModelRequest) -> Call:
         try:
-            prompt = self._prompt(asked)
+            prompt = self._prompt(request)
         except ChatTemplateError as error:
-            raise Refused(f"this model's chat template cannot hold these messages: {error}", param="messages") from None
+            raise RequestError(
+                f"this model's chat template cannot render these messages: {error}", param="messages"
+            ) from None
         room = self.rules.max_context_tokens - len(prompt.token_ids)
         if room < 1:
             self.out_of_context = (
                 f"these messages have {len(prompt.token_ids)} tokens, and prompt and reply together may have "
                 f"{self.rules.max_context_tokens} (rollout.engine.max_model_len)"
             )
-            raise Refused(self.out_of_context, code="context_length_exceeded", param="messages")
-        # Whoever goes on with fewer words has not ended over them.
+            raise RequestError(self.out_of_context, code="context_length_exceeded", param="messages")
+        # An agent that continues with a shorter prompt did not fail because of the context.
         self.out_of_context = None
-        if prompt.parent is not None:
-            self._continued(prompt.parent, prompt)
-        self._goes_on()
-        call = Call(asked, prompt, number=len(self._calls))
-        call.answering = asyncio.ensure_future(self._sample(call, min(room, asked.max_tokens)))
-        call.answering.add_done_callback(_seen)
+        if parent := prompt.parent:
+            # The agent has read the reply that it continues.
+            parent.delivered = True
+            results = [message.content for message in prompt.tail if message.role == "tool"]
+            if results and parent.tool_result is None:
+                parent.tool_result = ToolResult(text="\n".join(results))
+        self._stop_idling()
+        call = Call(request, prompt, number=len(self._calls))
+        call.answering = asyncio.ensure_future(self._sample(call, min(room, request.max_tokens)))
+        # Retrieve the error, which asyncio would otherwise log if no client waits for the reply any more.
+        call.answering.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._calls.append(call)
-        self._num_written += 1
+        self._num_sampling += 1
         return call
 
-    def _prompt(self, asked: Asked) -> Prompt:
-        """An assistant's message that was sampled in this attempt is never tokenised again. A request whose messages
-        begin with a conversation goes on from the ids of its prompt and its sampled reply, and renders only what
-        follows. One that edits the history begins a branch at the last reply that it leaves as it was. Raises
-        ChatTemplateError."""
-        turns = turns_of(asked.messages, asked.tools)
-        repeated = (
+    def _prompt(self, request: ModelRequest) -> Prompt:
+        """Return the prompt's ids without tokenizing again what this attempt sampled.
+
+        A request whose messages begin with an earlier conversation gets the ids of that prompt and of the sampled
+        reply; only the messages since then are rendered. A request that changes the history begins a branch at the
+        last reply that it leaves unchanged. Raises ChatTemplateError.
+        """
+        turns = turns_of(request.messages, request.tools)
+        continued = (
             call
             for call in reversed(self._replied)
-            if call.asked.tools == asked.tools and asked.messages[: len(call.conversation)] == call.conversation
+            if call.request.tools == request.tools and request.messages[: len(call.conversation)] == call.conversation
         )
-        # Of two that say the same, the later.
-        parent = max(repeated, key=lambda call: len(call.conversation), default=None)
+        # Of equal conversations the latest one is continued.
+        parent = max(continued, key=lambda call: len(call.conversation), default=None)
         reply = parent.answered() if parent else None
         if parent is None or reply is None:
-            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=asked.messages)
+            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=request.messages)
         sampled = reply.completion.token_ids
-        later = self._chat.continuation(turns, len(turns_of(parent.conversation, asked.tools)), sampled)
+        later = self._chat.continuation(turns, len(turns_of(parent.conversation, request.tools)), sampled)
         return Prompt(
             token_ids=parent.prompt.token_ids + sampled + later,
             parent=parent,
-            tail=asked.messages[len(parent.conversation) :],
+            tail=request.messages[len(parent.conversation) :],
         )
 
-    def _goes_on(self) -> None:
-        """The agent asks again, or ends: until now it was busy with its tools."""
-        if self._rests is not None:
-            call, since = self._rests
-            call.tool_s, self._rests = time.perf_counter() - since, None
-
-    def _continued(self, parent: Call, prompt: Prompt) -> None:
-        """Whoever goes on from a reply has read it, and says what its calls brought."""
-        parent.delivered = True
-        results = [one.content for one in prompt.tail if one.role == "tool"]
-        if results and parent.tool_result is None:
-            parent.tool_result = ToolResult(text="\n".join(results))
+    def _stop_idling(self) -> None:
+        # Since the last reply the agent was busy with its tools.
+        if self._idle_since is not None:
+            call, since = self._idle_since
+            call.tool_s, self._idle_since = time.perf_counter() - since, None
 
     async def _sample(self, call: Call, max_tokens: int) -> Reply:
-        started, asked, prompt = time.perf_counter(), call.asked, call.prompt
+        started, request, prompt = time.perf_counter(), call.request, call.prompt
         try:
             with self.limit.paused() if self._writer.by_engine else nullcontext():
-                completion = await self._writer.write(asked, prompt.token_ids, max_tokens)
+                completion = await self._writer.write(request, prompt.token_ids, max_tokens)
         except WriterError as error:
             self.broken = str(error)
-            raise Refused(str(error), status=error.status, code=error.code) from error
+            raise RequestError(str(error), status=error.status, code=error.code) from error
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise RequestError(str(error)) from error
         finally:
-            self._num_written -= 1
-            if not self._num_written:
-                self._rests = call, time.perf_counter()
-        said = read_reply(completion.text) if asked.tools else Said(role="assistant", content=completion.text.strip())
+            self._num_sampling -= 1
+            if not self._num_sampling:
+                self._idle_since = call, time.perf_counter()
+        if request.tools:
+            message = read_reply(completion.text)
+        else:
+            message = ChatMessage(role="assistant", content=completion.text.strip())
         call.generate_s = time.perf_counter() - started
-        call.conversation = (*asked.messages, said)
+        call.conversation = (*request.messages, message)
         self._replied.append(call)
         return Reply(
             id=secrets.token_hex(12),
@@ -273,9 +293,9 @@ class Attempt:
             created=int(time.time()),
             num_prompt_tokens=len(prompt.token_ids),
             completion=completion,
-            # What the agent reads is what was sampled, white space and all.
-            said=said if said.calls else replace(said, content=completion.text),
-            stopped_at=self._stopped_at(completion, asked.stop),
+            # The agent gets the sampled text with its white space.
+            message=message if message.calls else replace(message, content=completion.text),
+            stopped_at=self._stopped_at(completion, request.stop),
         )
 
     def _stopped_at(self, completion: Completion, stop: tuple[str, ...]) -> str | None:
@@ -283,9 +303,3 @@ class Attempt:
             return None
         rest = self._chat.text(completion.token_ids)[len(completion.text) :]
         return next((text for text in stop if rest.startswith(text)), None)
-
-
-def _seen(answering: "asyncio.Task[Reply]") -> None:
-    """An error that nobody waits for any more is no news."""
-    if not answering.cancelled():
-        answering.exception()

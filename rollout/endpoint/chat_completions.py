@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions: its requests read, its replies written."""
+"""OpenAI's Chat Completions protocol."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,9 +6,9 @@ from envs.types import ToolCall
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import (
     AssistantMessage,
-    Refused,
-    Said,
-    SaidRole,
+    ChatMessage,
+    ChatRole,
+    RequestError,
     call_of,
     check_fields,
     fields_of,
@@ -17,11 +17,12 @@ from rollout.endpoint.messages import (
     plain_text,
 )
 from rollout.endpoint.request import (
-    Asked,
     Choice,
     Fields,
+    ModelRequest,
     event,
     fingerprint,
+    functions_of,
     object_grammar,
     read_fields,
     schema_grammar,
@@ -31,7 +32,7 @@ from rollout.endpoint.request import (
 )
 
 PATH = "/v1/chat/completions"
-ROLES: Mapping[str, SaidRole] = {
+ROLES: Mapping[str, ChatRole] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -41,8 +42,8 @@ ROLES: Mapping[str, SaidRole] = {
 MESSAGE = ("role", "content", "id", "name")
 ASSISTANT = (*MESSAGE, "tool_calls", "parsed", "weight")
 RESULT = (*MESSAGE, "tool_call_id")
-"""Fields of the messages of each role. Multi-agent clients give a speaker's `name`, for which chat templates have no
-place. `weight` is of OpenAI's files for fine-tuning, `parsed` of its client."""
+"""Fields of the messages of each role. Multi-agent clients send a speaker's `name`, which chat templates ignore;
+`weight` is of OpenAI's fine-tuning files, `parsed` of its client."""
 CALL, FUNCTION = ("id", "type", "index", "function"), ("name", "arguments", "parsed_arguments")
 FIELDS = Fields(
     read=(
@@ -55,18 +56,18 @@ FIELDS = Fields(
 )
 
 
-def read(body: object, attempt: Attempt) -> Asked:
-    """Raises Refused."""
+def read(body: object, attempt: Attempt) -> ModelRequest:
+    """Read a request. Raises RequestError."""
     rules = attempt.rules
     given = read_fields(body, rules, FIELDS)
     if given.get("n", 1) != 1:
-        raise Refused("one reply a request: ask n times", code="unsupported_value", param="n")
-    tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
+        raise RequestError("n must be 1: send n requests instead", code="unsupported_value", param="n")
+    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), _form(given), rules)
     limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1)
     options = given.get("stream_options", {})
-    return Asked(
+    return ModelRequest(
         fingerprint=fingerprint("chat", given),
-        messages=said_of(given.get("messages")),
+        messages=read_messages(given.get("messages")),
         tools=tools,
         grammar=grammar,
         max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
@@ -77,30 +78,33 @@ def read(body: object, attempt: Attempt) -> Asked:
     )
 
 
-def said_of(messages: object) -> tuple[Said, ...]:
-    """Raises Refused."""
+def read_messages(messages: object) -> tuple[ChatMessage, ...]:
+    """Read the messages of a request. Raises RequestError."""
     if not isinstance(messages, list) or not messages:
-        raise Refused("messages must be a list with at least one message", param="messages")
-    return in_call_order(_said(fields_of(message), f"messages[{index}]") for index, message in enumerate(messages))
+        raise RequestError("messages must be a list with at least one message", param="messages")
+    return in_call_order(_message(fields_of(message), f"messages[{index}]") for index, message in enumerate(messages))
 
 
-def _said(message: Mapping[str, object], where: str) -> Said:
+def _message(message: Mapping[str, object], where: str) -> ChatMessage:
     role = ROLES.get(str(message.get("role")))
     if role is None:
-        raise Refused(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
+        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
     content = plain_text(message.get("content"), f"{where}.content")
     if role != "assistant":
         check_fields(message, where, RESULT if role == "tool" else MESSAGE)
-        return Said(role=role, content=content, call_ids=(message.get("tool_call_id"),) if role == "tool" else ())
+        return ChatMessage(
+            role=role, content=content, call_ids=(message.get("tool_call_id"),) if role == "tool" else ()
+        )
     if message.get("function_call") is not None:
-        said = f"{where}.function_call is of an older form of this protocol; write tool_calls"
-        raise Refused(said, param="messages")
+        raise RequestError(f"{where}.function_call is deprecated; use tool_calls", param="messages")
     check_fields(message, where, ASSISTANT)
     given = message.get("tool_calls") or []
     calls = given if isinstance(given, list) else [given]
-    made = tuple(_call(call, where) for call in calls)
-    return Said(
-        role=role, content=content.strip(), calls=made, call_ids=tuple(fields_of(call).get("id") for call in calls)
+    return ChatMessage(
+        role=role,
+        content=content.strip(),
+        calls=tuple(_call(call, where) for call in calls),
+        call_ids=tuple(fields_of(call).get("id") for call in calls),
     )
 
 
@@ -110,8 +114,7 @@ def _call(call: object, where: str) -> ToolCall:
             check_fields(fields_of(call), f"{where}.tool_calls", CALL)
             check_fields(fields_of(function), f"{where}.tool_calls.function", FUNCTION)
             return call_of(name, arguments)
-    said = f"{where}.tool_calls must be calls of functions, each with a name and arguments"
-    raise Refused(said, param="messages")
+    raise RequestError(f"{where}.tool_calls must be function calls, each with a name and arguments", param="messages")
 
 
 def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, object]:
@@ -127,20 +130,18 @@ def _choice(given: Mapping[str, object]) -> Choice:
 
 
 def choice_by_word(given: Mapping[str, object]) -> Choice:
-    """Where no function is named. `single` is the field that keeps calls to one at most, where it says so. Raises
-    Refused."""
+    """Return the choice of a request that names no function. Raises RequestError."""
     single = "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
     match given.get("tool_choice", "auto"):
         case "auto" | "none" | "required" as kind:
             return Choice(kind=kind, single=single)
         case choice:
-            raise Refused(
-                f"tool_choice = {choice!r} is none of auto, none, required, and names no function", param="tool_choice"
+            raise RequestError(
+                f"tool_choice = {choice!r} must be auto, none, required or a function", param="tool_choice"
             )
 
 
 def _form(given: Mapping[str, object]) -> str | None:
-    """The grammar of words. Raises Refused."""
     match given.get("response_format", {"type": "text"}):
         case {"type": "text"}:
             return None
@@ -148,25 +149,26 @@ def _form(given: Mapping[str, object]) -> str | None:
             return object_grammar()
         case {"type": "json_schema", "json_schema": {"schema": schema}}:
             return schema_grammar(schema)
-    raise Refused("response_format must be text, json_object or json_schema with a schema", param="response_format")
+    raise RequestError(
+        "response_format must be text, json_object or json_schema with a schema", param="response_format"
+    )
 
 
-def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
+def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
     choice = {"index": 0, "message": message_of(reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
     return _head(reply, "chat.completion", model) | {"choices": [choice], "usage": _usage(reply)}
 
 
 def message_of(reply: Reply) -> AssistantMessage:
-    """The assistant's message."""
-    return openai_assistant(reply.said, [f"call_{name}" for name in reply.call_names])
+    return openai_assistant(reply.message, [f"call_{name}" for name in reply.call_names])
 
 
-def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
+def events(reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
     head = _head(reply, "chat.completion.chunk", model)
     for delta, finish_reason in _deltas(reply):
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         yield event(head | {"choices": [choice]})
-    if asked.with_usage:
+    if request.with_usage:
         yield event(head | {"choices": [], "usage": _usage(reply)})
     yield "data: [DONE]\n\n"
 
@@ -192,7 +194,7 @@ def _head(reply: Reply, kind: str, model: str) -> dict[str, object]:
 
 
 def _finish_reason(reply: Reply) -> str:
-    return "tool_calls" if reply.said.calls else reply.completion.finish_reason
+    return "tool_calls" if reply.message.calls else reply.completion.finish_reason
 
 
 def _usage(reply: Reply) -> dict[str, int]:
@@ -200,10 +202,10 @@ def _usage(reply: Reply) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def refusal(error: Refused) -> dict[str, object]:
+def refusal(error: RequestError) -> dict[str, object]:
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-def refusal_event(error: Refused) -> str:
+def refusal_event(error: RequestError) -> str:
     return event(refusal(error))

@@ -1,13 +1,13 @@
-"""OpenAI's Responses: its requests read, its replies written."""
+"""OpenAI's Responses protocol."""
 
 from collections.abc import Iterator, Mapping
 
 from rollout.endpoint import chat_completions
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import (
-    Refused,
-    Said,
-    SaidRole,
+    ChatMessage,
+    ChatRole,
+    RequestError,
     call_of,
     check_fields,
     fields_of,
@@ -16,10 +16,11 @@ from rollout.endpoint.messages import (
     unsupported,
 )
 from rollout.endpoint.request import (
-    Asked,
     Choice,
     Fields,
+    ModelRequest,
     fingerprint,
+    functions_of,
     named_event,
     object_grammar,
     read_fields,
@@ -29,7 +30,7 @@ from rollout.endpoint.request import (
 )
 
 PATH = "/v1/responses"
-ROLES: Mapping[str, SaidRole] = {
+ROLES: Mapping[str, ChatRole] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -39,7 +40,7 @@ ITEM = ("type", "id", "status")
 MESSAGE = (*ITEM, "role", "content")
 CALL = (*ITEM, "name", "arguments", "parsed_arguments", "call_id")
 OUTPUT = (*ITEM, "output", "call_id", "name")
-"""Fields of the items of an input; an output's name is that of the function that was called."""
+"""Fields of the items of an input."""
 TEXTS = ("input_text", "output_text", "text")
 FIELDS = Fields(
     read=(
@@ -62,19 +63,19 @@ ECHOED: Mapping[str, object] = {
     "tool_choice": "auto",
     "tools": [],
 }
-"""Fields of a request that its reply repeats, and what stands there where it has none."""
+"""Fields of a request that its reply repeats, with their defaults."""
 
 Events = Iterator[tuple[str, Mapping[str, object]]]
 
 
-def read(body: object, attempt: Attempt) -> Asked:
-    """Raises Refused."""
+def read(body: object, attempt: Attempt) -> ModelRequest:
+    """Read a request. Raises RequestError."""
     rules = attempt.rules
     given = read_fields(body, rules, FIELDS)
-    tools, grammar = tools_and_grammar(given, rules, parts_of=_parts, choice_of=_choice, form_of=_form)
+    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), _form(given), rules)
     instructions = _instructions(given)
     limit = whole_number(given, "max_output_tokens", 1)
-    return Asked(
+    return ModelRequest(
         fingerprint=fingerprint("responses", given),
         messages=in_call_order((*instructions, *_before(given, attempt), *_input(given))),
         tools=tools,
@@ -86,57 +87,62 @@ def read(body: object, attempt: Attempt) -> Asked:
     )
 
 
-def _instructions(given: Mapping[str, object]) -> tuple[Said, ...]:
+def _instructions(given: Mapping[str, object]) -> tuple[ChatMessage, ...]:
     words = given.get("instructions", "")
     if not isinstance(words, str):
-        raise Refused("instructions must be a text", param="instructions")
-    return (Said(role="system", content=words),) if words else ()
+        raise RequestError("instructions must be a text", param="instructions")
+    return (ChatMessage(role="system", content=words),) if words else ()
 
 
-def _before(given: Mapping[str, object], attempt: Attempt) -> tuple[Said, ...]:
-    """What was said up to an earlier response, that one's instructions left out."""
+def _before(given: Mapping[str, object], attempt: Attempt) -> tuple[ChatMessage, ...]:
     name = given.get("previous_response_id")
     if name is None:
         return ()
-    said = attempt.said_until(str(name).removeprefix("resp_"), _call_id)
-    if said is None:
-        raise Refused(
+    messages = attempt.conversation_until(str(name).removeprefix("resp_"), _call_id)
+    if messages is None:
+        raise RequestError(
             f"this attempt has no response {name!r}", code="previous_response_not_found", param="previous_response_id"
         )
-    return said
+    return messages
 
 
-def _input(given: Mapping[str, object]) -> tuple[Said, ...]:
+def _input(given: Mapping[str, object]) -> tuple[ChatMessage, ...]:
     items = given.get("input")
     if isinstance(items, str):
-        return (Said(role="user", content=items),)
+        return (ChatMessage(role="user", content=items),)
     if not isinstance(items, list) or not items:
-        raise Refused("input must be a text or a list with at least one item", param="input")
-    said: list[Said] = []
+        raise RequestError("input must be a text or a list with at least one item", param="input")
+    messages: list[ChatMessage] = []
     for index, item in enumerate(items):
-        _take(fields_of(item), f"input[{index}]", said)
-    return tuple(said)
+        _take(fields_of(item), f"input[{index}]", messages)
+    return tuple(messages)
 
 
-def _take(item: Mapping[str, object], where: str, said: list[Said]) -> None:
-    """Calls that stand beside each other, or after the assistant's words, are one message with them."""
+def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -> None:
+    # Consecutive calls, and calls after the assistant's text, become one message.
     kind, role = item.get("type", "message"), ROLES.get(str(item.get("role")))
     if kind == "message" and role is not None:
         check_fields(item, where, MESSAGE)
         words = plain_text(item.get("content"), f"{where}.content", TEXTS)
-        said.append(Said(role=role, content=words.strip() if role == "assistant" else words))
+        messages.append(ChatMessage(role=role, content=words.strip() if role == "assistant" else words))
     elif kind == "function_call" and "name" in item and "arguments" in item:
         check_fields(item, where, CALL)
-        before = said.pop() if said and said[-1].role == "assistant" else Said(role="assistant", content="")
+        before = (
+            messages.pop()
+            if messages and messages[-1].role == "assistant"
+            else ChatMessage(role="assistant", content="")
+        )
         call = call_of(item["name"], item["arguments"])
         call_ids = (*before.call_ids, item.get("call_id"))
-        said.append(Said(role="assistant", content=before.content, calls=(*before.calls, call), call_ids=call_ids))
+        messages.append(
+            ChatMessage(role="assistant", content=before.content, calls=(*before.calls, call), call_ids=call_ids)
+        )
     elif kind == "function_call_output":
         check_fields(item, where, OUTPUT)
         output = plain_text(item.get("output"), f"{where}.output", TEXTS)
-        said.append(Said(role="tool", content=output, call_ids=(item.get("call_id"),)))
+        messages.append(ChatMessage(role="tool", content=output, call_ids=(item.get("call_id"),)))
     else:
-        raise Refused(
+        raise RequestError(
             f"{where} must be a message, a function_call with name and arguments, or a function_call_output",
             param="input",
         )
@@ -156,10 +162,9 @@ def _choice(given: Mapping[str, object]) -> Choice:
 
 
 def _form(given: Mapping[str, object]) -> str | None:
-    """The grammar of words. Raises Refused."""
     text = given.get("text", {})
     if not isinstance(text, Mapping) or text.get("verbosity") not in (None, "medium"):
-        raise Refused("text can only hold a format", param="text")
+        raise RequestError("text can only hold a format", param="text")
     match text.get("format") or {"type": "text"}:
         case {"type": "text"}:
             return None
@@ -167,12 +172,12 @@ def _form(given: Mapping[str, object]) -> str | None:
             return object_grammar()
         case {"type": "json_schema", "schema": schema}:
             return schema_grammar(schema)
-    raise Refused("text.format must be text, json_object or json_schema with a schema", param="text")
+    raise RequestError("text.format must be text, json_object or json_schema with a schema", param="text")
 
 
-def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
+def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
     prompt, sampled = reply.num_prompt_tokens, len(reply.completion.token_ids)
-    return _head(reply, asked, model) | {
+    return _head(reply, request, model) | {
         "status": _status(reply),
         "incomplete_details": {"reason": "max_output_tokens"} if _status(reply) == "incomplete" else None,
         "output": _output(reply),
@@ -186,8 +191,7 @@ def whole(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
     }
 
 
-def _head(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
-    """A response that has only begun."""
+def _head(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -198,7 +202,7 @@ def _head(reply: Reply, asked: Asked, model: str) -> dict[str, object]:
         "incomplete_details": None,
         "output": [],
         "usage": None,
-        **asked.echo,
+        **request.echo,
     }
 
 
@@ -207,17 +211,16 @@ def _status(reply: Reply) -> str:
 
 
 def _output(reply: Reply) -> list[dict[str, object]]:
-    """The words, if there are any or nothing is called, and the calls."""
-    said = reply.said
+    message = reply.message
     calls: list[dict[str, object]] = []
-    for name, call in zip(reply.call_names, said.calls, strict=True):
+    for name, call in zip(reply.call_names, message.calls, strict=True):
         named = {"id": f"fc_{reply.id}_{name}", "call_id": _call_id(name)}
         given = {"name": call.name, "arguments": call.arguments}
         calls.append({"type": "function_call", "status": "completed", **named, **given})
-    if calls and not said.content:
+    if calls and not message.content:
         return calls
     words = {"type": "message", "id": f"msg_{reply.id}", "role": "assistant", "status": _status(reply)}
-    return [{**words, "content": [_part(said.content)]}, *calls]
+    return [{**words, "content": [_part(message.content)]}, *calls]
 
 
 def _call_id(name: str) -> str:
@@ -228,22 +231,22 @@ def _part(text: str) -> dict[str, object]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def events(reply: Reply, asked: Asked, model: str) -> Iterator[str]:
-    for number, (kind, fields) in enumerate(_events(reply, asked, model)):
+def events(reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
+    for number, (kind, fields) in enumerate(_events(reply, request, model)):
         yield named_event({"type": f"response.{kind}", "sequence_number": number, **fields})
 
 
-def _events(reply: Reply, asked: Asked, model: str) -> Events:
-    head = _head(reply, asked, model)
+def _events(reply: Reply, request: ModelRequest, model: str) -> Events:
+    head = _head(reply, request, model)
     yield "created", {"response": head}
     yield "in_progress", {"response": head}
     for index, item in enumerate(_output(reply)):
         empty: dict[str, object] = {"content": []} if item["type"] == "message" else {"arguments": ""}
         yield "output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
         where = {"item_id": item["id"], "output_index": index}
-        yield from _words(reply.said.content, where) if item["type"] == "message" else _call(item, where)
+        yield from _words(reply.message.content, where) if item["type"] == "message" else _call(item, where)
         yield "output_item.done", {"output_index": index, "item": item}
-    yield _status(reply), {"response": whole(reply, asked, model)}
+    yield _status(reply), {"response": whole(reply, request, model)}
 
 
 def _words(text: str, where: Mapping[str, object]) -> Events:
@@ -260,11 +263,10 @@ def _call(item: Mapping[str, object], where: Mapping[str, object]) -> Events:
     yield "function_call_arguments.done", {**where, "name": item["name"], "arguments": item["arguments"]}
 
 
-def refusal(error: Refused) -> dict[str, object]:
-    """As in OpenAI's other protocol."""
+def refusal(error: RequestError) -> dict[str, object]:
     return chat_completions.refusal(error)
 
 
-def refusal_event(error: Refused) -> str:
-    told = {"message": str(error), "code": error.code, "param": error.param}
-    return named_event({"type": "error", "sequence_number": 0, **told})
+def refusal_event(error: RequestError) -> str:
+    fields = {"message": str(error), "code": error.code, "param": error.param}
+    return named_event({"type": "error", "sequence_number": 0, **fields})

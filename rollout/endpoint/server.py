@@ -1,4 +1,4 @@
-"""The model endpoint of one rollout worker: three protocols over HTTP, on loopback, a key for each attempt."""
+"""The model endpoint of one rollout worker: three protocols over HTTP on loopback, and one key per attempt."""
 
 import asyncio
 import logging
@@ -16,41 +16,44 @@ from starlette.routing import Route
 from configs.json_values import in_whole_letters
 from envs.serving import LOOPBACK, listen
 from rollout.endpoint import anthropic_messages, chat_completions, responses
-from rollout.endpoint.attempt import Attempt, Call, Reply, ended
-from rollout.endpoint.messages import Refused
-from rollout.endpoint.request import Asked
+from rollout.endpoint.attempt import Attempt, Call, Reply, attempt_ended
+from rollout.endpoint.messages import RequestError
+from rollout.endpoint.request import ModelRequest
 
 _log = logging.getLogger(__name__)
 MAX_ENDED = 10_000
-"""Keys of attempts that have ended which are still told from foreign ones."""
-CLIENT_LEFT = 499
+"""Keys of ended attempts that are remembered, to tell them from unknown keys."""
+CLIENT_CLOSED_REQUEST = 499
 
 
 class Dialect(Protocol):
-    """A module that knows a protocol: how its requests are read and its replies are written. Of the `events` of a
-    stream the last one ends it; `refusal_event` is written where a stream cannot go on."""
+    """A module that reads the requests of a protocol and writes its replies."""
 
     PATH: str
 
-    def read(self, body: object, attempt: Attempt) -> Asked:
-        """Raises Refused."""
+    def read(self, body: object, attempt: Attempt) -> ModelRequest:
+        """Read a request. Raises RequestError."""
         ...
 
-    def whole(self, reply: Reply, asked: Asked, model: str) -> Mapping[str, object]: ...
+    def whole(self, reply: Reply, request: ModelRequest, model: str) -> Mapping[str, object]: ...
 
-    def events(self, reply: Reply, asked: Asked, model: str) -> Iterator[str]: ...
+    def events(self, reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
+        """Yield the events of a stream, of which the last one ends it."""
+        ...
 
-    def refusal(self, error: Refused) -> Mapping[str, object]: ...
+    def refusal(self, error: RequestError) -> Mapping[str, object]: ...
 
-    def refusal_event(self, error: Refused) -> str: ...
+    def refusal_event(self, error: RequestError) -> str:
+        """Return the event that ends a stream with an error."""
+        ...
 
 
-KNOWN: tuple[Dialect, ...] = (chat_completions, anthropic_messages, responses)
-DIALECTS = {one.PATH: one for one in KNOWN}
+_MODULES: tuple[Dialect, ...] = (chat_completions, anthropic_messages, responses)
+DIALECTS = {module.PATH: module for module in _MODULES}
 
 
 class Endpoint:
-    """Serves the attempts that are open. It starts with the first of them, in the loop that this one runs in."""
+    """Serves the open attempts. The first attempt starts the server, in the event loop that is running then."""
 
     def __init__(self) -> None:
         self._attempts: dict[str, Attempt] = {}
@@ -65,13 +68,13 @@ class Endpoint:
         return f"http://{LOOPBACK}:{self._port}/v1"
 
     async def admit(self, attempt: Attempt) -> None:
-        """Its key is good from now on."""
+        """Accept calls with the attempt's key from now on."""
         if self._loop is not asyncio.get_running_loop():
             await self._start()
         self._attempts[attempt.key] = attempt
 
     def dismiss(self, attempt: Attempt) -> None:
-        """Its key is that of an attempt that has ended."""
+        """Reject calls with the attempt's key from now on."""
         del self._attempts[attempt.key]
         self._ended[attempt.key] = None
         while len(self._ended) > MAX_ENDED:
@@ -85,7 +88,13 @@ class Endpoint:
         self.close()
         listening = listen(LOOPBACK, 0)
         self._port = listening.getsockname()[1]
-        config = uvicorn.Config(self._app(), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=300)
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/answer", self._take_answer, methods=["POST"]),
+            *(Route(path, partial(self._complete, one), methods=["POST"]) for path, one in DIALECTS.items()),
+        ]
+        app = Starlette(routes=routes, exception_handlers={RequestError: _refusal})
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=300)
         self._server = _Server(config)
         self._loop = asyncio.get_running_loop()
         self._serving = self._loop.create_task(self._server.serve([listening]))
@@ -94,21 +103,13 @@ class Endpoint:
                 self._serving.result()
             await asyncio.sleep(0.005)
 
-    def _app(self) -> Starlette:
-        routes = [
-            Route("/v1/models", self._models),
-            Route("/v1/answer", self._take_answer, methods=["POST"]),
-            *(Route(path, partial(self._complete, one), methods=["POST"]) for path, one in DIALECTS.items()),
-        ]
-        return Starlette(routes=routes, exception_handlers={Refused: _refusal})
-
     def _attempt(self, request: Request) -> Attempt:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = request.headers.get("x-api-key", bearer).strip()
         if key in self._ended:
-            raise ended()
+            raise attempt_ended()
         if key not in self._attempts:
-            raise Refused("this key is of no attempt here", status=401, code="invalid_api_key")
+            raise RequestError("this key belongs to no attempt of this worker", status=401, code="invalid_api_key")
         return self._attempts[key]
 
     async def _models(self, request: Request) -> Response:
@@ -120,7 +121,7 @@ class Endpoint:
     async def _take_answer(self, request: Request) -> Response:
         attempt, body = self._attempt(request), await _body(request)
         if not isinstance(body, dict) or not isinstance(body.get("answer"), str):
-            raise Refused('the body must be {"answer": "..."}')
+            raise RequestError('the body must be {"answer": "..."}')
         attempt.take_answer(body["answer"])
         return JSONResponse({})
 
@@ -136,7 +137,7 @@ class Endpoint:
 
 
 class _Server(uvicorn.Server):
-    """One that leaves the signals to the process that it runs in."""
+    """A server that leaves signal handling to the worker's process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -147,50 +148,48 @@ async def _body(request: Request) -> object:
     try:
         return in_whole_letters(await request.json())
     except (ValueError, RecursionError):
-        raise Refused("the body is no JSON") from None
+        raise RequestError("the body is not JSON") from None
     except ClientDisconnect:
-        raise Refused("the client went away", status=CLIENT_LEFT) from None
+        raise RequestError("the client disconnected", status=CLIENT_CLOSED_REQUEST) from None
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestError)
     if error.status in (401, 403):
-        _log.warning("a call of the model endpoint was refused: %s", error)
+        _log.warning("the model endpoint rejected a call: %s", error)
     dialect: Dialect = DIALECTS.get(request.url.path, chat_completions)
     return JSONResponse(dialect.refusal(error), status_code=error.status)
 
 
 async def _whole(dialect: Dialect, call: Call, request: Request, model: str) -> Response:
-    answer, gone = asyncio.ensure_future(call.reply()), asyncio.ensure_future(_client_leaves(request))
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answer, gone = asyncio.ensure_future(call.reply()), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             call.left = not call.delivered
-            return Response(status_code=CLIENT_LEFT)
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
         reply = answer.result()
     finally:
         answer.cancel()
         gone.cancel()
     call.delivered = True
-    return JSONResponse(dialect.whole(reply, call.asked, model))
-
-
-async def _client_leaves(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return JSONResponse(dialect.whole(reply, call.request, model))
 
 
 async def _events(dialect: Dialect, call: Call, model: str) -> AsyncIterator[str]:
-    """A reply is sent once it is sampled to its end. A client that leaves before the last event has not got it."""
-    # One that leaves while it is sampled is met by the same end.
+    # A client that disconnects before the last event, also while the reply is sampled, has not received it.
     whole = False
     try:
         try:
             reply = await call.reply()
-        except Refused as error:
+        except RequestError as error:
             yield dialect.refusal_event(error)
             return
-        *before, last = dialect.events(reply, call.asked, model)
+        *before, last = dialect.events(reply, call.request, model)
         for event in before:
             yield event
         whole = call.delivered = True

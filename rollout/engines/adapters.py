@@ -1,4 +1,4 @@
-"""How an adapter reaches the engine: merged into the base weights, or as one of vLLM's own adapters."""
+"""The two ways of an adapter into the engine: merged into the base weights, or as one of vLLM's own adapters."""
 
 import json
 import shutil
@@ -18,20 +18,20 @@ from rollout.files import MemoryFolder
 if TYPE_CHECKING:
     from safetensors import safe_open
     from torch import Tensor
-
-    from rollout.engines.vllm_parts import LLMEngine, LoRARequest
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.llm_engine import LLMEngine
 
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 KEPT = MAX_LORAS + 1
-"""Adapters of which there are files at a time: those that vLLM holds, and the next."""
+"""Adapters whose files are kept: the loaded ones and the next."""
 
 
 class AdapterMerger:
-    """Knows the base model's files; computes W0 + scale * B A in float32, from the untouched W0 for every version.
+    """Computes W0 + scale * B A in float32, always from the untouched W0 of the base model's files.
 
-    `dtype` is what the result is rounded to: the engine's, since a step of RL is less than bfloat16 can tell of most
-    weights. None: the file's own.
+    `dtype` is the type of the result, None keeps the file's. It should be the engine's type: one step of RL changes
+    most weights by less than bfloat16 can represent.
     """
 
     def __init__(self, model_path: Path, scale: float, *, dtype: Precision | None = None) -> None:
@@ -40,19 +40,22 @@ class AdapterMerger:
         self.scale = scale
 
     def merged_weights(self, adapter: bytes) -> "Iterator[tuple[str, Tensor]]":
-        """Every base weight by its Hugging Face name, the adapter folded in where it has one. Raises ValueError before
-        the first of them when the adapter does not fit: a model that is replaced by half is none."""
+        """Return all base weights by their Hugging Face names, with the adapter folded in.
+
+        Raises ValueError at once, not during the iteration, if the adapter does not fit: a model must not be replaced
+        in part.
+        """
         return self._merged(self._factors(adapter))
 
     def base_weights(self) -> "Iterator[tuple[str, Tensor]]":
+        """Iterate over all base weights as the files hold them."""
         for name, tensors in weights_in(self._model_path):
             yield name, tensors.get_tensor(name)
 
     def write_adapter_folder(self, folder: Path, adapter: bytes) -> None:
-        """The adapter as a PEFT folder. Raises ValueError before it is there when the adapter does not fit."""
+        """Write the adapter as a PEFT folder. Raises ValueError, and writes nothing, if it does not fit."""
         factors = self._factors(adapter)
         rank = next(tensor.shape[0] for name, tensor in factors.items() if "lora_A" in name)
-        targets = sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in factors})
         folder.mkdir(parents=True)
         (folder / "adapter_model.safetensors").write_bytes(adapter)
         config = {
@@ -61,10 +64,23 @@ class AdapterMerger:
             "base_model_name_or_path": str(self._model_path),
             "r": rank,
             "lora_alpha": self.scale * rank,
-            "target_modules": targets,
+            "target_modules": sorted({name.split(".lora_")[0].rsplit(".", 1)[1] for name in factors}),
             "bias": "none",
         }
         (folder / "adapter_config.json").write_text(json.dumps(config))
+
+    def check(self, adapter: bytes, *, rank: int) -> None:
+        """Raise ValueError if the adapter is for another model or has another rank, and thus another scale."""
+        factors = self._factors(adapter)
+        ranks = {int(factor.shape[0]) for name, factor in factors.items() if name.endswith(_A)}
+        if ranks != {rank}:
+            raise ValueError(f"its rank is {sorted(ranks)}, the configuration says model.lora_rank = {rank}")
+        for name, tensors in weights_in(self._model_path):
+            stem = _stem(name)
+            if stem + _A in factors:
+                fits = [factors[stem + _B].shape[0], factors[stem + _A].shape[1]]
+                if (shape := tensors.get_slice(name).get_shape()) != fits:
+                    raise ValueError(f"{name} has the shape {shape} in the model, and {fits} in the adapter")
 
     def _merged(self, factors: "dict[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         import torch
@@ -78,37 +94,23 @@ class AdapterMerger:
             dtype = getattr(torch, self._dtype) if self._dtype else weight.dtype
             yield name, (weight.to(torch.float32) + (b @ a) * self.scale).to(dtype)
 
-    def check(self, adapter: bytes, *, rank: int) -> None:
-        """Raises ValueError where the adapter is of another model or of another rank, whose scale would be wrong."""
-        factors = self._factors(adapter)
-        found = {int(factor.shape[0]) for name, factor in factors.items() if name.endswith(_A)}
-        if found != {rank}:
-            raise ValueError(f"its rank is {sorted(found)}, the configuration says model.lora_rank = {rank}")
-        for name, tensors in weights_in(self._model_path):
-            stem = _stem(name)
-            if stem + _A in factors:
-                fits = [factors[stem + _B].shape[0], factors[stem + _A].shape[1]]
-                if (shape := tensors.get_slice(name).get_shape()) != fits:
-                    raise ValueError(f"{name} has the shape {shape} in the model, and {fits} in the adapter")
-
     def _factors(self, adapter: bytes) -> "dict[str, Tensor]":
-        """The tensors of an adapter of this model."""
         import safetensors.torch
 
         try:
             factors = safetensors.torch.load(adapter)
         except safetensors.SafetensorError as error:
-            raise ValueError(f"these bytes are no adapter: {error}") from error
+            raise ValueError(f"these bytes are not an adapter: {error}") from error
         stems = {name.removesuffix(_A).removesuffix(_B) for name in factors}
         if missing := {stem + end for stem in stems for end in (_A, _B)} - factors.keys():
             raise ValueError(f"the adapter lacks {sorted(missing)[:3]}")
-        if strange := stems - {_stem(name) for name, _ in weights_in(self._model_path)}:
-            raise ValueError(f"the adapter has weights the base model lacks: {sorted(strange)[:3]}")
+        if unknown := stems - {_stem(name) for name, _ in weights_in(self._model_path)}:
+            raise ValueError(f"the adapter has weights that the base model lacks: {sorted(unknown)[:3]}")
         return factors
 
 
 def weights_in(model_path: Path) -> "Iterator[tuple[str, safe_open]]":
-    """The name of every weight of a model folder, and the open safetensors file that holds it."""
+    """Iterate over the names of a model folder's weights, each with the open safetensors file that holds it."""
     from safetensors import safe_open
 
     for file in sorted(model_path.glob("*.safetensors")):
@@ -118,81 +120,83 @@ def weights_in(model_path: Path) -> "Iterator[tuple[str, safe_open]]":
 
 
 def _stem(name: str) -> str:
-    """What the factors of a base weight are called."""
+    """Return the name of a base weight's factors without their ends."""
     return _PREFIX + name.removesuffix(".weight")
 
 
 class NativeAdapters:
-    """Each version has a name, a number and a folder of its own, none of which is ever used again: vLLM keys its prefix
-    cache by name and folder, and takes a number that it knows for weights that it has."""
+    """The adapters of vLLM, one for each version.
+
+    No name, number or folder is used twice: vLLM keys its prefix cache by name and folder, and assumes that it already
+    has the weights of a known number.
+    """
 
     def __init__(self, llm: "LLMEngine", merger: AdapterMerger) -> None:
         self._llm = llm
         self._merger = merger
-        self._places: list[MemoryFolder] = []
-        self._held: dict[int, LoRARequest] = {}
+        self._folders: list[MemoryFolder] = []
+        self._loaded: dict[int, LoRARequest] = {}
         self._numbers = count(1)
 
     def write(self, version: int, digest: str, adapter: bytes) -> "LoRARequest":
-        """Write an adapter down; vLLM knows nothing of it yet, but what it is called, and where it lies. For a thread
-        that may wait for it. Raises ValueError where it is no adapter of this model, or where there is no room."""
+        """Write the files of an adapter, in any thread, and return the request that loads them.
+
+        Raises ValueError if the adapter does not fit this model, or if there is no room.
+        """
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
-        if not self._places:
-            self._places.append(MemoryFolder(KEPT * len(adapter)))
+        if not self._folders:
+            self._folders.append(MemoryFolder(KEPT * len(adapter)))
         try:
-            folder = self._written(name, adapter)
+            folder = self._write(name, adapter)
         except OSError as full:
-            # There was room before others took it. More than any memory has is on disk.
-            if self._places[-1].in_memory:
-                self._places.append(MemoryFolder(sys.maxsize))
+            # Other processes have filled the shared memory meanwhile. A folder for sys.maxsize bytes is on disk.
+            if self._folders[-1].in_memory:
+                self._folders.append(MemoryFolder(sys.maxsize))
             try:
-                folder = self._written(name, adapter)
+                folder = self._write(name, adapter)
             except OSError as error:
                 raise ValueError(
                     f"no room for an adapter of {len(adapter) / 1e6:.1f} MB: /dev/shm, {full.strerror}; "
-                    f"{self._places[-1].path.parents[1]}, {error.strerror}; give /dev/shm more room "
+                    f"{self._folders[-1].path.parents[1]}, {error.strerror}; give /dev/shm more room "
                     "(docker run --shm-size), or name a larger disk with TMPDIR"
                 ) from error
         return lora_request(name, number, folder)
 
     def discard(self, written: "LoRARequest") -> None:
-        """It is not loaded, or not any more."""
+        """Remove the files of an adapter that is not loaded."""
         shutil.rmtree(written.lora_path, ignore_errors=True)
 
     def load(self, version: int, written: "LoRARequest") -> None:
         if not self._llm.add_lora(written):
             raise RuntimeError(f"vLLM refused adapter version {version}")
-        self._held[version] = written
+        self._loaded[version] = written
 
     def request(self, version: int) -> "LoRARequest | None":
-        """What a request that samples with `version` is given; None for the base model, and for nothing else: an
-        adapter that is missing is an error."""
-        return None if version == BASE_VERSION else self._held[version]
+        """Return the adapter of a request that samples with `version`, None for the base model."""
+        return None if version == BASE_VERSION else self._loaded[version]
 
     def read_back(self, version: int) -> ReadBack:
-        """What vLLM's slots hold as `version`."""
+        """Compare the slots of vLLM that hold `version` with its files."""
         if version == BASE_VERSION:
             return ReadBack(given="", held="")
-        held = self._held[version]
-        folder = Path(held.lora_path)
-        read = partial(read_slots, number=held.lora_int_id, folder=folder, scale=self._merger.scale)
+        loaded = self._loaded[version]
+        read = partial(read_slots, number=loaded.lora_int_id, folder=Path(loaded.lora_path), scale=self._merger.scale)
         return together(self._llm.collective_rpc(read))
 
     def drop_unused(self, used: Set[int]) -> None:
-        """Forget every version but these. One in use would be read from its folder again, in the middle of a step."""
-        for version in self._held.keys() - used:
-            held = self._held.pop(version)
-            self._llm.remove_lora(held.lora_int_id)
-            self.discard(held)
+        """Unload all other versions. vLLM would read a version in use from its files again, during a step."""
+        for version in self._loaded.keys() - used:
+            unused = self._loaded.pop(version)
+            self._llm.remove_lora(unused.lora_int_id)
+            self.discard(unused)
 
     def close(self) -> None:
-        for place in self._places:
-            place.close()
+        for folder in self._folders:
+            folder.close()
 
-    def _written(self, name: str, adapter: bytes) -> Path:
-        """Half of an adapter is none."""
-        folder = self._places[-1].path / name
+    def _write(self, name: str, adapter: bytes) -> Path:
+        folder = self._folders[-1].path / name
         try:
             self._merger.write_adapter_folder(folder, adapter)
         except BaseException:

@@ -1,9 +1,8 @@
-"""What an engine is: requests in, completions out, adapters by version, and a pulse that shows it works; and how other
-threads hand work to the one that owns it."""
+"""The interface of an engine (requests in, completions out, adapters by version), and the queue of its thread."""
 
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,80 +11,82 @@ from configs.errors import UserError
 from rollout.engines.read_back import ReadBack
 from rollout.types import Completion, Message
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
-    """`done`: how much it has computed so far, in whatever unit (an engine: tokens). `num_open`: what it was asked for
-    and has not finished. While something is open, `done` must grow."""
-
-    done: int = 0
-    num_open: int = 0
-
-
 BASE_VERSION = -1
-"""The policy version of the untouched base model."""
+"""Policy version of the untouched base model."""
 
 
 class EngineError(RuntimeError):
-    """The engine cannot serve any more; the trajectory that met it is unscorable, not wrong."""
+    """The engine failed. The trajectory is unscorable, not wrong."""
 
 
 class ContextFullError(EngineError):
-    """The dialogue does not fit the context of the server's model any more."""
+    """The dialogue no longer fits the context of a server's model."""
 
 
 class BackendError(UserError):
-    """A server that cannot be used as it is set up; the message says what is wrong and what to do. No other request
-    would fare better, so it ends the command instead of a trajectory."""
+    """A server that cannot be used as configured. No other request can succeed, so it ends the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One model call of a trajectory.
-
-    The prompt stands here twice: as token ids, for an engine that samples itself, and as `messages`, for a server that
-    renders and tokenises them. The form of the reply likewise: `grammar` is EBNF source, `json_schema` says the same in
-    a server's words. `use_adapter` False asks the frozen base; without a `seed` the sampling continues the engine's
-    own random stream. A reply ends with the first of the texts in `stop`: its ids with the token that completes it, its
-    text before it.
-    """
+    """One model call of a trajectory."""
 
     trajectory_id: str
     prompt_token_ids: tuple[int, ...]
+    """The prompt, for an engine that samples itself."""
     max_tokens: int
     temperature: float
     grammar: str | None = None
+    """EBNF source of the reply's form, for an engine that samples itself."""
     use_adapter: bool = True
+    """False samples the frozen base model."""
     seed: int | None = None
+    """None continues the engine's own random stream."""
     stop: tuple[str, ...] = ()
+    """The first of these texts ends the reply. Its tokens stay in the completion's ids; its text does not."""
     messages: tuple[Message, ...] = ()
+    """The prompt, for a server that renders and tokenises it."""
     json_schema: Mapping[str, object] | None = None
+    """The reply's form, for a server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Progress of a component. While something is open, `done` must grow."""
+
+    done: int = 0
+    """Work so far, in any unit; an engine counts tokens."""
+    num_open: int = 0
+    """Requests that are not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """busy_s: seconds spent computing so far. kv_usage: share of the KV cache in use. num_waiting: requests that wait
-    for a place. num_preemptions: requests thrown out of the cache so far, for want of room. computed_tokens: of prompts
-    and completions so far; repeated_tokens: those among them that begin a trajectory's next turn and were computed in
-    the one before, but are in the cache no more."""
+    """Counters of an engine since its start, and gauges of this moment."""
 
     busy_s: float
+    """Seconds spent computing."""
     kv_usage: float
+    """Share of the KV cache in use."""
     num_waiting: int
+    """Requests that wait for a place."""
     num_preemptions: int
+    """Requests that lost their place in the KV cache because it was full."""
     computed_tokens: int
+    """Tokens of prompts and completions."""
     repeated_tokens: int
+    """Tokens that a trajectory's previous turn had computed, and that were no longer in the cache for the next turn."""
 
 
 class Engine(Protocol):
-    """What an agent asks."""
+    """The engine of an agent."""
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        """Sample one completion. Raises EngineError when the engine is gone."""
+        """Sample one completion. Raises EngineError."""
         ...
 
     def release(self, trajectory_id: str) -> None:
-        """This trajectory asks nothing more; what it still has open is dropped."""
+        """Drop the open requests of a trajectory that has ended."""
         ...
 
 
@@ -96,85 +97,73 @@ class PolicyEngine(Engine, Protocol):
     def policy_version(self) -> int: ...
 
     async def prepare_adapter(self, version: int, adapter: bytes) -> Any:
-        """All of a load that needs no pause of the sampling. Raises ValueError for bytes that cannot be loaded."""
+        """Do the part of a load that needs no pause of the sampling. Raises ValueError for unusable bytes."""
         ...
 
     async def load_prepared(self, prepared: Any) -> str:
-        """Sample with this adapter from now on; return the digest of the bytes that were loaded."""
-        ...
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """The log-prob of every token but the first under the newest weights, at temperature 1. Asked right after
-        `load_prepared`, without waiting for it, it is the first thing that is computed with these weights."""
+        """Sample with this adapter from now on. Returns the digest of the loaded bytes."""
         ...
 
     async def pulse(self) -> Pulse:
-        """Answered by whatever computes, between two steps: the tokens computed so far and the requests that are open.
-        No request is added: one more would change the shapes, and with them the last bits, of a synchronous run's
-        batches. Raises EngineError when the engine is gone."""
+        """Return the progress, as the computing thread reports it between two steps. Raises EngineError.
+
+        No request is added: it would change the shapes, and with them the last bits, of a synchronous run's batches.
+        """
         ...
 
     async def read_back(self) -> ReadBack:
-        """The newest weights as the engine's memory holds them, beside what it was given."""
+        """Compare the newest weights in the engine's memory with the ones that it received."""
         ...
 
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Work, and where its result goes."""
-
-    work: Callable[[], object]
-    done: Future[Any]
-
-    def run(self) -> None:
-        """A ValueError is a refusal that changed nothing. Anything else may have stopped half-way, and is raised."""
-        if not self.done.set_running_or_notify_cancel():
-            return
-        try:
-            self.done.set_result(self.work())
-        except Exception as error:
-            self.done.set_exception(error)
-            if not isinstance(error, ValueError):
-                raise
-
-
 class Commands:
-    """Work that other threads hand to the one that owns an engine. `submit` is for them, everything else for the one
-    that does the work."""
+    """Work that other threads queue for the one that owns an engine.
+
+    Other threads call `submit`; the owner calls everything else.
+    """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Callable[[], object], Future[Any]]] = queue.SimpleQueue()
         self._ended: EngineError | None = None
         self._lock = threading.Lock()
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Raises EngineError once the thread does no more work, so that nobody waits for it in vain."""
+        """Queue work. Raises EngineError after `end`."""
         done: Future[Result] = Future()
-        command = _Command(work=work, done=done)
         with self._lock:
             if self._ended is not None:
                 raise EngineError(str(self._ended)) from self._ended.__cause__
-            self._queue.put(command)
+            self._queue.put((work, done))
         return done
 
     def run_all(self, *, idle: Callable[[], bool]) -> None:
-        """Run what is queued; while there is nothing else to do (`idle`), sleep until something is. Woken by
-        `submit`."""
+        """Run the queued work. While `idle` returns true, wait for more.
+
+        A ValueError of the work is a refusal that changed nothing. Any other exception may have left the engine in an
+        undefined state: it goes to the caller of `submit` and is raised here too.
+        """
         while True:
             try:
-                command = self._queue.get(block=idle())
+                work, done = self._queue.get(block=idle())
             except queue.Empty:
                 return
-            command.run()
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+                if not isinstance(error, ValueError):
+                    raise
 
     def end(self, error: EngineError) -> None:
-        """Take nothing more, and refuse what waits."""
+        """Refuse new and waiting work with this error."""
         with self._lock:
             self._ended = error
         while not self._queue.empty():
-            waiting = self._queue.get().done
-            if waiting.set_running_or_notify_cancel():
-                waiting.set_exception(error)
+            _, done = self._queue.get()
+            if done.set_running_or_notify_cancel():
+                done.set_exception(error)

@@ -1,280 +1,392 @@
-"""Engines behind an address: servers of Ollama and of the OpenAI protocol, asked over HTTP."""
+"""Engines behind an address: models that Ollama or an OpenAI-compatible server samples."""
 
 import asyncio
 import logging
+import random
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, TypeVar
 
-from configs.api_keys import ApiKeyError
+import httpx
+import ollama
+import openai
+
+from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
 from configs.backend import OllamaConfig, OpenAiConfig, ServedConfig
-from envs.http import (
-    HttpError,
-    RefusedError,
-    Sleep,
-    UnreachableError,
-    UnreadableError,
-    chat_advice,
-    chat_completion,
-    chat_service,
-    token_count,
-)
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.types import Message, TextCompletion
+
+Reply = TypeVar("Reply")
+
+MAX_REPLY_BYTES = 4 * 2**20
+MAX_QUOTED_CHARS = 200
+"""Longest part of a server's own error text that one of our errors quotes."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+"""Pauses between attempts at Ollama, as the `openai` client has them."""
+KEEP_ALIVE = "5m"
+"""Time for which Ollama keeps the model loaded after a request."""
+PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
+"""Settings that leave the distribution as it is. The policy was trained without Ollama's defaults."""
+VLLM_PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""The same for vLLM's server, which takes its defaults from the model's generation_config.json."""
 
 _CONTEXT_FULL = re.compile(r"context[ _](length|size|window)|exceeds? the available context", re.IGNORECASE)
 _OPENING = re.compile(r"\s*<think>")
 _CLOSING = "</think>"
 _CONTROL = re.compile(r"<(?=[|｜]|/?(?:s|think|start_of_turn|end_of_turn)>)")
+_ADVICE = {
+    401: "set a valid key in the variable that backend.api_key_env names",
+    402: "top up the account's balance",
+    403: "the key has no access: check it, and backend.model",
+    404: "check backend.base_url and backend.model",
+}
 
 
-class ChatServer:
-    """One server of chat messages. Any event loop may ask it."""
+class _HttpClient(httpx.AsyncClient):
+    """An HTTP client that bounds the size of each reply and the time until its last byte.
 
-    def __init__(self, config: ServedConfig, *, sleep: Sleep = asyncio.sleep) -> None:
-        self.url = config.base_url
+    httpx's own timeout holds for each read, so a server that trickles never reaches it. Connections are not kept:
+    several event loops may use one client. A proxy of the environment is not used for a server on this machine.
+    """
+
+    def __init__(self, *, base_url: str, timeout: float, **options: Any) -> None:
+        limits = httpx.Limits(max_keepalive_connections=0)
+        proxied = not on_this_machine(base_url)
+        super().__init__(base_url=base_url, timeout=timeout, limits=limits, trust_env=proxied, **options)
+        # A compressed reply could be far larger than what is read of it.
+        self.headers["Accept-Encoding"] = "identity"
+        self._limit_s = timeout
+
+    async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+        """Return the whole reply. Raises httpx.HTTPError."""
+        is_upload = "Transfer-Encoding" in request.headers
+        content = bytearray()
         try:
-            self._service = chat_service(config.base_url, config, section="backend", sleep=sleep)
-        except ApiKeyError as error:
-            raise BackendError(str(error)) from None
-
-    async def request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, object]:
-        """The JSON object that the server answers with.
-
-        Raises BackendError when it is not there or refuses what every request needs, ContextFullError when the
-        messages are too long for the model, EngineError for anything else, retries included.
-        """
-        try:
-            return await self._service.ask(lambda: self._attempt(method, path, body))
-        except HttpError as error:
-            advice = chat_advice(error, "backend", "check backend.type and backend.form: the request is not taken")
-            said = f"{self._said(error)}; {advice}"
-            if isinstance(error, UnreachableError | RefusedError):
-                raise BackendError(said) from None
-            logging.getLogger(__name__).warning("%s", said)
-            raise EngineError(said) from None
-
-    async def upload(self, path: str, file: Path) -> None:
-        """A file of any size, as it stands, unless the server has what is at `path` already. Raises BackendError."""
-        try:
-            if not await self._has(path):
-                await self._service.send("POST", path, content=_parts(file))
-        except HttpError as error:
-            raise BackendError(
-                f"{self._said(error, f'{file.name} was not taken: ')}; check that the server runs"
-            ) from None
-
-    async def _has(self, path: str) -> bool:
-        try:
-            await self._service.send("HEAD", path)
-        except RefusedError:
-            return False
-        return True
-
-    async def _attempt(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
-        try:
-            reply = await self._service.send(method, path, body=body)
-        except HttpError as error:
-            if error.status in (400, 413, 500) and _CONTEXT_FULL.search(error.words):
-                raise ContextFullError(self._said(error)) from None
-            raise
-        if not isinstance(reply, dict):
-            raise UnreadableError("status 200 without a JSON object", status=200)
-        return reply
-
-    def _said(self, error: HttpError, what: str = "") -> str:
-        return f"{self.url}: {what}{error}" + (f" ({error.words})" if error.words else "")
+            async with asyncio.timeout(None if is_upload else self._limit_s):
+                response = await super().send(request, stream=True, **options)
+                try:
+                    if response.headers.get("Content-Encoding", "identity") != "identity":
+                        raise httpx.DecodingError("the reply is compressed", request=request)
+                    async for chunk in response.aiter_raw():
+                        content += chunk
+                        if len(content) > MAX_REPLY_BYTES:
+                            message = f"the reply has more than {MAX_REPLY_BYTES} bytes"
+                            raise httpx.DecodingError(message, request=request)
+                finally:
+                    await response.aclose()
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no reply within {self._limit_s:g} s", request=request) from None
+        headers = [pair for pair in response.headers.multi_items() if pair[0] != "transfer-encoding"]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content), request=request)
 
 
-def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """As a server takes them. It reads control tokens wherever they stand, so what only looks like one (`<|im_end|>`
-    or `<｜User｜>` in a tool result) is written with a space: no text can forge a role. Raises EngineError when there
-    are none."""
-    if not messages:
-        raise EngineError("this module asks with token ids, and a server takes messages only")
-    return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in messages]
+class _OllamaClient(ollama.AsyncClient):
+    """Ollama's client over `_HttpClient`. A dialogue that does not fit the context is an error."""
 
+    def __init__(self, config: OllamaConfig, key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # `AsyncClient.__init__` differs only in the HTTP client that it passes on.
+        super(ollama.AsyncClient, self).__init__(
+            _HttpClient, config.base_url, follow_redirects=False, timeout=config.request_timeout_s, headers=headers
+        )
+        if not key:
+            # The client sends OLLAMA_API_KEY to any server; only `backend.api_key_env` may name a key.
+            self._client.headers.pop("Authorization", None)
 
-async def _parts(file: Path) -> AsyncIterator[bytes]:
-    with file.open("rb") as stream:
-        while part := stream.read(2**20):
-            yield part
+    async def _request_raw(self, method: str, path: str, **options: Any) -> httpx.Response:
+        if path == "/api/chat":
+            # `chat` has no arguments for these two. Ollama would silently drop the oldest messages or generated text.
+            options["json"] |= {"truncate": False, "shift": False}
+        response: httpx.Response = await super()._request_raw(method, path, **options)
+        return response
 
 
 class _ServedEngine:
-    """An `Engine` for one model of one server; `_further` and `_read` are the protocol's."""
+    """An `Engine` for one model of one server."""
 
-    _path: str
-
-    def __init__(self, server: ChatServer, config: ServedConfig, *, seed: int) -> None:
-        self._server = server
+    def __init__(self, config: ServedConfig, *, seed: int) -> None:
         self._config = config
         self._seed = seed
-
-    async def generate(self, request: GenerationRequest) -> TextCompletion:
-        """As `ChatServer.request`. Raises BackendError, too, for a request that no server can answer."""
-        if not request.use_adapter:
-            raise BackendError("a served model has no frozen base to ask: set rollout.verifier/generator.type=rule")
-        body = {"model": self._config.model, "messages": chat_messages(request.messages), "stream": False}
-        seed = self._seed if request.seed is None else request.seed
-        return self._read(await self._server.request("POST", self._path, body | self._further(request, seed)), request)
+        self._key = _find_key(config)
 
     def release(self, trajectory_id: str) -> None:
-        """A request ends with the connection that its caller drops."""
+        """Do nothing: a request ends with the connection that its caller drops."""
 
-    def _further(self, request: GenerationRequest, seed: int) -> dict[str, object]:
-        raise NotImplementedError
+    def _check(self, request: GenerationRequest) -> None:
+        if not request.use_adapter:
+            raise BackendError("a served model has no frozen base: set agent.verifier/generator.type=rule")
 
-    def _read(self, reply: Mapping[str, object], request: GenerationRequest) -> TextCompletion:
-        raise NotImplementedError
+    def _failure(self, problem: str, words: object = "", advice: str = "run again later") -> EngineError:
+        """Return an error about one request, and log it. `words` are the server's own."""
+        message = self._message(problem, words, advice)
+        logging.getLogger(__name__).warning("%s", message)
+        return EngineError(message)
 
+    def _unreachable(self) -> BackendError:
+        return BackendError(self._message("no connection", "", "check backend.base_url and that the server runs"))
 
-KEEP_ALIVE = "5m"
-"""How long Ollama keeps the model loaded after a request."""
-PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-"""Ollama's own defaults cut and bend the distribution; the policy was trained, and is compared, without."""
-VLLM_PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""vLLM's server has its defaults from the model's generation_config.json."""
+    def _refusal(self, status: int, words: object) -> EngineError | BackendError:
+        """Return the error for a reply with a status from 400 on."""
+        if status in (400, 413, 500) and _CONTEXT_FULL.search(str(words)):
+            return ContextFullError(self._message(f"status {status}", words, "the dialogue does not fit the context"))
+        if _may_pass(status):
+            return self._failure(f"status {status}", words)
+        advice = _ADVICE.get(status, "the server refuses the request: check backend.type and backend.form")
+        return BackendError(self._message(f"status {status}", words, advice))
+
+    def _message(self, problem: str, words: object, advice: str) -> str:
+        text = " ".join(str(words).split())
+        if self._key:
+            text = text.replace(self._key, "[key]")
+        quoted = f" ({text[:MAX_QUOTED_CHARS]})" if text else ""
+        return f"{self._config.base_url}: {problem}{quoted}; {advice}"
 
 
 class OllamaEngine(_ServedEngine):
-    """Over Ollama's native API. `num_ctx` is the context length in tokens. A model that thinks although it was told not
-    to is refused with a BackendError: its answers would not be the planner's."""
+    """A model of Ollama, through its native API.
 
-    _path = "/api/chat"
+    A model that thinks although `think` is false is refused: its answers would not be the planner's.
+    """
 
-    def __init__(self, server: ChatServer, config: OllamaConfig, *, num_ctx: int, seed: int) -> None:
-        super().__init__(server, config, seed=seed)
+    def __init__(self, config: OllamaConfig, *, num_ctx: int, seed: int) -> None:
+        """Connect to nothing yet. `num_ctx` is the context length in tokens. Raises BackendError without a key."""
+        super().__init__(config, seed=seed)
         self._num_ctx = num_ctx
-
-    async def create(self, gguf: Path, digest: str, template: str, parameters: Mapping[str, object]) -> None:
-        """Make the model out of a GGUF file whose sha256 is `digest`. One of the same name is replaced. Raises
-        BackendError."""
-        blob = f"sha256:{digest}"
-        await self._server.upload(f"/api/blobs/{blob}", gguf)
-        body = {
-            "model": self._config.model,
-            "files": {gguf.name: blob},
-            "template": template,
-            "parameters": dict(parameters),
-            "stream": False,
-        }
-        reply = await self._server.request("POST", "/api/create", body)
-        if reply.get("status") != "success":
-            raise BackendError(f"{self._server.url}: the model was not made: {reply.get('status')!r}; update Ollama")
+        self._client = _OllamaClient(config, self._key)
 
     async def check(self) -> None:
-        """Whether the server has the model. Raises BackendError."""
-        await self._server.request("POST", "/api/show", {"model": self._config.model})
+        """Raise BackendError if the server lacks the model."""
+        await self._call(lambda: self._client.show(self._config.model))
 
-    def _further(self, request: GenerationRequest, seed: int) -> dict[str, object]:
-        fields = {
-            "think": False,
-            "keep_alive": KEEP_ALIVE,
-            # Ollama would drop the oldest messages, or what was written first, without a word.
-            "truncate": False,
-            "shift": False,
-            "options": {
-                "num_predict": request.max_tokens,
-                "num_ctx": self._num_ctx,
-                "temperature": request.temperature,
-                "seed": seed,
-                **PLAIN_SAMPLING,
-            },
-        }
-        return fields | ({"format": dict(request.json_schema)} if request.json_schema is not None else {})
+    async def installed(self) -> ollama.ListResponse.Model | None:
+        """Return the server's entry of the model, with its digest and quantisation. Raises BackendError."""
+        names = {self._config.model, f"{self._config.model}:latest"}
+        listed = await self._call(self._client.list)
+        return next((entry for entry in listed.models if entry.model in names), None)
 
-    def _read(self, reply: Mapping[str, object], request: GenerationRequest) -> TextCompletion:
-        return TextCompletion(
-            text=self._text(reply.get("message")),
-            finish_reason=_finish_reason(reply, request.max_tokens),
-            num_prompt_tokens=token_count(reply, "prompt_eval_count") or 0,
-            num_tokens=token_count(reply, "eval_count") or 0,
+    async def create(self, gguf: Path, template: str, parameters: Mapping[str, object]) -> None:
+        """Make the model from a GGUF file; one of the same name is replaced. Raises BackendError."""
+        blob = await self._call(lambda: self._client.create_blob(gguf))
+        reply = await self._call(
+            lambda: self._client.create(
+                self._config.model, files={gguf.name: blob}, template=template, parameters=parameters, stream=False
+            )
         )
+        if reply.status != "success":
+            raise BackendError(self._message("the model was not made", reply.status, "update Ollama"))
 
-    def _text(self, message: object) -> str:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise EngineError(f"{self._server.url}: the reply of /api/chat holds no message")
-        parsed = parse_reply(message["content"])
-        if message.get("thinking") or parsed.thinking is not None:
+    async def generate(self, request: GenerationRequest) -> TextCompletion:
+        """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
+        self._check(request)
+        messages = chat_messages(request.messages)
+        options = {
+            "num_predict": request.max_tokens,
+            "num_ctx": self._num_ctx,
+            "temperature": request.temperature,
+            "seed": self._seed if request.seed is None else request.seed,
+            **PLAIN_SAMPLING,
+        }
+        reply = await self._call(
+            lambda: self._client.chat(
+                self._config.model,
+                messages,
+                think=False,
+                format=None if request.json_schema is None else dict(request.json_schema),
+                options=options,
+                keep_alive=KEEP_ALIVE,
+            )
+        )
+        if reply.message.content is None:
+            raise self._failure("the reply holds no text")
+        parsed = parse_reply(reply.message.content)
+        if reply.message.thinking or parsed.thinking is not None:
             raise BackendError(
-                f"{self._server.url}: '{self._config.model}' thinks although `think` is false; serve it with the "
+                f"{self._config.base_url}: '{self._config.model}' thinks although `think` is false; serve it with the "
                 "template of its export (`agentflow serve`), or update Ollama"
             )
-        return parsed.answer
+        reason = reply.done_reason
+        if not reply.done or (reason != "stop" and reason != "length"):
+            raise self._failure(f"the reply is not finished (done_reason {reason!r})")
+        if reason == "length" and (reply.eval_count or 0) < request.max_tokens:
+            raise ContextFullError(f"{self._config.base_url}: the context length cut the reply")
+        return TextCompletion(
+            text=parsed.answer,
+            finish_reason=reason,
+            num_prompt_tokens=reply.prompt_eval_count or 0,
+            num_tokens=reply.eval_count or 0,
+        )
 
-
-def _finish_reason(reply: Mapping[str, object], max_tokens: int) -> Literal["stop", "length"]:
-    reason = reply.get("done_reason")
-    if reply.get("done") is not True or reason not in ("stop", "length"):
-        raise EngineError(f"the reply of /api/chat was not finished (done_reason {reason!r})")
-    if reason == "length" and (token_count(reply, "eval_count") or 0) < max_tokens:
-        raise ContextFullError("the reply was cut by the context length")
-    return reason
+    async def _call(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Return the result of a request, which is repeated after a failure that may pass."""
+        for attempt in range(self._config.max_retries + 1):
+            if attempt:
+                # Jitter keeps workers that were refused together from coming back together.
+                await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5))
+            failure: EngineError | BackendError
+            may_pass = True
+            try:
+                return await call()
+            except ollama.ResponseError as error:
+                failure = self._refusal(error.status_code, error.error)
+                may_pass = _may_pass(error.status_code) and not isinstance(failure, ContextFullError)
+            except ConnectionError:
+                failure = self._unreachable()
+            except httpx.TimeoutException:
+                failure = self._failure(*_timeout(self._config))
+            except httpx.HTTPError as error:
+                failure = self._failure(f"the connection broke ({type(error).__name__})")
+            except (ValueError, TypeError, RecursionError):
+                failure = self._failure("the reply cannot be read")
+            if not may_pass:
+                break
+        # Outside of `except`: the client's error quotes the server, which may have repeated the key.
+        raise failure
 
 
 class OpenAiEngine(_ServedEngine):
-    """Over chat completions. Thinking that comes with the text is taken off."""
+    """A model of a server with OpenAI's chat completions. Thinking before the answer is removed."""
 
-    _path = "/chat/completions"
-
-    def __init__(self, server: ChatServer, config: OpenAiConfig, *, seed: int) -> None:
-        super().__init__(server, config, seed=seed)
+    def __init__(self, config: OpenAiConfig, *, seed: int) -> None:
+        """Connect to nothing yet. Raises BackendError without a key."""
+        super().__init__(config, seed=seed)
         self._form = config.form
+        # The client reads variables of its own. Only `backend.api_key_env` may name a key.
+        self._headers: dict[str, Any] = {} if self._key else {"Authorization": openai.Omit()}
+        self._client = openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=config.base_url,
+            max_retries=config.max_retries,
+            timeout=config.request_timeout_s,
+            default_headers={"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()},  # type: ignore[dict-item]
+            http_client=_HttpClient(base_url=config.base_url, timeout=config.request_timeout_s),
+        )
 
     async def check(self) -> None:
-        """Whether the server lists the model. Raises BackendError."""
-        reply = await self._server.request("GET", "/models")
-        rows = reply.get("data")
-        names = [row["id"] for row in rows if isinstance(row, dict) and "id" in row] if isinstance(rows, list) else []
+        """Raise BackendError if the server does not list the model."""
+        listed = await self._call(self._client.models.list(extra_headers=self._headers))
+        names = [str(model.id) for model in listed.data]
         if self._config.model not in names:
             raise BackendError(
-                f"{self._server.url} serves no '{self._config.model}' but {', '.join(map(str, names[:8])) or 'nothing'}"
-                "; set backend.model"
+                f"{self._config.base_url} serves no '{self._config.model}' but {', '.join(names[:8]) or 'nothing'}; "
+                "set backend.model"
             )
 
-    def _further(self, request: GenerationRequest, seed: int) -> dict[str, object]:
-        fields: dict[str, object] = {"temperature": request.temperature, "max_tokens": request.max_tokens, "seed": seed}
+    async def generate(self, request: GenerationRequest) -> TextCompletion:
+        """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
+        self._check(request)
+        body: dict[str, Any] = {}
         if self._form == "vllm_grammar":
-            grammar = {"structured_outputs": {"grammar": request.grammar}} if request.grammar else {}
-            return fields | VLLM_PLAIN_SAMPLING | grammar | {"chat_template_kwargs": {"enable_thinking": False}}
-        if request.json_schema is None:
-            return fields
-        schema = {"name": "decision", "strict": True, "schema": dict(request.json_schema)}
-        return fields | {"response_format": {"type": "json_schema", "json_schema": schema}}
-
-    def _read(self, reply: Mapping[str, object], request: GenerationRequest) -> TextCompletion:
-        try:
-            completion = chat_completion(reply)
-        except UnreadableError as error:
-            raise EngineError(f"{self._server.url}: {error}") from None
-        reason = completion.finish_reason
-        if reason != "stop" and reason != "length":
-            raise EngineError(f"{self._server.url}: the reply was not finished (finish_reason {reason!r})")
-        return TextCompletion(
-            text=parse_reply(completion.text).answer,
-            finish_reason=reason,
-            num_prompt_tokens=completion.input_tokens or 0,
-            num_tokens=completion.output_tokens or 0,
+            body = {**VLLM_PLAIN_SAMPLING, "chat_template_kwargs": {"enable_thinking": False}}
+            if request.grammar:
+                body["structured_outputs"] = {"grammar": request.grammar}
+        elif request.json_schema is not None:
+            schema = {"name": "decision", "strict": True, "schema": dict(request.json_schema)}
+            body = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        reply = await self._call(
+            self._client.chat.completions.create(
+                model=self._config.model,
+                messages=chat_messages(request.messages),  # type: ignore[arg-type]  # a union of typed dicts
+                temperature=request.temperature,
+                max_tokens=request.max_tokens,
+                seed=self._seed if request.seed is None else request.seed,
+                stream=False,
+                extra_body=body,
+                extra_headers=self._headers,
+            )
         )
+        try:
+            choice, usage = reply.choices[0], reply.usage
+            text, reason = choice.message.content, choice.finish_reason
+        except (AttributeError, IndexError, TypeError):
+            # The client does not validate replies.
+            choice = None
+        if choice is None:
+            raise self._failure("the reply is no chat completion")
+        if reason != "stop" and reason != "length":
+            raise self._failure(f"the reply is not finished (finish_reason {reason!r})")
+        return TextCompletion(
+            text=parse_reply(text).answer if isinstance(text, str) else "",
+            finish_reason=reason,
+            num_prompt_tokens=_count(usage, "prompt_tokens"),
+            num_tokens=_count(usage, "completion_tokens"),
+        )
+
+    async def _call(self, call: Awaitable[Reply]) -> Reply:
+        failure: EngineError | BackendError
+        try:
+            return await call
+        except openai.APIStatusError as error:
+            body = error.body
+            words = body.get("message", body) if isinstance(body, dict) else body
+            failure = self._refusal(error.status_code, "" if words is None else words)
+        except openai.APITimeoutError:
+            failure = self._failure(*_timeout(self._config))
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, httpx.ConnectError):
+                failure = self._unreachable()
+            else:
+                failure = self._failure(f"the connection broke ({type(error.__cause__).__name__})")
+        except (openai.OpenAIError, ValueError, RecursionError):
+            failure = self._failure("the reply cannot be read")
+        # Outside of `except`: the client's error quotes the server, which may have repeated the key.
+        raise failure
+
+
+def _find_key(config: ServedConfig) -> str:
+    variable = config.api_key_env
+    if variable is None:
+        return ""
+    try:
+        key = find_key(variable)
+    except ApiKeyError as error:
+        raise BackendError(f"backend.api_key_env: {error}") from None
+    if not key:
+        raise BackendError(f"backend.api_key_env needs {variable}: {how_to_set(variable)}, or leave it out")
+    return key
+
+
+def _may_pass(status: int) -> bool:
+    return status in (408, 425, 429) or status >= 500
+
+
+def _timeout(config: ServedConfig) -> tuple[str, str, str]:
+    return f"no reply within {config.request_timeout_s:g} s", "", "raise backend.request_timeout_s"
+
+
+def _count(usage: object, name: str) -> int:
+    value = getattr(usage, name, None)
+    return value if isinstance(value, int) and value >= 0 else 0
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Return the messages in the form that servers take.
+
+    A server interprets control tokens anywhere in a text. Text that only looks like one (`<|im_end|>` or `<｜User｜>`
+    in a tool result) gets a space after its `<`, so no text can forge a role. Raises EngineError without messages.
+    """
+    if not messages:
+        raise EngineError("this request has token ids only, and a server takes messages")
+    return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in messages]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedReply:
-    """A reply and the thinking block of Qwen3 before it. `thinking` is None where there was none, and the empty string
-    for the empty block that Qwen3's template writes when thinking is off. `answer` is empty where the thinking never
-    ended."""
+    """A reply without the thinking block, as Qwen3 writes it, before the answer."""
 
     thinking: str | None
+    """None without a block; empty for the empty block of Qwen3's template when thinking is off."""
     answer: str
+    """Empty if the thinking never ended."""
 
 
 def parse_reply(text: str) -> ParsedReply:
-    """Takes a reply apart. Only a block that opens the reply is thinking: a tag that a later JSON string quotes is
-    text. The opening tag may be missing (the template wrote it into the prompt), the closing one too (the reply was
-    cut)."""
+    """Separate thinking and answer.
+
+    Only a block at the start of the reply is thinking: a tag that a later JSON string quotes is text. The opening tag
+    may be missing (the template wrote it into the prompt), and so may the closing one (the reply was cut).
+    """
     opening = _OPENING.match(text)
     body = text[opening.end() :] if opening else text
     inside, closing, answer = body.partition(_CLOSING)

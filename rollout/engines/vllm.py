@@ -1,4 +1,4 @@
-"""The vLLM engine: one thread owns it, others hand it work; versions change between steps."""
+"""The vLLM engine. One thread owns vLLM; other threads queue work for it, and versions change between two steps."""
 
 import asyncio
 import gc
@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,65 +18,55 @@ from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
 from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
-from rollout.engines.vllm_parts import (
-    OpenRequest,
-    build_llm,
-    completion_of,
-    free_memory,
-    kv_block,
-    prompt_logprobs_of,
-    sampling_params,
-    scoring_params,
-)
+from rollout.engines.vllm_parts import OpenRequest, build_llm, completion_of, free_memory, kv_block, sampling_params
 from rollout.types import Completion, VersionSwitch
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import RequestOutput
 
     from rollout.engines.base_weights import ExportedBase
-    from rollout.engines.vllm_parts import LoRARequest, RequestOutput, Result, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedAdapter:
-    """An adapter that was hashed and checked. `weights`: the whole model with the adapter folded in, computed as they
-    are read, or where its files lie for vLLM."""
+    """An adapter that was hashed and checked."""
 
     version: int
     digest: str
     weights: "Iterator[tuple[str, Tensor]] | LoRARequest"
-
-
-FIRST = 0
-"""Priority of the canary, before all trajectories, which begin at 1: it is short and holds up everything that is
-sampled with new weights."""
+    """Merged mode: all weights of the model with the adapter folded in, computed when they are read. Native mode: the
+    request that names the adapter's files."""
 
 
 @dataclass(slots=True)
 class _Dialogue:
-    """A trajectory's requests: the number of the first one, and what the newest that ended was told and answered."""
+    """The requests of one trajectory."""
 
     number: int
-    told: tuple[int, ...] = ()
+    """Number of its first request, which is its priority."""
+    token_ids: tuple[int, ...] = ()
+    """Prompt and completion of the newest finished request."""
 
     def repeated(self, output: "RequestOutput", block: int) -> int:
-        """Tokens of this request that were computed for the one before. The cache is cut into blocks: what is less than
-        one is always computed again."""
-        prompt, before = output.prompt_token_ids, self.told
-        self.told = (*prompt, *output.outputs[0].token_ids)
+        """Return how many tokens of this request were computed again, and remember it as the newest one.
+
+        The cache consists of blocks: a part of a block is always computed again and does not count.
+        """
+        prompt, before = output.prompt_token_ids, self.token_ids
+        self.token_ids = (*prompt, *output.outputs[0].token_ids)
         if not before or tuple(prompt[: len(before)]) != before:
             return 0
-        # The last token of a completion was sampled, and its own step never ran.
+        # The last token of a completion was sampled, but no step ever computed it.
         return max(0, (len(before) - 1) // block * block - (output.num_cached_tokens or 0))
 
 
 class VllmEngine:
     """A `PolicyEngine` over vLLM, for a base model and the adapters trained on it.
 
-    Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, computed from
-    the untouched W0 every time); `native` gives each version a LoRA adapter of its own name. `in_lockstep`: every step
-    is to have the same requests in every run. `base`: weights that another process holds, read where they lie; `native`
-    only, since merging would write to them.
+    Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, always computed from the
+    untouched W0). Mode `native` loads each version as a LoRA adapter of vLLM under its own name.
     """
 
     def __init__(
@@ -89,6 +79,17 @@ class VllmEngine:
         in_lockstep: bool = False,
         base: "ExportedBase | None" = None,
     ) -> None:
+        """Start the engine's thread and wait until vLLM has loaded the model.
+
+        Args:
+            model_path: Folder of the base model.
+            config: Settings of the engine.
+            model: Shape of the adapters.
+            seed: Seed of requests without one.
+            in_lockstep: Whether every step must have the same requests in every run.
+            base: Weights that another process holds, which are used in place. Only for mode `native`, since merging
+                would write to them.
+        """
         self._model_path = model_path
         self._base = base
         self._config = config
@@ -97,11 +98,11 @@ class VllmEngine:
         self._in_lockstep = in_lockstep
         self._commands = Commands()
         self.failure: BaseException | None = None
-        """What stopped the engine; None while it works, and after `close`."""
+        """The error that stopped the engine. The process should end."""
         self._open: dict[str, OpenRequest] = {}
         self._next_id = 0
         self.policy_version = BASE_VERSION
-        """The one that the next request will sample with."""
+        """Version with which the next request is sampled."""
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
         self._dialogues: dict[str, _Dialogue] = {}
@@ -110,7 +111,6 @@ class VllmEngine:
         self._num_preemptions = 0
         self._computed_tokens = 0
         self._repeated_tokens = 0
-        self.sampled_tokens = 0
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
         self._commands.submit(lambda: None).result()
@@ -119,7 +119,7 @@ class VllmEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """How hard the engine works. Read from another thread: the numbers need not be of the same instant."""
+        """The load of the engine. Its numbers are read without a lock and may be of slightly different moments."""
         scheduler = self._scheduler
         return EngineLoad(
             busy_s=self._busy_s,
@@ -134,7 +134,7 @@ class VllmEngine:
         return (await self.generate_together([request]))[0]
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]:
-        """Sample several completions that enter the engine in this order, between the same two steps."""
+        """Sample completions whose requests enter the engine in this order, between the same two steps."""
         if self._config.adapter_mode == "merged" and not all(request.use_adapter for request in requests):
             raise EngineError("a merged engine holds no frozen base weights to sample with")
         futures: list[Future[Completion]] = [Future() for _ in requests]
@@ -147,14 +147,8 @@ class VllmEngine:
         return list(await asyncio.gather(*(asyncio.wrap_future(future) for future in futures)))
 
     async def forget_prefixes(self) -> None:
-        """Empty the prefix cache. Open requests are computed anew up to where they are."""
+        """Empty the prefix cache. The tokens of open requests are computed again."""
         await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
-
-    async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """Goes before everything that waits."""
-        future: Future[list[float]] = Future()
-        self._commands.submit(lambda: self._add_scoring(tuple(token_ids), future))
-        return await asyncio.wrap_future(future)
 
     async def pulse(self) -> Pulse:
         return await asyncio.wrap_future(
@@ -165,41 +159,44 @@ class VllmEngine:
         return await asyncio.wrap_future(self._commands.submit(self._read_back))
 
     def release(self, trajectory_id: str) -> None:
-        """Drop what a trajectory that ended early still has open; nobody waits for it any more."""
         with suppress(EngineError):
             self._commands.submit(lambda: self._abort(trajectory_id))
 
     async def load_adapter(self, version: int, adapter: bytes) -> str:
-        """Sample with `adapter` from the next step on; returns the digest of what was loaded. Raises ValueError, and
-        goes on as before, for a version that is not newer than the one before or bytes that are no adapter of this
-        model."""
+        """Sample with `adapter` from the next step on, and return the digest of its bytes.
+
+        Raises ValueError, without any change, if the version is not newer than the loaded one or the adapter does not
+        fit this model.
+        """
         return await self.load_prepared(await self.prepare_adapter(version, adapter))
 
     async def prepare_adapter(self, version: int, adapter: bytes) -> PreparedAdapter:
-        """Hash, check and write an adapter while the engine samples on. Raises ValueError for bytes that are no adapter
-        of this model, and where there is no room for them."""
-        return await asyncio.to_thread(self._prepare, version, adapter)
+        """Hash, check and write an adapter while the engine continues to sample.
+
+        Raises ValueError if it does not fit this model, or if there is no room for its files.
+        """
+
+        def prepare() -> PreparedAdapter:
+            digest = hashlib.sha256(adapter).hexdigest()
+            if self._native is None:
+                return PreparedAdapter(version=version, digest=digest, weights=self._merger.merged_weights(adapter))
+            return PreparedAdapter(version=version, digest=digest, weights=self._native.write(version, digest, adapter))
+
+        return await asyncio.to_thread(prepare)
 
     async def load_prepared(self, prepared: PreparedAdapter) -> str:
-        """The rest of `load_adapter`, between two steps."""
+        """Do the rest of `load_adapter`, between two steps."""
         return await asyncio.wrap_future(self._commands.submit(lambda: self._load(prepared)))
 
     async def load_base(self) -> None:
-        """Sample with the untouched model again."""
+        """Finish the open requests and sample with the untouched model again."""
         await asyncio.wrap_future(self._commands.submit(self._unload))
 
     def close(self) -> None:
-        """Finish what is open, end the thread and give the memory back."""
+        """Finish the open requests, end the thread and free the memory."""
         with suppress(EngineError):
             self._commands.submit(self._stop)
             self._thread.join(timeout=60)
-
-    def _prepare(self, version: int, adapter: bytes) -> PreparedAdapter:
-        digest = hashlib.sha256(adapter).hexdigest()
-        if self._native is None:
-            return PreparedAdapter(version=version, digest=digest, weights=self._merger.merged_weights(adapter))
-        written = self._native.write(version, digest, adapter)
-        return PreparedAdapter(version=version, digest=digest, weights=written)
 
     # --- the engine's thread --------------------------------------------------------------------
 
@@ -218,77 +215,66 @@ class VllmEngine:
             self._scheduler = self._llm.engine_core.engine_core.scheduler
             if self._config.adapter_mode == "native":
                 self._native = NativeAdapters(self._llm, self._merger)
-            self._count_preemptions()
-            self._count_computed_tokens()
+            self._count_work()
             while not self._closing:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()
             self._commands.end(EngineError("the engine is closed"))
-            self._free_memory()
+            free_memory(self._llm)
+            self._native = None
+            del self._llm
+            gc.collect()
         except BaseException as error:
             logging.getLogger(__name__).exception("the engine stopped")
-            self._fail(error)
+            # Set first, so that the process ends as soon as a caller sees the error.
+            self.failure = error
+            stopped = EngineError(f"the engine stopped: {error!r}")
+            stopped.__cause__ = error
+            for entry in self._open.values():
+                entry.future.set_exception(stopped)
+            self._open.clear()
+            self._commands.end(stopped)
 
     def _step(self) -> None:
         started = time.perf_counter()
         for output in self._llm.step():
             if output.finished:
                 entry = self._open.pop(output.request_id)
-                self.sampled_tokens += len(output.outputs[0].token_ids)
                 if dialogue := self._dialogues.get(entry.trajectory_id):
                     self._repeated_tokens += dialogue.repeated(output, kv_block(self._config.device))
-                # What vLLM gave up on its way is no decision of the policy.
+                # A request that vLLM aborted does not show what the policy would have sampled.
                 if (reason := output.outputs[0].finish_reason) in ("stop", "length"):
-                    entry.future.set_result(entry.result(output, entry))
+                    entry.future.set_result(completion_of(output, entry))
                 else:
                     entry.future.set_exception(EngineError(f"vLLM did not finish a request (finish_reason {reason!r})"))
         self._busy_s += time.perf_counter() - started
 
     def _add(self, request: GenerationRequest, future: Future[Completion]) -> None:
-        entry = OpenRequest(
-            trajectory_id=request.trajectory_id,
-            future=future,
-            policy_version=self.policy_version if request.use_adapter else BASE_VERSION,
-            result=completion_of,
-        )
-        # Who began first goes first: the next turn of a dialogue finds its beginning in the cache, where it would be
-        # evicted while all the others have their turns.
-        dialogue = self._dialogues.setdefault(request.trajectory_id, _Dialogue(self._next_id + 1))
-        self._open_request(request.prompt_token_ids, lambda: sampling_params(request), entry, priority=dialogue.number)
-
-    def _add_scoring(self, token_ids: tuple[int, ...], future: Future[list[float]]) -> None:
-        entry = OpenRequest(
-            trajectory_id="", future=future, policy_version=self.policy_version, result=prompt_logprobs_of
-        )
-        self._open_request(token_ids, scoring_params, entry, priority=FIRST)
-
-    def _open_request(
-        self,
-        token_ids: Sequence[int],
-        params: "Callable[[], SamplingParams]",
-        entry: "OpenRequest[Result]",
-        *,
-        priority: int,
-    ) -> None:
-        if not entry.future.set_running_or_notify_cancel():
+        if not future.set_running_or_notify_cancel():
             return
         self._next_id += 1
-        adapter = self._native.request(entry.policy_version) if self._native else None
+        version = self.policy_version if request.use_adapter else BASE_VERSION
+        # The oldest dialogue goes first, so that its next turn finds its prefix in the cache. The other dialogues'
+        # turns would evict it.
+        dialogue = self._dialogues.setdefault(request.trajectory_id, _Dialogue(self._next_id))
+        adapter = self._native.request(version) if self._native else None
         try:
             self._llm.add_request(
                 str(self._next_id),
-                {"prompt_token_ids": list(token_ids)},
-                params(),
-                # Equals go by their time. A count is the same in every run and never goes back.
+                {"prompt_token_ids": list(request.prompt_token_ids)},
+                sampling_params(request),
+                # Breaks ties between equal priorities. A count is the same in every run, unlike the time.
                 arrival_time=float(self._next_id),
                 lora_request=adapter,
-                priority=priority,
+                priority=dialogue.number,
             )
         except Exception as error:
-            # Whatever vLLM calls it, a refused request is its caller's fault, and the caller is waiting.
-            entry.future.set_exception(ValueError(f"vLLM refused the request: {error}"))
+            # The errors of vLLM have no common type. A refused request is its caller's fault.
+            future.set_exception(ValueError(f"vLLM refused the request: {error}"))
             return
-        self._open[str(self._next_id)] = entry
+        self._open[str(self._next_id)] = OpenRequest(
+            trajectory_id=request.trajectory_id, future=future, policy_version=version
+        )
 
     def _abort(self, trajectory_id: str) -> None:
         self._dialogues.pop(trajectory_id, None)
@@ -319,8 +305,8 @@ class VllmEngine:
     def _read_back(self) -> ReadBack:
         if self._native is not None:
             return self._native.read_back(self.policy_version)
-        (found,) = self._llm.apply_model(self._merged.read)
-        return found
+        (read,) = self._llm.apply_model(self._merged.read)
+        return read
 
     def _unload(self) -> None:
         self._drain()
@@ -331,16 +317,19 @@ class VllmEngine:
         self.policy_version = BASE_VERSION
 
     def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
-        """New weights in place, between two steps. Open requests are computed anew up to where they are: what they
-        and the cache hold was computed with the old weights."""
+        """Replace the weights in place, between two steps.
+
+        Open requests continue with the new weights. Their tokens so far are computed again, since their keys and
+        values, like the whole prefix cache, are of the old weights.
+        """
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._merged.kept(weights)})
         except Exception as error:
             raise EngineError("the weights were replaced in part") from error
         self._forget_prefixes()
         for request_id, entry in self._open.items():
-            (own_id,) = self._llm.output_processor.external_req_ids[request_id]
-            num_sampled = self._scheduler.requests[own_id].num_output_tokens
+            (internal_id,) = self._llm.output_processor.external_req_ids[request_id]
+            num_sampled = self._scheduler.requests[internal_id].num_output_tokens
             if num_sampled:
                 entry.switches.append(VersionSwitch(index=num_sampled, policy_version=version))
             else:
@@ -352,44 +341,23 @@ class VllmEngine:
             raise EngineError("the prefix cache could not be emptied")
         self._num_preemptions = before
 
-    def _count_preemptions(self) -> None:
-        """vLLM counts them for its own log only."""
-        preempt = self._scheduler._preempt_request
+    def _count_work(self) -> None:
+        """Count preemptions and computed tokens, which vLLM counts for its own log only."""
+        preempt, update = self._scheduler._preempt_request, self._scheduler.update_from_output
 
-        def counted(*arguments: Any, **options: Any) -> Any:
+        def counted_preempt(*arguments: Any, **options: Any) -> Any:
             self._num_preemptions += 1
             return preempt(*arguments, **options)
 
-        self._scheduler._preempt_request = counted
-
-    def _count_computed_tokens(self) -> None:
-        """Of prompts as well, and of requests that are open still: what only waits has none."""
-        update = self._scheduler.update_from_output
-
-        def counted(scheduled: Any, *arguments: Any, **options: Any) -> Any:
+        def counted_update(scheduled: Any, *arguments: Any, **options: Any) -> Any:
             self._computed_tokens += scheduled.total_num_scheduled_tokens
             return update(scheduled, *arguments, **options)
 
-        self._scheduler.update_from_output = counted
+        self._scheduler._preempt_request = counted_preempt
+        self._scheduler.update_from_output = counted_update
 
     def _stop(self) -> None:
         self._drain()
         if self._native is not None:
             self._native.close()
         self._closing = True
-
-    def _free_memory(self) -> None:
-        free_memory(self._llm)
-        self._native = None
-        del self._llm
-        gc.collect()
-
-    def _fail(self, error: BaseException) -> None:
-        """Whoever learns of it finds `failure` set: its process is to end."""
-        self.failure = error
-        stopped = EngineError(f"the engine stopped: {error!r}")
-        stopped.__cause__ = error
-        for entry in self._open.values():
-            entry.future.set_exception(stopped)
-        self._open.clear()
-        self._commands.end(stopped)

@@ -1,11 +1,11 @@
-"""What is vLLM's of the engine: how it is built, what it is asked, what comes back. The one file that imports vLLM."""
+"""The parts of the engine that import vLLM: its construction, its requests and its outputs."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from configs.learner import ModelConfig
 from configs.processor import lacks_avx512
@@ -21,81 +21,77 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# It is for top-k and top-p, which nobody asks for here.
+# FlashInfer's sampler is for top-k and top-p, which no request uses.
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 
 MAX_LORAS = 4
 """Adapters that an engine of mode `native` holds at a time."""
 CUDA_BATCHED_TOKENS = 2048
-"""Tokens of one step on a GPU; a longer prompt takes several."""
+"""Tokens of one step on a GPU. A longer prompt takes several steps."""
 LEAST_UTILIZATION = 0.01
 FUSED = "agentflow_fused"
-"""vLLM's name for our way to compute norms on a CPU."""
+"""Name under which vLLM knows our kernels for norms on a CPU."""
 NORM_LANES = 16
-"""Of so many values the kernels take whole vectors."""
+"""Length of the vectors of these kernels. A row must be a multiple."""
 SHARED_BASE = "agentflow_shared_base"
-"""vLLM's name for our way to load a model."""
-
-
-Result = TypeVar("Result")
+"""Name under which vLLM knows our loader of shared weights."""
 
 
 @dataclass(slots=True)
-class OpenRequest(Generic[Result]):
-    """A request inside vLLM, and where its result goes."""
+class OpenRequest:
+    """A request inside vLLM."""
 
     trajectory_id: str
-    future: Future[Result]
+    future: Future[Completion]
     policy_version: int
-    result: "Callable[[RequestOutput, OpenRequest[Result]], Result]"
+    """Version of the first sampled token."""
     switches: list[VersionSwitch] = field(default_factory=list)
 
 
 def kv_block(device: Literal["cpu", "cuda"]) -> int:
-    """Tokens of a block of the cache. On a GPU it is vLLM's own choice. On a CPU it also chooses the kernel of the
-    attention: without AVX-512 that of 16 tokens samples 1.2 times as fast, with it both are alike; the tiles of AMX
-    need 32."""
+    """Return the tokens of a block of the KV cache.
+
+    On a GPU this is vLLM's default. On a CPU it also selects the attention kernel: without AVX-512 the kernel for 16
+    tokens samples 1.2 times as fast, with it both are equal, and the tiles of AMX need 32.
+    """
     return 16 if device == "cuda" or lacks_avx512() else 32
 
 
 def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: bool = False) -> dict[str, object]:
-    """What vLLM is told beyond what every engine has."""
-    # A step is scheduled while the card computes the one before. Not where weights are replaced in place, which must
-    # find no step under way, nor in lockstep, where every step is to have the same requests in every run.
+    """Return the arguments of vLLM that depend on device, adapter mode and lockstep."""
+    # A step is scheduled while the card computes the one before. Weights that are replaced in place must find no step
+    # in progress, and in lockstep every step must have the same requests in every run.
     ahead = (config.device, config.adapter_mode) == ("cuda", "native") and not in_lockstep
     options: dict[str, object] = {"async_scheduling": ahead}
     if config.adapter_mode == "native":
         options |= {"enable_lora": True, "max_lora_rank": model.lora_rank, "max_cpu_loras": MAX_LORAS}
         options["max_loras"] = MAX_LORAS
-        # Without the names vLLM readies the output head as well, which on a CPU is slow and breaks scoring: it counts
-        # on one row per request there.
+        # Without these names vLLM also prepares the output head for adapters, which is slow on a CPU.
         options["lora_target_modules"] = list(model.lora_targets)
     if config.tensor_parallel > 1:
-        # Inside a placement group vLLM would have Ray start its workers, and ask for room that nobody reserved.
+        # Inside a placement group vLLM would start its workers through Ray, with resources that are not reserved.
         options |= {"tensor_parallel_size": config.tensor_parallel, "distributed_executor_backend": "mp"}
     if config.device == "cuda":
         options["kv_cache_memory_bytes"] = kv_cache_bytes(config)
-        # The cache's size is given, so this share decides nothing; but vLLM refuses to start on a card that has less
-        # than it free, and on a shared card the learner may have been first.
+        # The size of the cache is explicit, so this share has no effect on it. But vLLM refuses to start on a card
+        # with less free memory than this share, and on a shared card the learner may have started first.
         options["gpu_memory_utilization"] = LEAST_UTILIZATION
     options["max_num_batched_tokens"] = batched_tokens(config)
     return options
 
 
 def kv_cache_bytes(config: EngineConfig) -> int:
-    """What is reserved for the cache; on a CPU vLLM takes whole GiB."""
+    """Return the memory that vLLM reserves for the KV cache. On a CPU it takes whole GiB."""
     return int(config.kv_cache_gib * 2**30) if config.device == "cuda" else _cpu_cache_gib(config) * 2**30
 
 
 def batched_tokens(config: EngineConfig) -> int:
-    """The most of one step. On a CPU the least that takes the longest prompt whole: what comes first, as the proof of
-    new weights, waits for no other prompts in its step."""
+    """Return the most tokens of one step. On a CPU it is the least that takes the longest prompt in one step."""
     return max(CUDA_BATCHED_TOKENS if config.device == "cuda" else config.max_model_len, config.max_num_seqs)
 
 
@@ -112,13 +108,21 @@ def build_llm(
     in_lockstep: bool = False,
     base_weights: "Mapping[str, Tensor] | None" = None,
 ) -> "LLMEngine":
-    """`base_weights`: tensors by vLLM's names, on the device and in the engine's type, which are read where they lie;
-    None loads them from the model's files. Raises ValueError where they are not this model's."""
+    """Build vLLM's engine in this process.
+
+    `base_weights` are tensors by vLLM's names, on the device and in the engine's type, which are used in place; None
+    loads the model's files. Raises ValueError if they do not fit the model.
+    """
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    stat_loggers = None
+    if config.metrics:
+        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+        stat_loggers = [RayPrometheusStatLogger]
     llm = LLMEngine.from_engine_args(
         EngineArgs(
             model=str(model_path),
@@ -127,12 +131,12 @@ def build_llm(
             max_num_seqs=config.max_num_seqs,
             seed=seed,
             scheduling_policy="priority",
-            # On a CPU a prompt is computed in one step or not yet: the sampler of a request with a seed cannot take
-            # back what it draws after a part of a prompt.
+            # On a CPU a prompt is computed in one step: the sampler of a request with a seed would draw after each
+            # part of a prompt and cannot take the draw back.
             enable_chunked_prefill=config.device == "cuda",
             enforce_eager=config.device == "cpu",
             enable_prefix_caching=True,
-            block_size=_cpu_kv_block() if config.device == "cpu" else None,
+            block_size=_set_cpu_kv_block() if config.device == "cpu" else None,
             logprobs_mode="processed_logprobs",
             generation_config="vllm",
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
@@ -141,25 +145,27 @@ def build_llm(
             **({} if base_weights is None else {"load_format": _register_loader(base_weights)}),
             **engine_options(config, model, in_lockstep=in_lockstep),
         ),
-        stat_loggers=[_ray_metrics()] if config.metrics else None,
+        stat_loggers=stat_loggers,
     )
-    # Compiled in the background, a cached grammar is ready a step earlier or later by chance, and two runs
-    # with one seed would batch differently.
+    # A grammar that is compiled in the background is ready a step earlier or later by chance, and two runs with the
+    # same seed would batch differently.
     llm.engine_core.engine_core.structured_output_manager._use_async_grammar_compilation = False
     return llm
 
 
 def free_memory(llm: "LLMEngine") -> None:
-    """Let go of weights and cache. Dropping the engine alone keeps them: a finalizer of its client holds its core. The
-    core's own way to end would end `torch.distributed` for all that use it in this process."""
+    """Free the weights and the KV cache.
+
+    Deleting the engine is not enough, since a finalizer of its client holds its core. The core's own shutdown would end
+    `torch.distributed` for the whole process.
+    """
     client = llm.engine_core
     client._finalizer.detach()
     client.engine_core.model_executor.shutdown()
 
 
-def _cpu_kv_block() -> int:
-    """The block of a CPU's cache, which vLLM is told it may have: it counts on multiples of 32 only, though it has a
-    kernel of 16."""
+def _set_cpu_kv_block() -> int:
+    # vLLM has a CPU kernel for blocks of 16 tokens, but expects multiples of 32.
     from vllm.v1.attention.backend import MultipleOf
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -169,8 +175,10 @@ def _cpu_kv_block() -> int:
 
 
 def fused_norms() -> dict[str, list[str]]:
-    """Have vLLM compute norms on a CPU with the kernels that it has for them, and says only cards may use: eight small
-    operations become one, of which a model has two for each layer. Returns whose come first."""
+    """Register vLLM's kernels for norms on a CPU, which it uses on cards only, and return the priority of each.
+
+    A kernel replaces eight small operations, and a model has two norms per layer.
+    """
     import torch
     import vllm.kernels  # noqa: F401  # loads torch.ops._C
     from vllm import ir
@@ -212,14 +220,14 @@ def fused_norms() -> dict[str, list[str]]:
 
 
 def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
-    """Have vLLM build its next model on these tensors; returns the name of the way to load it."""
+    """Register a loader that builds vLLM's next model on these tensors, and return its name."""
     import torch
     from torch.overrides import TorchFunctionMode
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     class EmptyOnMeta(TorchFunctionMode):
-        """What is allocated to be loaded takes no memory. Tables that a model computes are made as ever."""
+        """A mode in which `torch.empty` takes no memory. Tables that a model computes are made as usual."""
 
         def __torch_function__(
             self,
@@ -235,7 +243,7 @@ def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
         def download_model(self, model_config: "VllmModelConfig") -> None:
             pass
 
-        # What it holds elsewhere is not told: vLLM would count it in LEAST_UTILIZATION and refuse to start.
+        # The size of the shared weights is not reported: vLLM would compare it with LEAST_UTILIZATION and refuse.
         def create_model(self, *arguments: object, **options: object) -> "Module":
             with EmptyOnMeta():
                 return super().create_model(*arguments, **options)
@@ -248,8 +256,10 @@ def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
 
 
 def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
-    """Let the model read these tensors in the place of its own parameters, tied ones as well. Raises ValueError where
-    one is missing or has another shape."""
+    """Replace all parameters of a model, tied ones included, by these tensors.
+
+    Raises ValueError if one is missing or has another shape.
+    """
     import torch
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -259,38 +269,24 @@ def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
             shared = base_weights.get(name)
             if shared is None or shared.shape != parameter.shape:
                 raise ValueError(
-                    f"the engine wants {name} {list(parameter.shape)}, and the shared base weights have "
+                    f"the engine needs {name} of shape {list(parameter.shape)}, and the shared base weights have "
                     f"{'none' if shared is None else list(shared.shape)}; set card.share_base=false"
                 )
             module.register_parameter(leaf, torch.nn.Parameter(shared, requires_grad=False))
 
 
-def _ray_metrics() -> "type[RayPrometheusStatLogger]":
-    from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
-
-    return RayPrometheusStatLogger
-
-
 def sampling_params(request: GenerationRequest) -> "SamplingParams":
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
-    grammar = StructuredOutputsParams(grammar=request.grammar) if request.grammar else None
     return SamplingParams(
         temperature=request.temperature,
         max_tokens=request.max_tokens,
         logprobs=0,
         seed=request.seed,
         stop=list(request.stop) or None,
-        structured_outputs=grammar,
+        structured_outputs=StructuredOutputsParams(grammar=request.grammar) if request.grammar else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def scoring_params() -> "SamplingParams":
-    """For the log-probs of a prompt."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    return SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
 
 
 def lora_request(name: str, number: int, folder: Path) -> "LoRARequest":
@@ -299,20 +295,14 @@ def lora_request(name: str, number: int, folder: Path) -> "LoRARequest":
     return LoRARequest(name, number, str(folder))
 
 
-def completion_of(finished: "RequestOutput", entry: OpenRequest[Completion]) -> Completion:
+def completion_of(finished: "RequestOutput", entry: OpenRequest) -> Completion:
     output = finished.outputs[0]
     token_ids = tuple(output.token_ids)
-    logprobs = tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True))
     return Completion(
         token_ids=token_ids,
-        logprobs=logprobs,
+        logprobs=tuple(step[token].logprob for step, token in zip(output.logprobs, token_ids, strict=True)),
         text=output.text,
         finish_reason=output.finish_reason,
         policy_version=entry.policy_version,
         switches=tuple(entry.switches),
     )
-
-
-def prompt_logprobs_of(finished: "RequestOutput", entry: OpenRequest[list[float]]) -> list[float]:
-    pairs = zip(finished.prompt_token_ids[1:], finished.prompt_logprobs[1:], strict=True)
-    return [float(step[token].logprob) for token, step in pairs]

@@ -1,4 +1,4 @@
-"""Engines around engines: seeded, replaying, in lockstep, the frozen base, and one that demonstrates plans."""
+"""Engines that wrap another engine (seeded, replaying, in lockstep, frozen), and one that plays plans."""
 
 import asyncio
 import random
@@ -17,18 +17,20 @@ from rollout.types import Completion, Turn
 
 
 def stream_seed(*names: object) -> int:
-    """The seed, below 2**32, of the random stream that belongs to these names. A sum of a run's seed and a number would
-    give the next run's streams to this one."""
+    """Return a seed below 2**32 for the random stream of these names.
+
+    Sums of a run's seed and a number would repeat streams of a run with the next seed.
+    """
     return zlib.crc32("|".join(map(str, names)).encode())
 
 
 def engine_seed(seed: int, worker: int) -> int:
-    """Of the engine of one rollout worker in a run with this seed."""
+    """Return the seed of one rollout worker's engine."""
     return stream_seed(seed, "engine", worker)
 
 
 class SeededEngine:
-    """An `Engine` over another one, for one trajectory: each of its calls has a seed of its own."""
+    """An `Engine` for one trajectory that gives each call a different, reproducible seed."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
@@ -45,7 +47,7 @@ class SeededEngine:
 
 
 class ReplayEngine:
-    """An `Engine` that answers one trajectory's first planner calls from the record, and the rest for real."""
+    """An `Engine` for one trajectory that repeats recorded turns for the first planner calls, and samples the rest."""
 
     def __init__(self, engine: Engine, recorded: Sequence[Turn]) -> None:
         self._engine = engine
@@ -75,24 +77,27 @@ class _Waiting:
 
 
 class LockstepEngine:
-    """An `Engine` over another one. A round runs `begin_round(n)` and then exactly n trajectories."""
+    """An `Engine` that samples one turn of all trajectories together, so that batches do not depend on timing.
+
+    A round is `begin_round(n)` followed by exactly n trajectories.
+    """
 
     def __init__(self, engine: BatchEngine, *, seed: int) -> None:
         self._engine = engine
         self._seed = seed
         self._running = 0
-        self._begins = False
+        self._is_first = False
         self._waiting: list[_Waiting] = []
         self._batches: set[asyncio.Task[None]] = set()
 
     def begin_round(self, num_trajectories: int) -> None:
         if self._running:
-            raise RuntimeError(f"{self._running} trajectories of the round before are still running")
+            raise RuntimeError(f"{self._running} trajectories of the previous round are still running")
         self._running = num_trajectories
-        self._begins = True
+        self._is_first = True
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        """Waits until every running trajectory has asked or ended; the last of them wakes all."""
+        """Wait until every running trajectory has called or ended, then sample all calls together."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(request, future))
         self._sample_if_complete()
@@ -108,8 +113,8 @@ class LockstepEngine:
         if self._waiting and len(self._waiting) == self._running:
             batch = sorted(self._waiting, key=lambda one: one.request.trajectory_id)
             self._waiting = []
-            task = asyncio.get_running_loop().create_task(self._sample(batch, first=self._begins))
-            self._begins = False
+            task = asyncio.get_running_loop().create_task(self._sample(batch, first=self._is_first))
+            self._is_first = False
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
 
@@ -117,7 +122,13 @@ class LockstepEngine:
         try:
             if first:
                 await self._engine.forget_prefixes()
-            completions = await self._engine.generate_together([self._seeded(one.request) for one in batch])
+            completions = await self._engine.generate_together(
+                # A trajectory's prompts grow with every call, so their length numbers its calls.
+                [
+                    replace(one, seed=stream_seed(self._seed, one.trajectory_id, len(one.prompt_token_ids)))
+                    for one in (waiting.request for waiting in batch)
+                ]
+            )
         except Exception as error:
             for one in batch:
                 if not one.future.done():
@@ -127,16 +138,12 @@ class LockstepEngine:
             if not one.future.done():
                 one.future.set_result(completion)
 
-    def _seeded(self, request: GenerationRequest) -> GenerationRequest:
-        """A trajectory's prompts grow with every call, so their length numbers its calls."""
-        return replace(request, seed=stream_seed(self._seed, request.trajectory_id, len(request.prompt_token_ids)))
-
 
 SYSTEM = "Answer the question in a few sentences."
 
 
 class FrozenModel:
-    """Asks greedily, each question by itself."""
+    """The frozen base model, which answers each question greedily and separately."""
 
     def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
         self._engine = engine
@@ -145,10 +152,10 @@ class FrozenModel:
         self._numbers = count()
 
     async def ask(self, prompt: str) -> str:
-        """Raises EngineError when the engine is gone."""
-        own_id = f"base_generator/{next(self._numbers)}"
+        """Answer a question. Raises EngineError."""
+        trajectory_id = f"base_generator/{next(self._numbers)}"
         request = GenerationRequest(
-            trajectory_id=own_id,
+            trajectory_id=trajectory_id,
             prompt_token_ids=self._chat.prompt(SYSTEM, prompt),
             max_tokens=self._max_tokens,
             temperature=0.0,
@@ -157,12 +164,11 @@ class FrozenModel:
         try:
             return (await self._engine.generate(request)).text
         finally:
-            self._engine.release(own_id)
+            self._engine.release(trajectory_id)
 
 
 def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
-    """Each task's plan, a share of them replaced by plausible wrong ones. Which, and how they go wrong, the seed
-    decides."""
+    """Return each task's plan, a share of them replaced by plausible wrong plans that the seed chooses."""
     chosen = random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))
     wrong = set(chosen)
     return [
@@ -172,7 +178,7 @@ def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, se
 
 
 class DemonstrationEngine:
-    """An `Engine` that writes one trajectory's planned decisions, one per call."""
+    """An `Engine` for one trajectory that writes a plan's decisions, one per call."""
 
     def __init__(self, chat: ChatFormat, plan: Sequence[PlanStep]) -> None:
         self._chat = chat
@@ -181,7 +187,7 @@ class DemonstrationEngine:
     async def generate(self, request: GenerationRequest) -> Completion:
         step = next(self._steps, None)
         if step is None:
-            raise EngineError("the demonstration has no further step, but the agent asked for one")
+            raise EngineError("the plan has no further step")
         text = Decision(thought=step.thought, action=step.action, action_input=step.action_input).to_json()
         token_ids = self._chat.encode_completion(text)
         return Completion(

@@ -1,4 +1,4 @@
-"""What the libraries of other projects do beside what they are asked for."""
+"""A guard against connections of other projects' libraries to other hosts."""
 
 import socket
 
@@ -6,31 +6,26 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def elsewhere():
-    """Whom but loopback a module's tests asked for."""
-    asked = []
+def foreign_connections():
+    """Addresses other than loopback that a module's tests tried to reach; each attempt fails."""
+    addresses = []
+
+    def guarded(function, address_of):
+        def call(*args, **options):
+            address = address_of(*args)
+            if address not in ("127.0.0.1", "localhost", None):
+                addresses.append(address)
+                raise OSError(f"a test tried to reach {address}")
+            return function(*args, **options)
+
+        return call
+
     with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"OPENAI_API_KEY": "k", "LANGSMITH_TRACING": "true", "LANGSMITH_API_KEY": "k"}.items():
+            patch.setenv(name, value)
         for name in ("connect", "connect_ex"):
-            patch.setattr(socket.socket, name, _only_loopback(getattr(socket.socket, name), asked))
-        patch.setattr(socket, "getaddrinfo", _only_local_names(socket.getaddrinfo, asked))
-        yield asked
-
-
-def _only_loopback(connect, asked):
-    def checked(self, address):
-        if isinstance(address, tuple) and address[0] != "127.0.0.1":
-            asked.append(address)
-            raise OSError(f"a test asked for {address}")
-        return connect(self, address)
-
-    return checked
-
-
-def _only_local_names(look_up, asked):
-    def checked(host, *more, **options):
-        if host not in ("127.0.0.1", "localhost", None):
-            asked.append(host)
-            raise OSError(f"a test asked for {host}")
-        return look_up(host, *more, **options)
-
-    return checked
+            function = getattr(socket.socket, name)
+            host_of = lambda _, address: address[0] if isinstance(address, tuple) else None  # noqa: E731
+            patch.setattr(socket.socket, name, guarded(function, host_of))
+        patch.setattr(socket, "getaddrinfo", guarded(socket.getaddrinfo, lambda host, *_: host))
+        yield addresses

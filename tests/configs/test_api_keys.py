@@ -151,15 +151,15 @@ def test_a_recipe_with_a_key_in_it_is_refused_with_what_to_do_and_without_the_ke
     "override",
     [
         f"envs.web.wikipedia_url=https://me:{KEY}@wiki/api.php",
-        f"memory={{type='server', url='https://q:6333/?api_key={KEY}'}}",
+        f"agent.memory={{type='server', url='https://q:6333/?api_key={KEY}'}}",
         f"backend={{type='openai', model='m', base_url='https://me:{KEY}@h/v1'}}",
         f"envs.base_generator.base_url=https://me:{KEY}@h/v1",
         f"backend={{type='openai', model='m', api_key_env='sk-{KEY}'}}",
         f"envs.base_generator.api_key_env=sk-{KEY}",
-        f"memory={{type='server', url='https://q', api_key_env='sk-{KEY}'}}",
+        f"agent.memory={{type='server', url='https://q', api_key_env='sk-{KEY}'}}",
         f"envs.tools={{a={{source='mcp:x', description='x', api_key_env='sk-{KEY}'}}}}",
         f"backend.api_key={KEY}",
-        f"memory.location=https://q:6333/?api_key={KEY}",
+        f"agent.memory.location=https://q:6333/?api_key={KEY}",
     ],
 )
 def test_no_message_about_a_setting_quotes_the_key_in_it(override):

@@ -37,14 +37,14 @@ def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
-        'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nmemory = { path = "~/m", type = "folder" }'
+        'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nagent.memory = { path = "~/m", type = "folder" }'
     )
     config = load_run_config(recipe, ["envs.recording.path=~/r.jsonl", "reward.credit.prm_path=~/prm", "name=a"])
     assert config.run_path == tmp_path / "runs" / "a"
-    found = (config.envs.data_path, config.memory.path, config.envs.recording.path, config.reward.prm_path)
+    found = (config.envs.data_path, config.planner.memory.path, config.envs.recording.path, config.reward.prm_path)
     assert found == tuple(str(tmp_path / name) for name in ("q.jsonl", "m", "r.jsonl", "prm"))
     with pytest.raises(ConfigError, match=r"memory\.path: "):
-        load_run_config(None, ['memory={type="folder", path=""}'])
+        load_run_config(None, ['agent.memory={type="folder", path=""}'])
 
 
 def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path):
@@ -98,7 +98,7 @@ def test_dotted_overrides_win_over_the_recipe_and_the_last_one_over_all(tmp_path
         ("envs.base_generator.model=m", "envs.base_generator: model is for a server: set base_url, or leave model out"),
         ("envs.base_generator.api_key_env=K", "api_key_env is for a server: set base_url, or leave api_key_env out"),
         ("rollout.max_turn_tokens=900", "leaves no room for prompts"),
-        ("rollout.verifier.type=model", "needs rollout.engine.adapter_mode = 'native'"),
+        ("agent.verifier.type=model", "needs rollout.engine.adapter_mode = 'native'"),
         ("seed", "must look like learner.learning_rate=2e-6"),
         ("seed.x.y=1", "seed"),
     ],

@@ -308,7 +308,7 @@ def test_arguments_in_a_decision_are_an_object_where_the_action_has_some_and_onl
         parse_decision(turn("weather", '"Oslo"'), ACTIONS, SCHEMAS)
     with pytest.raises(FormatError, match="every field must be a string"):
         parse_decision(turn("answer", "{}"), ACTIONS, SCHEMAS)
-    with pytest.raises(FormatError, match="a field stands twice"):
+    with pytest.raises(FormatError, match="a field appears twice"):
         parse_decision(turn("weather", '{"city":"a","city":"b"}'), ACTIONS, SCHEMAS)
 
 

@@ -9,7 +9,6 @@ import time
 import tracemalloc
 import zlib
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,6 +22,7 @@ from envs.tools.guard import BlockList
 from envs.tools.web_fetch import MAX_REDIRECTS, HostUnknownError, PageFetcher, PageRefusedError, is_public
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolUnavailableError
+from tests.changed import replace
 from tests.envs.local_server import Answer, LocalServer
 
 HTML = {"Content-Type": "text/html; charset=utf-8"}

@@ -1,9 +1,11 @@
 import math
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tiny import loss_inputs
 
 from configs.base import types_of
@@ -29,11 +31,7 @@ EXPECTED = {
     # geometric means (6 x 0.2 x 1)^(1/3) = 1.063 and (0.6 x 2.5)^(1/2) = 1.225, the band ends at 1.2
     "sequence_reject": (-1.68, [[0.0, -0.2, -1.0], [0.0, 0.0, 0.0]], 1),
 }
-LOSSES = {
-    "dapo": lambda inputs, clip=0.2: dapo_loss(inputs, clip_low=clip, clip_high=clip),
-    "grpo": lambda inputs, clip=0.2: grpo_loss(inputs, clip=clip),
-    "flow_grpo": lambda inputs, clip=0.2: flow_grpo_loss(inputs, clip=clip, kl_weight=0.1),
-}
+LOSSES = {"dapo": dapo_loss, "grpo": grpo_loss, "flow_grpo": partial(flow_grpo_loss, kl_weight=0.1)}
 
 
 def inputs_of(learner, rollout, advantages, mask, *, rows=slice(None), **options):
@@ -51,14 +49,14 @@ def make_correction(kind):
 
 
 def weights_of(correction, ratios, *, mask=None):
-    """The weights of one row."""
+    """Return the weights of one row."""
     log_ratio = torch.tensor([ratios], dtype=torch.float64).log()
     mask = torch.ones(1, len(ratios), dtype=torch.bool) if mask is None else torch.tensor([mask])
     return correction_weights(correction, log_ratio.masked_fill(~mask, 0.0), mask)[0].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_and_gradient_of_every_correction_match_the_hand_computed_example(kind):
+def test_corrections_match_the_hand_computed_example(kind):
     learner = LEARNER.clone().requires_grad_()
     output = dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, correction=make_correction(kind)))
     output.loss.backward()
@@ -69,36 +67,23 @@ def test_loss_and_gradient_of_every_correction_match_the_hand_computed_example(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_clip_bounds_change_the_gradient_of_stale_tokens_under_every_correction_and_objective(loss, kind):
-    """Regression: with the learner itself as proximal policy the clipped ratio was always 1, and no bound did
-    anything."""
-
+def test_clip_bounds_change_the_gradient_of_stale_tokens(kind):
+    """Regression: with the learner as proximal policy the clipped ratio was always 1."""
     correction = {"type": kind, "high": 10.0} if kind in ("icepop", "sequence_reject") else kind
 
-    def gradient_of(clip):
+    def gradient_of(clip_low, clip_high):
         learner = LEARNER.clone().requires_grad_()
         ages = torch.ones_like(MASK, dtype=torch.long)
         inputs = inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, correction=correction, ages=ages)
-        LOSSES[loss](inputs, clip).loss.backward()
+        dapo_loss(inputs, clip_low=clip_low, clip_high=clip_high).loss.backward()
         return learner.grad
 
-    assert not torch.equal(gradient_of(0.2), gradient_of(0.99))
-    assert not torch.equal(gradient_of(0.2), gradient_of(0.5))
+    usual = gradient_of(0.2, 0.28)
+    assert not torch.equal(usual, gradient_of(0.2, 6.0))
+    assert not torch.equal(usual, gradient_of(0.5, 0.28))
 
 
-def test_each_side_of_dapos_trust_region_has_its_own_bound():
-    def gradient_of(**bounds):
-        learner = LEARNER.clone().requires_grad_()
-        dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, MASK), **bounds).loss.backward()
-        return learner.grad
-
-    usual = gradient_of(clip_low=0.2, clip_high=0.28)
-    assert not torch.equal(usual, gradient_of(clip_low=0.2, clip_high=6.0))
-    assert not torch.equal(usual, gradient_of(clip_low=0.5, clip_high=0.28))
-
-
-def test_only_tokens_that_moved_the_way_their_advantage_pushes_lose_their_gradient():
+def test_only_tokens_that_moved_with_their_advantage_lose_their_gradient():
     ratios = torch.tensor([[1.27, 1.29, 1.29, 0.81, 0.79, 0.79]], dtype=torch.float64)
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
     learner = ratios.log().requires_grad_()
@@ -107,8 +92,8 @@ def test_only_tokens_that_moved_the_way_their_advantage_pushes_lose_their_gradie
     assert learner.grad[0].tolist() == pytest.approx([-1.27, 0.0, 1.29, 0.81, 0.0, -0.79])
 
 
-def test_tokens_of_the_learners_own_weights_keep_their_gradient_whatever_their_ratio():
-    """At age 0 a ratio differs from 1 by the rounding of two programs, which must not decide what is trained."""
+def test_tokens_of_age_0_keep_their_gradient_at_any_ratio():
+    """At age 0 a ratio differs from 1 by the rounding of two programs only."""
     ages = torch.tensor([[0, 0, 1], [0, 1, 0]])
     learner = LEARNER.clone().requires_grad_()
     output = dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, correction="tis", ages=ages))
@@ -118,8 +103,8 @@ def test_tokens_of_the_learners_own_weights_keep_their_gradient_whatever_their_r
     assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (0, 0)
 
 
-def test_row_that_is_kept_by_its_mean_still_has_its_weights_truncated():
-    """A known bug multiplies the kept rows by the bare exp: the ratio 50 would decide the whole batch."""
+def test_kept_row_still_has_truncated_weights():
+    """With bare ratios in kept rows, the ratio 50 would dominate the batch."""
     band = SequenceRejectConfig(low=0.9, high=1.1)
     assert weights_of(band, [50.0, 0.02, 1.0]) == pytest.approx([2.0, 0.02, 1.0])
 
@@ -130,10 +115,9 @@ def test_mean_of_a_row_is_over_its_loss_tokens_only():
     assert weights_of(band, [1.0, 1.05, 1000.0]) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("poison", [-math.inf, math.inf, math.nan])
-def test_what_stands_outside_the_mask_reaches_neither_loss_nor_gradient_nor_sums(kind, loss, poison):
+@pytest.mark.parametrize(("kind", "loss"), [*((kind, "dapo") for kind in KINDS), ("tis", "grpo"), ("tis", "flow_grpo")])
+@pytest.mark.parametrize("poison", [-math.inf, math.nan])
+def test_values_outside_the_mask_reach_neither_loss_nor_gradient_nor_metrics(kind, loss, poison):
     def run(learner, rollout, advantages):
         learner = learner.clone().requires_grad_()
         output = LOSSES[loss](inputs_of(learner, rollout, advantages, MASK, correction=make_correction(kind)))
@@ -164,17 +148,16 @@ def test_one_batch_equals_any_split_into_microbatches(kind, loss):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_microbatch_without_loss_tokens_still_goes_backward(kind, loss):
+def test_microbatch_without_loss_tokens_has_a_zero_gradient(kind):
     learner = LEARNER.clone().requires_grad_()
-    output = LOSSES[loss](inputs_of(learner, ROLLOUT, ADVANTAGES, torch.zeros_like(MASK), correction=kind))
+    output = dapo_loss(inputs_of(learner, ROLLOUT, ADVANTAGES, torch.zeros_like(MASK), correction=kind))
     output.loss.backward()
     assert output.loss.item() == 0.0
     assert torch.equal(learner.grad, torch.zeros_like(learner))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trained_token_whose_log_prob_is_not_a_number_is_noticed_not_dropped(kind):
+def test_log_prob_of_nan_gives_a_loss_of_nan(kind):
     rollout = ROLLOUT.clone()
     rollout[0, 0] = math.nan
     assert math.isnan(dapo_loss(inputs_of(LEARNER, rollout, ADVANTAGES, MASK, correction=kind)).loss.item())
@@ -211,5 +194,5 @@ def test_weights_keep_to_the_documented_bounds(log_ratios, kind):
     [("tis", {"max_weight": 0.5}), ("icepop", {"low": 1.5}), ("icepop", {"high": 0.9}), ("icepop", {"low": 0.0})],
 )
 def test_bounds_that_would_reject_on_policy_tokens_are_refused(kind, bounds):
-    with pytest.raises(ValueError, match="should be"):
+    with pytest.raises(ValidationError):
         CORRECTIONS[kind](**bounds)

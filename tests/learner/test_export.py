@@ -100,13 +100,13 @@ def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
 
 @pytest.mark.parametrize("data", [b"", b"no safetensors"])
 def test_bytes_that_are_no_adapter_are_refused(model_path, data, tmp_path):
-    with pytest.raises(ExportError, match="does not fit model m: these bytes are no adapter"):
+    with pytest.raises(ExportError, match="does not fit model m: these bytes are not an adapter"):
         write_merged_model(model_path, data, tmp_path / "hf", **MERGED)
 
 
 def test_an_adapter_of_another_model_is_refused_before_anything_is_written(model_path, tmp_path):
     other = save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3)
-    with pytest.raises(ExportError, match="the adapter has weights the base model lacks"):
+    with pytest.raises(ExportError, match="the adapter has weights that the base model lacks"):
         write_merged_model(model_path, random_adapter(other), tmp_path / "hf", **MERGED)
     assert not (tmp_path / "hf").exists()
 

@@ -5,9 +5,9 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from tiny import ancestors, make_learner, make_samples, sample, save_tiny_model
+from tiny import make_learner, make_samples, save_tiny_model
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import flex_attention_hop
@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves
 
 from configs.learner import LearnerConfig
 from learner import tree_attention
-from learner.backbone import Backbone
-from learner.packing import PackedRow, build_batch, pack
-from learner.tree_attention import attend_by_block, plan_attention
+from learner.packing import PackedRow, build_batch
+from learner.tree_attention import attend_by_block
 
 CPU = torch.device("cpu")
 calm = settings(deadline=None)
@@ -41,20 +40,6 @@ def intervals(ends):
 
 
 sequences = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=12), min_size=1, max_size=12)
-
-
-@calm
-@given(sequences)
-def test_a_node_reads_exactly_the_nodes_whose_interval_it_is_in(token_ids):
-    row = pack([sample(ids, []) for ids in token_ids])
-    assert (intervals(row.ends()) == ancestors(row)).all()
-
-
-def test_ends_of_a_tree_worked_out_by_hand():
-    """1 2 3 and 1 2 4 and 1 5: nodes 1, 2, 3, 4, 5 in this order."""
-    row = pack([sample(ids, []) for ids in ([1, 5], [1, 2, 4], [1, 2, 3])])
-    assert row.token_ids.tolist() == [1, 2, 3, 4, 5]
-    assert row.ends().tolist() == [5, 4, 3, 4, 5]
 
 
 def random_ends(num_nodes, seed):
@@ -166,19 +151,6 @@ def test_a_card_whose_compiler_fails_or_errs_reads_in_blocks_and_says_so(monkeyp
     assert bool(caplog.text) == (not works)
 
 
-def test_auto_is_the_kernel_on_a_card_that_makes_it(monkeypatch):
-    sizes = type("Sizes", (), {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096})
-    backbone = Backbone.__new__(Backbone)
-    backbone.device = torch.device("cuda")
-    asked = []
-    for answer, expected in ((True, "fused"), (False, "blocks")):
-        monkeypatch.setattr(
-            "learner.backbone.works", lambda *given, answer=answer: bool(asked.append(given[:3])) or answer
-        )
-        assert backbone._choose("auto", sizes) == expected
-    assert asked == [(32, 8, 128)] * 2
-
-
 class Watch(TorchDispatchMode):
     """Counts what a card would launch, and the largest tensor that is made, in bytes. Views and empty tensors launch
     nothing. torch makes one kernel of the attention's forward pass and two of its gradient."""
@@ -254,9 +226,3 @@ def test_no_tensor_grows_with_the_square_of_the_nodes(on_cpu, num_nodes):
     tables = [one for one in chain(mask.as_tuple()) if isinstance(one, torch.Tensor)]
     assert max(one.numel() * one.element_size() for one in tables) == max(4 * (num_nodes // 128) ** 2, 0)
     assert sum(one.numel() * one.element_size() for one in tables) < 64 * num_nodes
-
-
-def test_a_plan_in_blocks_holds_the_pairs_of_a_block_with_its_own_ancestors_only():
-    """Two paths of 256 without a common node: the second reads nothing of the first."""
-    ends = np.repeat([256, 512], 256)
-    assert [len(block.keys) for block in plan_attention(ends, CPU)] == [128, 256, 128, 256]

@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from configs.learner import GuardConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.packing import build_batch
 from learner.types import TrainBatch
+from tests.changed import replace
 
 PROMPT = [5, 6, 7, 8]
 
@@ -26,7 +26,7 @@ def learner(model_path):
 
 
 def sampled_by(learner, *, gap=0.0, age=0):
-    """Two trajectories of four trained tokens each, whose sampler was off by `gap` from the learner."""
+    """Return two trajectories of four loss tokens each, whose sampler differs by `gap` from the learner."""
     samples = [
         sample([*PROMPT, 10, 11, 12, 1], [4, 5, 6, 7], advantage=1.0, age=age, name="a"),
         sample([*PROMPT, 20, 21, 22, 1], [4, 5, 6, 7], advantage=-1.0, age=age, name="b"),
@@ -48,14 +48,6 @@ def with_logprob(one, position, value):
     return replace(one, rollout_logprobs=logprobs)
 
 
-def test_step_on_healthy_samples_is_taken_and_says_nothing(learner):
-    before = learner.adapter().digest
-    result = train(learner, sampled_by(learner))
-    assert result.skipped is None
-    assert result.metrics["policy/skipped"] == 0.0
-    assert learner.adapter().digest != before
-
-
 def with_a_nan(learner):
     first, second = sampled_by(learner)
     return [with_logprob(first, 4, math.nan), second]
@@ -70,24 +62,16 @@ def from_far_weights(learner):
 
 
 @pytest.mark.parametrize(
-    ("poisoned", "sentence"),
+    ("poisoned", "reason"),
     [
-        (with_a_nan, "policy/loss must be finite, it is nan; look for"),
+        (with_a_nan, "policy/loss"),
         # k3 at a log ratio of 1 is e - 2
-        (
-            from_other_weights,
-            "policy/mismatch_k3_age0 = 0.718 over 8 tokens is above learner.guard.max_mismatch_k3_age0 = 0.05; engine",
-        ),
+        (from_other_weights, "policy/mismatch_k3_age0 = 0.718"),
         # e^10 - 10 - 1
-        (
-            from_far_weights,
-            "policy/mismatch_k3_stale = 2.2e+04 is above learner.guard.max_mismatch_k3_stale = 1; the batch is too far",
-        ),
+        (from_far_weights, "policy/mismatch_k3_stale = 2.2e+04"),
     ],
 )
-def test_poisoned_batch_is_skipped_with_a_reason_and_leaves_every_bit_of_weights_and_optimizer(
-    learner, poisoned, sentence
-):
+def test_bad_batch_is_skipped_and_changes_no_bit_of_weights_and_optimizer(learner, poisoned, reason):
     train(learner, sampled_by(learner))
     digest, moments = learner.adapter().digest, optimizer_tensors(learner)
     result = train(learner, poisoned(learner))
@@ -95,14 +79,14 @@ def test_poisoned_batch_is_skipped_with_a_reason_and_leaves_every_bit_of_weights
     assert all(torch.equal(now, then) for now, then in zip(optimizer_tensors(learner), moments, strict=True))
     assert all(parameter.grad is None for parameter in learner.policy.trainable_parameters())
     assert (result.policy_version, result.metrics["policy/skipped"]) == (2, 1.0)
-    assert result.skipped.startswith(f"step skipped: {sentence}")
+    assert reason in result.skipped
 
 
 def optimizer_tensors(learner):
     return [value.clone() for state in learner.optimizer.state_dict()["state"].values() for value in state.values()]
 
 
-def test_the_step_after_a_skipped_one_is_the_one_that_would_have_been_taken_then(learner, model_path):
+def test_step_after_a_skipped_one_is_the_same_as_without_it(learner, model_path):
     other = make_learner(model_path, learning_rate=1e-2)
     samples = sampled_by(learner)
     train(learner, [with_logprob(samples[0], 4, math.nan)])
@@ -111,15 +95,7 @@ def test_the_step_after_a_skipped_one_is_the_one_that_would_have_been_taken_then
     assert learner.adapter().digest == other.adapter().digest
 
 
-def test_schedule_goes_on_over_a_skipped_step(learner):
-    learner.reset_optimizer(1e-2, warmup_steps=4)
-    samples = sampled_by(learner)
-    train(learner, [with_logprob(samples[0], 4, math.nan)])
-    train(learner, samples)
-    assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 * 2 / 4)
-
-
-def test_bound_of_stale_tokens_is_wider_than_that_of_the_very_weights(learner):
+def test_bound_of_stale_tokens_is_wider_than_that_of_age_0(learner):
     result = train(learner, sampled_by(learner, gap=1.0, age=2))
     assert result.skipped is None
     assert result.metrics["policy/mismatch_k3_stale"] == pytest.approx(math.e - 2, abs=1e-4)
@@ -142,7 +118,7 @@ HEADS = torch.rand(ROLLOUT.shape, generator=torch.Generator().manual_seed(0)) < 
 
 
 def verdict_on(shift, *, age=2):
-    """What the guard says of these tokens where the learner's log-probs are `shift` from the sampler's."""
+    """Return the guard's refusal of tokens whose log-probs differ by `shift`, and the metrics."""
     ages = age if isinstance(age, torch.Tensor) else torch.full(ROLLOUT.shape, age)
     ones = torch.ones_like(ROLLOUT, dtype=torch.bool)
     batch = TrainBatch(microbatches=(), num_loss_tokens=3200, num_trajectories=32, num_masked_tokens=0, max_age=2)
@@ -160,14 +136,14 @@ def verdict_on(shift, *, age=2):
         (torch.zeros_like(ROLLOUT).index_put((torch.tensor(0), torch.tensor(7)), torch.tensor(200.0).log()), "share"),
     ],
 )
-def test_guard_sees_a_far_policy_behind_the_decided_tokens(shift, reason):
-    """Regression: averaged over all tokens, of which 85% agree whatever the policies do, none of these was refused."""
-    said, _ = verdict_on(shift)
-    assert reason in said
+def test_guard_notices_a_distant_policy_among_decided_tokens(shift, reason):
+    """Regression: none of these was refused by a mean over all tokens, of which 85% agree under any policy."""
+    refused, _ = verdict_on(shift)
+    assert reason in refused
 
 
-def test_sampler_that_claims_to_be_sure_of_every_token_is_not_taken_at_its_word():
-    """An engine that reports probability 1 for all it samples leaves no token undecided on its own side."""
+def test_tokens_are_choices_if_only_the_learner_is_unsure():
+    """A broken engine may report probability 1 for every token."""
     ones = torch.ones(1, 8, dtype=torch.bool)
     sums = off_policy_sums(torch.full((1, 8), -3.0), torch.zeros(1, 8), ones, torch.zeros(1, 8))
     assert sums["choice_tokens"] == 8
@@ -176,29 +152,23 @@ def test_sampler_that_claims_to_be_sure_of_every_token_is_not_taken_at_its_word(
 def test_healthy_staleness_of_the_demo_passes():
     """As the widest steps of demo runs: k3 0.3 to 0.4 and share 0.8 over the choice tokens."""
     noise = torch.randn(ROLLOUT.shape, generator=torch.Generator().manual_seed(1)) * 0.6
-    said, metrics = verdict_on(FREE * (noise - 0.18))
-    assert said is None
+    refused, metrics = verdict_on(FREE * (noise - 0.18))
+    assert refused is None
     assert metrics["choice_tokens"] == FREE.sum()
     assert 0.1 < metrics["mismatch_k3"] < 0.4
 
 
 @pytest.mark.parametrize(("fresh", "gap", "refused"), [(8, 0.4, False), (480, 0.4, True), (8, -10.0, True)])
-def test_a_handful_of_fresh_tokens_is_refused_for_a_fault_and_not_for_rounding(fresh, gap, refused):
+def test_few_fresh_tokens_are_refused_for_a_fault_and_not_for_rounding(fresh, gap, refused):
     """Regression: a demo run lost a batch over 8 tokens of age 0 among 405, one of which was rounded by 0.5 nats.
 
     k3 at 0.4 is 0.092, above the bound of 0.05; 8 tokens of 64 make 0.011, 8 that are 10 nats off 9 x 8 / 64."""
     ages = torch.full(ROLLOUT.shape, 2)
     ages.view(-1)[FREE.view(-1).nonzero()[:fresh, 0]] = 0
-    said, metrics = verdict_on(FREE * (ages == 0) * gap, age=ages)
+    reason, metrics = verdict_on(FREE * (ages == 0) * gap, age=ages)
     assert metrics["choice_tokens_age0"] == fresh
     assert metrics["mismatch_k3_age0"] > GuardConfig().max_mismatch_k3_age0
-    assert ("max_mismatch_k3_age0" in (said or "")) == refused
-
-
-def test_synchronous_learner_is_guarded_too(model_path):
-    learner = make_learner(model_path, guard=GuardConfig())
-    result = train(learner, sampled_by(learner, gap=1.0))
-    assert "max_mismatch_k3_age0" in result.skipped
+    assert ("max_mismatch_k3_age0" in (reason or "")) == refused
 
 
 def test_metrics_are_split_by_the_age_of_tokens(learner):
@@ -230,7 +200,7 @@ def test_metrics_are_split_by_the_age_of_tokens(learner):
     assert {name: metrics[f"policy/{name}"] for name in expected} == pytest.approx(expected, abs=1e-5)
 
 
-def test_sums_are_over_the_choice_tokens_of_the_loss_and_broken_log_probs_outside_it_do_not_show():
+def test_sums_are_over_the_choice_tokens_of_the_loss_only():
     """Of five tokens the first two are choices, the third is decided, and the others are not of the loss."""
     learner = torch.tensor([[-1.0, -2.0, -1e-4, -math.inf, -1.0]])
     rollout = torch.tensor([[-1.0, -2.0 - math.log(2), -1e-5, math.nan, -3.0]])
@@ -251,5 +221,5 @@ def test_sums_are_over_the_choice_tokens_of_the_loss_and_broken_log_probs_outsid
 def test_imitation_with_a_gradient_that_is_not_finite_is_an_error(learner):
     with torch.no_grad():
         learner.policy.trainable_parameters()[0][0, 0] = math.nan
-    with pytest.raises(UserError, match=r"must be finite, it is nan; lower cold_start.learning_rate"):
+    with pytest.raises(UserError, match=r"cold_start\.learning_rate"):
         learner.imitate_step(sampled_by(learner))

@@ -1,16 +1,12 @@
 """Gradient checkpointing and chunked logits change what is kept in memory, and no number."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from live_memory import LiveMemory
 from tiny import make_learner, sample, save_tiny_model
 
-from configs.learner import LearnerConfig
 from learner.packing import build_batch
-from learner.types import GrammarSpan
 
 GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
 LONG = 300
@@ -52,26 +48,6 @@ def test_checkpointing_changes_no_gradient_of_the_kl_term(model_path):
     assert torch.allclose(computed_again, kept, atol=1e-7, rtol=1e-5)
 
 
-def test_checkpointing_changes_no_gradient_in_mixed_precision(model_path):
-    """A layer that is computed again is so in the precision of the first time."""
-    kept, computed_again = (
-        gradient(mixed_learner(model_path, gradient_checkpointing=on), siblings(LONG)) for on in (False, True)
-    )
-    assert kept.abs().max() > 0
-    assert torch.allclose(computed_again, kept, atol=1e-4, rtol=1e-2)
-
-
-def mixed_learner(model_path, **config):
-    from configs.learner import ModelConfig
-    from learner.learner import Learner
-
-    learner = Learner(model_path, ModelConfig(lora_rank=4), LearnerConfig(num_threads=1, **config), seed=0)
-    generator = torch.Generator().manual_seed(0)
-    for parameter in learner.policy.trainable_parameters():
-        parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
-    return learner
-
-
 def test_checkpointing_keeps_a_fraction(model_path):
     peaks = []
     for on in (False, True):
@@ -87,15 +63,6 @@ def test_the_chunks_of_the_logits_change_no_gradient(model_path, chunk):
     usual = gradient(make_learner(model_path), siblings(60))
     chunked = gradient(make_learner(model_path, logit_chunk_tokens=chunk), siblings(60))
     assert torch.allclose(chunked, usual, atol=1e-7, rtol=1e-5)
-
-
-def test_the_chunks_of_the_logits_respect_the_grammar(model_path):
-    sampled = sample([10, 11, 2, 5, 6, 5, 3], range(2, 7))
-    spans = (GrammarSpan(start=2, end=7, grammar=GRAMMAR),)
-    one = replace(sampled, grammar_spans=spans)
-    usual, chunked = (make_learner(model_path, logit_chunk_tokens=chunk).policy.logprobs([one]) for chunk in (128, 2))
-    assert torch.allclose(chunked, usual, atol=1e-6)
-    assert usual[0, 2] == 0
 
 
 @pytest.mark.parametrize("chunk", [16, 64])

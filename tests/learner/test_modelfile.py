@@ -57,14 +57,6 @@ def test_ollama_renders_the_very_dialogue_that_training_saw_turn_after_turn(chat
     assert tokenizer.decode(second).count("<think>\n\n</think>\n\n") == 2
 
 
-def test_a_dialogue_without_a_system_message_is_rendered_as_the_tokenizer_does(chat):
-    messages = [{"role": "user", "content": TASK}]
-    expected = chat._tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
-    )
-    assert rendered(go_template(chat.pieces), messages) == expected
-
-
 def test_a_modelfile_names_the_file_the_template_and_every_parameter():
     text = render_modelfile("model-q8_0.gguf", "{{ .Prompt }}\n", {"num_ctx": 1024, "stop": ["<a>", "<b>"]})
     assert text == (

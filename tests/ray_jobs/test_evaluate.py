@@ -258,7 +258,7 @@ def test_folder_of_another_policy_or_other_settings_is_refused(tmp_path, monkeyp
     use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
     run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
     with pytest.raises(EvaluationError, match="with another sampling"):
-        run_evaluation(config_for(tmp_path, "rollout.max_steps=2"), request_for(tmp_path, "musique"))
+        run_evaluation(config_for(tmp_path, "agent.max_steps=2"), request_for(tmp_path, "musique"))
     with pytest.raises(EvaluationError, match="with another items"):
         run_evaluation(config_for(tmp_path), request_for(tmp_path, "gaia"))
     changed = config_for(tmp_path)

@@ -1,7 +1,6 @@
 import importlib
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from evaluating import config_for, model_in
@@ -11,6 +10,7 @@ from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
 from reward.scorers import game24
+from tests.changed import replace
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 
@@ -54,7 +54,7 @@ def test_what_a_server_does_not_tell_is_named_and_not_made_up():
 
 def test_frozen_module_that_asks_a_model_is_named_by_its_weights_too(tmp_path):
     native = "rollout.engine.adapter_mode=native"
-    rule, model = own(tmp_path, native), own(tmp_path, native, "rollout.verifier.type=model")
+    rule, model = own(tmp_path, native), own(tmp_path, native, "agent.verifier.type=model")
     assert rule["verifier"]["weights"] is None
     assert model["verifier"]["weights"] == model["policy"]["model_digest"]
     assert differences(rule, model) == ["verifier"]
@@ -76,8 +76,8 @@ def test_recording_and_replaying_the_same_tools_are_alike_and_hints_are_not(tmp_
     plain = own(tmp_path)
     replayed = own(tmp_path, "envs.recording.path=results.jsonl", "envs.recording.mode=replay")
     assert differences(plain, replayed) == []
-    assert differences(plain, own(tmp_path, "memory=in_process")) == []
-    assert differences(plain, own(tmp_path, "memory=in_process", "memory.in_evaluation=true")) == ["memory"]
+    assert differences(plain, own(tmp_path, "agent.memory=in_process")) == []
+    assert differences(plain, own(tmp_path, "agent.memory=in_process", "agent.memory.in_evaluation=true")) == ["memory"]
 
 
 def test_judges_differ_in_their_settings_and_in_what_they_are_asked(tmp_path, monkeypatch):

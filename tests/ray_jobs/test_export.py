@@ -30,7 +30,8 @@ def make_run(folder, model_path, adapter, **changes):
             "name": "tiny",
             "model": {"path": str(model_path), "lora_rank": 4, "lora_alpha": 8.0},
             "envs": {"actions": ["think", "answer"]},
-            "rollout": {"max_steps": 2, "max_turn_tokens": 12, "engine": {"max_model_len": 128}},
+            "agent": {"max_steps": 2},
+            "rollout": {"max_turn_tokens": 12, "engine": {"max_model_len": 128}},
         }
         | changes
     )
@@ -269,7 +270,7 @@ def test_the_demo_model_answers_planner_prompts_the_same_after_export_and_loadin
 
     base = demo_model_dir()
     adapter = random_adapter(base, scale=0.004)
-    run = make_run(tmp_path / "run", base, adapter, rollout={"max_steps": 5, "max_turn_tokens": 12})
+    run = make_run(tmp_path / "run", base, adapter, agent={"max_steps": 5}, rollout={"max_turn_tokens": 12})
     run_export(str(run), None, tmp_path / "out", formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
     config = find_source(str(run), None).config
     chat = build_chat(tmp_path / "out" / "hf")

@@ -18,11 +18,11 @@ from ray_jobs.phases.label import (
     labels_of,
 )
 from ray_jobs.run.folder import RunPaths
+from reward.judge_client import BudgetExceededError, ChatError
 from reward.labels import LabelError, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge
-from reward.openai_chat import BudgetExceededError, ChatError
+from tests.reward.chat_server import Answer, FakeChatServer, says
 from tests.reward.test_judge import PRICED, judge_of, step, verdict
-from tests.reward.test_openai_chat import Answer, FakeChatServer, says
 from tests.reward.test_step_text import decided, make_trajectory
 
 JUDGED = {"type": "judge", "judge": {"model": "judge-1"}}

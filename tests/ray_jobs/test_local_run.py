@@ -174,7 +174,7 @@ def test_an_adapter_of_another_scale_is_refused_before_an_engine_is_loaded(tmp_p
     checkpoint.mkdir(parents=True)
     (checkpoint / "adapter.safetensors").write_bytes(b"adapter")
     write_manifest(checkpoint, policy_version=1, step=1)
-    for alpha, said in ((32, r"trained with model\.lora_alpha = 64\.0"), (64, "these bytes are no adapter")):
+    for alpha, said in ((32, r"trained with model\.lora_alpha = 64\.0"), (64, "these bytes are not an adapter")):
         config = config_for(tmp_path, f"model.lora_alpha={alpha}")
         with pytest.raises(CheckpointError, match=said), open_policy(config, checkpoint):
             pass

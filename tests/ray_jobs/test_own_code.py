@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
+from configs.errors import UserError
 from configs.loading import load_run_config
 from configs.own import OwnCodeError, load_own
 from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.provenance import with_absolute_paths
-from rollout.agent.program import ProgramError
 
 TASKS = """
 def load():
@@ -86,7 +86,7 @@ OWN_AGENT = [
             OwnCodeError,
             r"is called as takes_less\(task, client\)",
         ),
-        ("agent.command=no-such-program", ProgramError, "agent.command: there is no program 'no-such-program'"),
+        ("agent.command=no-such-program", UserError, "agent.command: there is no program 'no-such-program'"),
     ],
 )
 def test_an_agent_that_cannot_be_called_ends_before_anything_starts(recipe, agent, error, says):

@@ -3,7 +3,6 @@
 import json
 import math
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from ray_jobs.plan.memory import GIB, activations, engine_working, kv_cache, kv_
 from ray_jobs.plan.plan import as_overrides, make_plan, plan_facts
 from ray_jobs.plan.run import CARDS, HEADROOM, card_bytes
 from ray_jobs.plan.shapes import PlanError, find_shape, known_models, read_shape
+from tests.changed import replace
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")

@@ -533,9 +533,9 @@ def test_advice_to_leave_code_out_leaves_out_the_demonstrations_that_call_it(con
             """that call 'search' and 'code', which envs.actions = ["answer"] leaves out; switch them on, or set""",
         ),
         (
-            ["envs.mix={lookup=1, three_lookup=1}", "rollout.max_steps=4"],
-            "of up to 5 steps (search, search, search, code, answer), and rollout.max_steps = 4; set "
-            "rollout.max_steps=5, or",
+            ["envs.mix={lookup=1, three_lookup=1}", "agent.max_steps=4"],
+            "of up to 5 steps (search, search, search, code, answer), and agent.max_steps = 4; set "
+            "agent.max_steps=5, or",
         ),
     ],
 )
@@ -547,7 +547,7 @@ def test_plan_that_the_planner_cannot_play_is_refused_before_anything_starts(con
 def test_plans_are_checked_as_they_are_played(config):
     """Wrong on purpose, these two are guesses."""
     guesses = ("seed=1", "cold_start.num_demonstrations=2", "cold_start.wrong_share=1", "envs.mix={arith=1}")
-    check_before_start(config(*guesses, 'envs.actions=["answer"]', "rollout.max_steps=1"))
+    check_before_start(config(*guesses, 'envs.actions=["answer"]', "agent.max_steps=1"))
 
 
 def test_attempts_that_another_command_collected_are_not_taken_for_a_new_runs_own(config, tmp_path):
@@ -644,8 +644,8 @@ def test_judge_whose_key_is_missing_is_one_line(config, monkeypatch):
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(config):
-    said = refusal(config("rollout.prompt.instructions=" + "word " * 2000))
-    assert re.match(r"rollout\.prompt takes \d{5} tokens, and rollout\.max_steps \* max_turn_tokens = 320: ", said)
+    said = refusal(config("agent.prompt.instructions=" + "word " * 2000))
+    assert re.match(r"agent\.prompt takes \d{5} tokens, and agent\.max_steps \* rollout\.max_turn_tokens = 320: ", said)
     assert (
         "leave no room for task and results in rollout.engine.max_model_len = 1024; shorten it, or raise that" in said
     )
@@ -653,7 +653,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(config):
 
 def test_an_example_that_the_planner_cannot_write_is_refused(config):
     example = 'Task: q\n{"thought":"t","action":"search","action_input":"x"}\nResult: y'
-    settings = ('envs.actions=["code","answer"]', NO_COLD_START, f"rollout.prompt.examples={json.dumps([example])}")
+    settings = ('envs.actions=["code","answer"]', NO_COLD_START, f"agent.prompt.examples={json.dumps([example])}")
     said = refusal(config(*settings))
     assert "example 1 shows" in said
     assert said.endswith("which this planner cannot write: action must be one of code, answer")
@@ -661,7 +661,7 @@ def test_an_example_that_the_planner_cannot_write_is_refused(config):
 
 def test_an_example_may_hold_what_separates_lines_elsewhere(config):
     example = 'Task: q\n{"thought":"a\u2028b","action":"answer","action_input":"x"}'
-    check_before_start(config(NO_COLD_START, f"rollout.prompt.examples={json.dumps([example])}"))
+    check_before_start(config(NO_COLD_START, f"agent.prompt.examples={json.dumps([example])}"))
 
 
 def test_a_data_set_of_the_hub_without_a_network_is_refused(config, tmp_path, monkeypatch):
@@ -679,9 +679,9 @@ def test_an_example_that_solves_a_held_out_task_is_refused(config, tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     example = 'Task: Q1\n{"thought":"t","action":"answer","action_input":"a"}'
     settings = ("envs.mix={own_text=1}", f"envs.data_path={file}", "evaluation.num_tasks=1")
-    prompt = f"rollout.prompt.examples={json.dumps([example])}"
+    prompt = f"agent.prompt.examples={json.dumps([example])}"
     said = refusal(config(*settings, "cold_start.num_demonstrations=0", prompt))
-    assert said == "rollout.prompt.examples: example 1 solves own_text-2, a held-out task; take another"
+    assert said == "agent.prompt.examples: example 1 solves own_text-2, a held-out task; take another"
 
 
 @pytest.mark.parametrize(("asked", "refused"), [("Answer in a word.\nQ1 ?", True), ("q2?", True), ("q0?", False)])
@@ -714,7 +714,7 @@ def test_no_example_may_solve_one_of_the_very_tasks_that_the_run_holds_out(confi
 
     def shown(question):
         example = f'Task: {question}\n{{"thought":"t","action":"answer","action_input":"a"}}'
-        return config(*settings, f"rollout.prompt.examples={json.dumps([example])}")
+        return config(*settings, f"agent.prompt.examples={json.dumps([example])}")
 
     assert f"example 1 solves {asked.id}, a held-out task" in refusal(shown(asked.question))
     check_before_start(shown(next(row["question"] for row in rows[1:] if row["question"] != asked.question)))

@@ -81,7 +81,7 @@ def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
 
 
 def test_a_frozen_verifier_cannot_be_asked_of_a_server(capsys):
-    settings = ("rollout.verifier.type=model", "rollout.engine.adapter_mode=native")
+    settings = ("agent.verifier.type=model", "rollout.engine.adapter_mode=native")
     assert solve("http://127.0.0.1:9", *settings) == 2
     assert "does not serve; set them to 'rule'" in capsys.readouterr().err
 

@@ -148,7 +148,7 @@ def test_recipe_that_stays_here_is_refused(project, server, capsys):
     ("settings", "said"),
     [
         (("envs.recording.path=said.jsonl",), "envs.recording.path = 'said.jsonl' is relative"),
-        (("memory.type=folder", "memory.path=hints"), "memory.path = 'hints' is relative"),
+        (("agent.memory.type=folder", "agent.memory.path=hints"), "agent.memory.path = 'hints' is relative"),
         (("--phase", "evaluate", "--options=--out results"), "--out results is relative"),
         (("--phase", "evaluate", "--options=--adapter=runs/mine"), "--adapter runs/mine is relative"),
     ],

@@ -4,16 +4,16 @@ import re
 import socket
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import uvicorn
-from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
+from view_world import append, evaluation_row, make_group, make_run, metric_row, trained
 
 from envs.serving import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
 from reward.types import Reward, StepScores
+from tests.changed import replace
 from tests.ray_jobs.browser import chromium
 
 ARGS = (
@@ -107,12 +107,15 @@ HOSTILE = (
 
 
 def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(browser, folder):
-    rows = list(group_rows(make_group(7, question=HOSTILE), 4))
+    rows = list(trained(make_group(7, question=HOSTILE), 4))
     append(folder / "trajectories.jsonl", rows)
     row = rows[0]
     for name in ("thought", "action", "action_input", "result", "text"):
         row["turns"][0][name] = HOSTILE + ("z" * 1_000_000 if name == "result" else "")
-    append(folder / "trajectories.jsonl", [row | {"id": "g000007/hostile <b>", "answer": HOSTILE, "gold": HOSTILE}])
+    append(
+        folder / "trajectories.jsonl",
+        [replace(row, id="g000007/hostile <b>", answer=HOSTILE, task=replace(row.task, answer=HOSTILE))],
+    )
     with served(folder) as address, page_of(browser, f"{address}#/t/g000007%2Fhostile%20%3Cb%3E", height=1600) as page:
         page.wait_for_selector(".step")
         shown = page.locator("#main").inner_text()
@@ -164,7 +167,7 @@ def test_a_step_that_siblings_made_too_says_so(browser, folder):
 
 def panel_of(browser, folder, group):
     """What is said of the first step of the group's first attempt."""
-    append(folder / "trajectories.jsonl", group_rows(group, 4))
+    append(folder / "trajectories.jsonl", trained(group, 4))
     with served(folder) as address, page_of(browser, f"{address}#/t/g000009%2F0") as page:
         return page.locator(".credit").first.inner_text()
 
@@ -197,7 +200,7 @@ def test_filtered_expired_and_failed_groups_say_why(browser, folder):
 
 
 def test_attempts_that_could_not_be_scored_are_neither_right_nor_wrong(browser, folder):
-    rows = [row | {"verdict": "all_right"} for row in group_rows(make_group(20, outcomes=(1.0, 1.0, 0.0)), 4)]
+    rows = [replace(row, verdict="all_right") for row in trained(make_group(20, outcomes=(1.0, 1.0, 0.0)), 4)]
     rows[2]["outcome"] = None
     append(folder / "trajectories.jsonl", rows)
     with served(folder) as address, page_of(browser, f"{address}#/group/g000020") as page:
@@ -251,7 +254,7 @@ def test_new_rows_come_while_the_page_is_open(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=any", height=1600) as page:
         page.get_by_text("19 found").wait_for()
         page.evaluate("window.here = true")
-        append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
+        append(folder / "trajectories.jsonl", trained(make_group(9), 4))
         page.get_by_text("22 found").wait_for()
         page.get_by_text("g000009/0").wait_for()
         page.goto(f"{address}#/")
@@ -281,7 +284,7 @@ def test_no_serious_fault_of_accessibility(browser, folder, scheme):
 
 
 def test_a_phone_has_nothing_to_scroll_sideways(browser, folder):
-    append(folder / "trajectories.jsonl", group_rows(make_group(7, question="w" * 4000), 4))
+    append(folder / "trajectories.jsonl", trained(make_group(7, question="w" * 4000), 4))
     long = "#/t/g000007%2F0"
     with served(folder) as address, page_of(browser, address, width=375, height=720) as page:
         for place in (*PLACES, long, "#/group/g000007", "#/pair?a=0:eval_before/1&b=0:eval_after/1"):

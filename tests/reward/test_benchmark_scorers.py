@@ -139,7 +139,7 @@ def test_choice_refuses(text):
 
 
 def test_choice_without_a_readable_reference_is_the_data_sets_fault():
-    with pytest.raises(ValueError, match="looks like"):
+    with pytest.raises(ValueError):
         score_choice("C", "Colorectal cancer")
 
 

@@ -14,14 +14,13 @@ from learner.advantages import group_normalized
 from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.scorers import score_answer
-from reward.scorers.own import scorer_of
+from reward.scorers.custom import scorer_of
 from rollout.filters import ending_of
 from rollout.types import Group, Trajectory
 from tests.changed import replace
 
 SCORERS = """
 import asyncio
-from tests.changed import replace
 import time
 
 def half(task, answer):
@@ -177,7 +176,7 @@ def test_an_asynchronous_scorer_that_begins_after_it_was_given_up_is_ended(monke
         submitted.append(submit(*given))
         return submitted[0]
 
-    monkeypatch.setattr("reward.scorers.own.asyncio.run_coroutine_threadsafe", late)
+    monkeypatch.setattr("reward.scorers.custom.asyncio.run_coroutine_threadsafe", late)
     with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
         score_answer(task("never", scoring_limit_s=0.05), "a")
     begun.set()

@@ -12,12 +12,11 @@ from configs.own import OwnCodeError
 from envs.types import Task
 from learner.credit import assign_credit
 from reward.judging import GroupJudge, OutcomeReward
-from reward.scorers.own import OwnTurnScorer
+from reward.scorers.custom import CustomTurnScorer
 from rollout.types import Completion, Group, Trajectory, Turn
 from tests.changed import replace
 
 SCORERS = """
-from tests.changed import replace
 import time
 
 def looked(task, answer, turns):
@@ -83,7 +82,7 @@ GROUP = Group(
 
 
 def judged(name, group=GROUP, limit_s=5.0):
-    scorer = OwnTurnScorer(f"own_turns_of_the_test:{name}", limit_s=limit_s)
+    scorer = CustomTurnScorer(f"own_turns_of_the_test:{name}", limit_s=limit_s)
     judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), scorer.score_group)
     group = copy.deepcopy(group)
     asyncio.run(judge.judge(group))

@@ -1,270 +1,171 @@
-import json
+import itertools
+import math
 import random
 
+import numpy as np
 import pytest
 
-from configs.errors import UserError
 from envs.types import Task, ToolCall, ToolResult
-from reward.collected import outcome_of
-from reward.prm.quality import ScoredStep, evaluate_prm, quality_report
+from reward.prm.decoys import CANARIES
+from reward.prm.quality import (
+    ScoredStep,
+    auroc,
+    average_ranks,
+    best_of_n,
+    clustered_interval,
+    ece,
+    evaluate_prm,
+    mse,
+    quality_report,
+    spearman,
+)
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
+from reward.types import PrmDataError
 from rollout.types import Completion, Trajectory, Turn
-from tests.changed import replace
 
-ACTIONS = ("search", "calculator", "answer")
+LABEL = np.array([0.0, 0.2, 0.4, 0.4, 0.8, 1.0])
+PRED = np.array([0.1, 0.1, 0.5, 0.3, 0.9, 0.8])
 
 
-def make_steps(prefix, *, num_tasks=20, seed=0, score=lambda label, chars, rng: label):
-    """Groups of 4 attempts of 3 steps; an attempt is right where its mean label is above one half."""
-    rng = random.Random(seed)
+def mean(column):
+    return float(column.mean())
+
+
+def near(value):
+    return pytest.approx(value, abs=1e-9)
+
+
+def test_mse_by_hand():
+    # Errors .1, -.1, .1, -.1, .1, -.2.
+    assert mse(LABEL, PRED) == near(0.09 / 6)
+
+
+def test_ties_share_the_mean_of_their_ranks():
+    assert list(average_ranks(np.array([3.0, 1.0, 3.0, 2.0]))) == [3.5, 1.0, 3.5, 2.0]
+
+
+def test_spearman_uses_average_ranks():
+    assert spearman(LABEL, PRED) == near(0.911764705882)
+    assert spearman(LABEL, np.exp(9 * LABEL)) == near(1.0)
+    assert spearman(np.arange(3.0), -np.arange(3.0)) == near(-1.0)
+    assert spearman(np.full(6, 0.1), PRED) is None
+
+
+def test_calibration_error_in_bins_of_equal_mass():
+    assert ece(LABEL, PRED, bins=5) == near(0.05)
+    # Two bins: (.1, .1, .3) against (0, .2, .4), (.5, .8, .9) against (.4, 1, .8).
+    assert ece(LABEL, PRED, bins=2) == near(0.1 / 6)
+
+
+def test_auroc_equals_the_share_of_ordered_pairs():
+    rng = random.Random(0)
+    scores = np.array([rng.randrange(5) / 4 for _ in range(40)])
+    right = np.array([float(rng.random() < 0.4) for _ in range(40)])
+    pairs = list(itertools.product(scores[right == 1], scores[right == 0]))
+    assert auroc(scores, right) == near(sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs))
+    assert auroc(scores, np.ones(40)) is None
+
+
+def test_best_of_n_shares_the_pick_between_ties():
+    assert best_of_n(np.array([0.9, 0.9, 0.1]), np.array([1.0, 0.0, 1.0])) == (0.5, near(2 / 3), 1.0)
+
+
+def test_interval_of_a_mean_covers_as_often_as_it_says():
+    covered = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        clusters = [str(cluster) for cluster in range(25) for _ in range(4)]
+        values = np.repeat(rng.normal(size=25), 4) + rng.normal(size=100)
+        low, high = clustered_interval(
+            lambda column: float(column.mean()), clusters, [values], seed=seed, num_draws=200
+        )
+        covered += low <= 0 <= high
+    assert 0.86 <= covered / 200 <= 0.99
+
+
+def test_one_cluster_has_no_interval():
+    assert clustered_interval(mean, ["a"] * 3, [np.arange(3.0)], seed=0) is None
+
+
+def make_steps(*, num_tasks=20, score=lambda label, rng: label):
+    """Groups of 4 attempts of 3 steps; an attempt is right if its mean label is above one half."""
+    rng = random.Random(0)
     steps = []
-    for task in range(num_tasks):
-        for attempt in range(4):
-            labels = [rng.choice((0.0, 0.2, 0.5, 0.7, 1.0)) for _ in ACTIONS]
-            for step, label in enumerate(labels):
-                chars = rng.randrange(20, 400)
-                steps.append(
-                    ScoredStep(
-                        task_id=f"{prefix}{task}",
-                        group_id="g",
-                        trajectory_id=f"{prefix}{task}.{attempt}",
-                        step=step,
-                        label=label,
-                        score=score(label, chars, rng),
-                        num_chars=chars,
-                        action=ACTIONS[step],
-                        outcome=float(sum(labels) / 3 > 0.5),
-                        valid=True,
-                    )
-                )
+    for task, attempt in itertools.product(range(num_tasks), range(4)):
+        labels = [rng.choice((0.0, 0.2, 0.5, 0.7, 1.0)) for _ in range(3)]
+        steps += [
+            ScoredStep(
+                task_id=f"t{task}",
+                group_id="g",
+                trajectory_id=f"t{task}.{attempt}",
+                label=label,
+                score=score(label, rng),
+                outcome=float(sum(labels) / 3 > 0.5),
+            )
+            for label in labels
+        ]
     return steps
 
 
-def noisy(label, chars, rng):
-    return 0.2 + 0.6 * label + rng.gauss(0, 0.25)
-
-
-TRAIN = make_steps("train", seed=1)
-
-
-def judge(held_out, *, seed=0, train=TRAIN, num_bootstrap=100):
-    return quality_report(train, held_out, seed=seed, num_bootstrap=num_bootstrap)
-
-
-def intervals(report):
-    rows = [report, *report["best_of_n"].values()]
-    return [(key, row[key], row[f"{key}_ci95"]) for row in rows for key in row if f"{key}_ci95" in row]
-
-
-def test_perfect_prm_is_perfect_by_every_number():
-    report = judge(make_steps("held"))
-    ones = ("r2_over_constant", "r2_over_length", "spearman_overall", "spearman_within_group")
-    assert [report[key] for key in (*ones, "pairwise_accuracy_within_group", "auroc_outcome")] == pytest.approx([1] * 6)
-    assert [report[key] for key in ("mse", "mae", "ece", "bias")] == pytest.approx([0] * 4)
-    assert all(row["mean_pred"] == pytest.approx(row["mean_label"]) for row in report["reliability"])
-    for row in report["best_of_n"].values():
-        assert row["share_of_headroom"] == pytest.approx(1.0)
-        assert row["gain"] == pytest.approx(row["oracle"] - row["random"])
+def test_a_perfect_prm_is_perfect_by_every_figure():
+    report = quality_report(make_steps(), baseline=0.5, seed=0)
+    assert [report[name] for name in ("auroc_step", "spearman_within_group", "auroc_outcome")] == near([1.0] * 3)
+    assert [report[name] for name in ("mse", "ece")] == near([0.0] * 2)
+    assert report["best_of_4"] == report["best_of_4_oracle"] > report["best_of_4_random"]
     assert (report["num_tasks_held_out"], report["num_steps"], report["num_trajectories"]) == (20, 240, 80)
 
 
-def test_constant_prm_knows_nothing_and_is_not_said_to():
-    """0.1 is the score whose mean over three steps is not 0.1 in floating point."""
-    report = judge(make_steps("held", score=lambda *_: 0.1))
-    for key in ("spearman_overall", "spearman_within_group", "pairwise_accuracy_within_group"):
-        assert report[key] is None
-        assert report[f"{key}_ci95"] is None
-    assert report["num_groups_defined"] == 0
-    assert report["auroc_outcome"] == report["auroc_outcome_baseline_constant"] == 0.5
-    assert report["best_of_n"]["4"]["gain"] == pytest.approx(0.0)
-    assert report["r2_over_constant"] < 0
-    assert report["share_min_on_last"] == pytest.approx(1 / 3)
+def test_a_constant_prm_knows_nothing():
+    report = quality_report(make_steps(score=lambda *_: 0.5), baseline=0.5, seed=0)
+    assert report["auroc_step"] == report["auroc_outcome"] == 0.5
+    assert report["spearman_within_group"] is None
+    assert report["mse"] == report["mse_baseline"]
+    assert report["best_of_4"] == near(report["best_of_4_random"])
 
 
-def test_prm_that_only_knows_actions_separates_outcomes_and_no_step_from_another_of_its_action():
-    """Guessing at once is wrong and short, so that its mean score tells the outcome; no two searches are told apart."""
-    steps = [
-        ScoredStep(
-            task_id=f"t{task}",
-            group_id="g",
-            trajectory_id=f"t{task}.{attempt}",
-            step=step,
-            label=label,
-            score={"search": 0.9, "answer": 0.3}[action],
-            num_chars=20,
-            action=action,
-            outcome=float(attempt == 0),
-            valid=True,
-        )
-        for task in range(8)
-        for attempt, turns in enumerate(
-            ([("search", 1.0), ("search", 0.0), ("answer", 1.0)], [("answer", 0.0)], [("answer", 0.0)])
-        )
-        for step, (action, label) in enumerate(turns)
-    ]
-    report = judge(steps)
-    assert report["auroc_outcome"] == 1.0
-    assert {action: row["auroc"] for action, row in report["auroc_by_action"].items()} == {"search": 0.5, "answer": 0.5}
-    assert (report["auroc_by_action"]["answer"]["num_right"], report["auroc_by_action"]["answer"]["num_wrong"]) == (
-        8,
-        16,
-    )
+def test_figures_lie_in_their_intervals_and_do_not_depend_on_the_order():
+    steps = make_steps(score=lambda label, rng: 0.2 + 0.6 * label + rng.gauss(0, 0.25))
+    report = quality_report(steps, baseline=0.5, seed=0)
+    for name in ("mse", "auroc_step", "spearman_within_group", "auroc_outcome", "best_of_4"):
+        low, high = report[f"{name}_ci95"]
+        assert low <= report[name] <= high
+    shuffled = quality_report(random.Random(1).sample(steps, len(steps)), baseline=0.5, seed=0)
+    assert shuffled["auroc_outcome"] == near(report["auroc_outcome"])
 
 
-def test_action_that_is_always_right_is_compared_with_nothing():
-    steps = [replace(step, label=1.0) if step.action == "search" else step for step in make_steps("held")]
-    assert set(judge(steps)["auroc_by_action"]) == {"answer", "calculator"}
+def test_no_scored_step_is_an_error_that_names_the_setting():
+    with pytest.raises(PrmDataError, match=r"prm\.max_tokens"):
+        quality_report([], baseline=0.5, seed=0)
 
 
-def test_reversed_prm_is_worse_than_knowing_nothing():
-    report = judge(make_steps("held", score=lambda label, *_: 1 - label))
-    assert report["spearman_overall"] == pytest.approx(-1.0)
-    assert report["spearman_within_group"] == pytest.approx(-1.0)
-    assert report["pairwise_accuracy_within_group"] == 0.0
-    assert report["auroc_outcome"] == pytest.approx(0.0)
-    assert report["r2_over_length"] < 0
-    assert report["best_of_n"]["2"]["gain"] < 0
-
-
-def relabelled_by_length(steps):
-    rng = random.Random(5)
-    return [replace(one, label=min(max(one.num_chars / 400 + rng.gauss(0, 0.1), 0), 1)) for one in steps]
-
-
-def test_prm_that_only_counts_characters_is_found_out():
-    """Labels grow with length, so it looks good beside a constant, and has nothing beside the length rule."""
-    train = relabelled_by_length(make_steps("train", num_tasks=60))
-    held = relabelled_by_length(make_steps("held", num_tasks=60, seed=2, score=lambda _, chars, __: chars / 400))
-    report = judge(held, train=train)
-    assert report["r2_over_constant"] > 0.7
-    assert report["r2_over_length"] == pytest.approx(0.0, abs=0.05)
-    assert report["spearman_score_length"] == pytest.approx(1.0)
-    assert report["spearman_within_group"] == pytest.approx(report["spearman_within_group_baseline_length"], abs=0.01)
-    assert report["mse_baseline_length"] < report["mse_baseline_constant"]
-
-
-def test_every_number_lies_in_its_interval():
-    held = make_steps("held", score=noisy)
-    report = judge(held)
-    found = [row for row in intervals(report) if row[1] is not None]
-    assert len(found) > 25
-    # A constant has no other AUROC, and so an interval of no width.
-    assert all(low <= value <= high for _, value, (low, high) in found)
-    low, high = report["spearman_within_group_ci95"]
-    assert 0 < low < high < 1
-
-
-def test_steps_repeated_within_their_task_tell_nothing_new():
-    held = make_steps("held", score=noisy)
-    once, often = judge(held), judge(held * 5)
-    for key in ("mse", "spearman_overall", "r2_over_length"):
-        (low, high), (often_low, often_high) = once[f"{key}_ci95"], often[f"{key}_ci95"]
-        assert often_high - often_low == pytest.approx(high - low, rel=0.1)
-
-
-def test_more_tasks_narrow_the_interval():
-    few, many = (judge(make_steps("held", num_tasks=count, score=noisy)) for count in (10, 160))
-    widths = [report["mse_ci95"][1] - report["mse_ci95"][0] for report in (few, many)]
-    assert widths[1] < widths[0] / 2
-
-
-def test_report_depends_on_the_seed_and_not_on_the_order_of_the_steps():
-    held = make_steps("held", score=noisy)
-    shuffled = random.Random(1).sample(held, len(held))
-    assert judge(held, seed=3) == judge(shuffled, seed=3)
-    assert judge(held, seed=3)["mse_ci95"] != judge(held, seed=4)["mse_ci95"]
-
-
-def test_report_is_plain_json():
-    report = judge(make_steps("held", num_tasks=3, score=noisy))
-    assert json.loads(json.dumps(report, allow_nan=False)) == report
-
-
-def test_malformed_steps_stay_in_and_are_counted():
-    held = make_steps("held", score=noisy)
-    held = [replace(held[0], valid=False, label=0.0, action=""), *held[1:]]
-    report = judge(held)
-    assert report["num_invalid_steps"] == 1
-    assert report["num_steps"] == len(held)
-
-
-def test_unjudged_trajectories_have_step_metrics_only():
-    report = judge([replace(one, outcome=None) for one in make_steps("held", score=noisy)])
-    assert report["num_trajectories_judged"] == 0
-    assert report["auroc_outcome"] is None
-    assert report["auroc_outcome_baseline_length"] is None
-    assert report["best_of_n"]["2"]["num_groups"] == 0
-    assert report["best_of_n"]["2"]["gain"] is None
-    assert report["spearman_within_group"] > 0
-
-
-def test_no_headroom_is_no_share_of_it():
-    report = judge([replace(one, outcome=1.0) for one in make_steps("held", score=noisy)])
-    assert report["best_of_n"]["4"]["gain"] == pytest.approx(0.0)
-    assert report["best_of_n"]["4"]["share_of_headroom"] is None
-    assert report["auroc_outcome"] is None
-
-
-def test_aggregates_of_a_trajectory_are_told_apart():
-    """The lowest score tells right from wrong, the last one tells the opposite, the mean nothing."""
-    scores = {1.0: (0.5, 0.4, 0.3), 0.0: (0.2, 0.5, 0.5)}
-    held = [
-        replace(one, outcome=outcome, score=scores[outcome][one.step])
-        for one in make_steps("held")
-        for outcome in (float(one.trajectory_id[-1] in "01"),)
-    ]
-    report = judge(held)
-    assert report["auroc_outcome_aggregate"] == "mean"
-    assert (report["auroc_outcome"], report["auroc_outcome_min"], report["auroc_outcome_last"]) == (0.5, 1.0, 0.0)
-    assert report["share_min_on_last"] == pytest.approx(0.5)
-
-
-def test_groups_of_the_same_name_in_two_tasks_are_two_groups():
-    assert judge(make_steps("held", score=noisy))["num_groups"] == 20
-
-
-def test_single_task_has_numbers_and_no_intervals():
-    report = judge(make_steps("held", num_tasks=1, score=noisy))
-    assert report["mse"] > 0
-    assert all(interval is None for _, _, interval in intervals(report))
-
-
-def test_empty_side_is_refused():
-    with pytest.raises(UserError, match="and 0 held out"):
-        judge([])
-    with pytest.raises(UserError, match="got 0 to train on"):
-        judge(TRAIN, train=[])
-
-
-def test_outcome_is_asked_once_for_each_held_out_attempt(monkeypatch):
-    """Regression: a scorer of one's own, which may be a paid model, was asked anew for every labelled step, the ones
-    that were trained on, too."""
+def make_trajectory(index):
+    completion = Completion(token_ids=(1,), logprobs=(0.0,), text="x", finish_reason="stop", policy_version=1)
     turn = Turn.of(
         role="planner",
         prompt_token_ids=(1,),
-        completion=Completion(token_ids=(1,), logprobs=(0.0,), text="x", finish_reason="stop", policy_version=0),
+        completion=completion,
         trainable=True,
-        tool_call=ToolCall(name="think", arguments="x"),
-        tool_result=ToolResult(text="ok"),
+        thought=f"thought {index}",
+        tool_call=ToolCall(name="answer", arguments="42" if index % 2 else "0"),
+        tool_result=ToolResult(text="done"),
     )
-    attempts = [
-        Trajectory(
-            id=f"{name}/{number}",
-            group_id=name,
-            task=Task(id=name, dataset="arith", question=name, answer="1"),
-            turns=(turn, turn, turn),
-            answer=str(number),
-            stop_reason="answered",
-        )
-        for name in ("train", "one", "two")
-        for number in range(2)
-    ]
-    steps = [LabelledStep(step=step, label=step.step / 2) for attempt in attempts for step in step_texts(attempt)]
-    data = PrmData(train=tuple(steps[:6]), held_out=tuple(steps[6:]))
-    asked = []
-    monkeypatch.setattr("reward.prm.quality.outcome_of", lambda one: asked.append(one.id) or outcome_of(one))
-    report = evaluate_prm(data, attempts, score=lambda steps: [0.5 + step.step / 10 for step in steps], seed=0)
-    assert sorted(asked) == ["one/0", "one/1", "two/0", "two/1"]
-    assert report["num_trajectories_judged"] == 4
-    assert report["auroc_outcome"] == 0.5
+    task = Task(id=f"t{index}", dataset="arith", question="What?", answer="42")
+    answer = turn.tool_call.arguments
+    return Trajectory(id=f"t{index}/0", group_id="g", task=task, turns=(turn,), answer=answer, stop_reason="answered")
+
+
+def test_evaluation_scores_held_out_steps_and_junk():
+    trajectories = [make_trajectory(index) for index in range(8)]
+    steps = [LabelledStep(step=step_texts(each)[0], label=float(index % 2)) for index, each in enumerate(trajectories)]
+    data = PrmData(train=tuple(steps[:4]), held_out=tuple(steps[4:]))
+    report = evaluate_prm(
+        data,
+        trajectories,
+        score=lambda asked: [None if "thought 4" in step.text else float("Input: 42" in step.text) for step in asked],
+        seed=0,
+    )
+    assert (report["num_steps"], report["num_unscored"], report["auroc_outcome"]) == (3, 1, 1.0)
+    assert set(report["canaries"]) == set(CANARIES)
+    assert all(value == 0 for value in report["canaries"].values())
+    assert math.isclose(report["mse_baseline"], 0.25)

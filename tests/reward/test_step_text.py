@@ -1,4 +1,4 @@
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,6 @@ from envs.types import Task, ToolCall, ToolResult
 from reward.prm import step_text
 from reward.prm.step_text import GAP, RENDERER_VERSION, StepText, encode_step, step_texts
 from rollout.types import Completion, Trajectory, Turn
-from tests.changed import replace
 
 TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")
 
@@ -33,9 +32,8 @@ def decided(action, action_input, result="", *, thought="t", error=None):
 
 
 def malformed(text, reason="not one complete JSON object"):
-    return Turn.of(
-        role="planner", prompt_token_ids=(1,), completion=completion(text), trainable=True, format_error=reason
-    )
+    reply = completion(text)
+    return Turn.of(role="planner", prompt_token_ids=(1,), completion=reply, trainable=True, format_error=reason)
 
 
 def checked():

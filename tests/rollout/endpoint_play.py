@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import openai
 from scripted import ScriptedEngine, ScriptedTokenizer
 
-from rollout.agent.own import AgentError, OwnAgent
+from rollout.agent.custom import AgentError, CustomAgent
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
@@ -101,7 +101,7 @@ class _Solving:
 async def play_agent(solve, task, *texts, timeout_s=60):
     """An attempt of an agent's function, and the engine that answered it with these texts."""
     endpoint, engine = Endpoint(), ScriptedEngine(texts)
-    agent = OwnAgent(
+    agent = CustomAgent(
         _Solving(solve),
         endpoint,
         writer=engine_writers(engine, 0.7),

@@ -27,6 +27,7 @@ MESSAGE = {"role": str, "content": str}
 CHAT = {
     "model": str,
     "messages": list,
+    "tools": list,
     "format": (dict, str),
     "options": dict,
     "stream": bool,

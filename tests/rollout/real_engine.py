@@ -1,4 +1,4 @@
-"""The demo model's engine and learner, adapters that change what is sampled, and what to ask."""
+"""The demo model's engine and learner, adapters that change the samples, and requests."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ ROUNDING = 0.2
 """Mean difference in nats that bfloat16 makes between learner and engine; 0.06 to 0.11 is usual with these adapters."""
 
 OTHER_WEIGHTS = 0.8
-"""Log-probs under other weights are further away than that; 1.3 to 3.7 is usual."""
+"""Log-probs under other weights differ by more; 1.3 to 3.7 is usual."""
 
 
 def build_learner(model_path):
@@ -27,7 +27,7 @@ def build_engine(model_path, base=None, **config):
 
 
 def make_adapter(learner, version, size=0.15):
-    """The same adapter every time for the same version."""
+    """Return an adapter that depends only on the version."""
     import torch
 
     generator = torch.Generator().manual_seed(version)
@@ -39,7 +39,7 @@ def make_adapter(learner, version, size=0.15):
 
 
 def small_step(adapter, version, size=1e-6):
-    """The adapter that an optimizer step of this size leaves: every weight moves by so much, up or down."""
+    """Return the adapter after an optimizer step of this size: every weight moves by it, up or down."""
     import safetensors.torch
     import torch
 
@@ -55,7 +55,7 @@ async def load(engine, adapter):
 
 
 def learner_logprobs(learner, adapter, asked, completion):
-    """What the learner says of a completion's tokens with an adapter."""
+    """Return the learner's log-probs of a completion's tokens with an adapter."""
     import torch
 
     from learner.samples import scoring_sample
@@ -64,12 +64,6 @@ def learner_logprobs(learner, adapter, asked, completion):
     with torch.no_grad():
         row = learner.policy.logprobs([scoring_sample((*asked.prompt_token_ids, *completion.token_ids))])[0]
     return row[len(asked.prompt_token_ids) :].tolist()
-
-
-async def engine_logprobs(engine, asked, completion):
-    """What the engine says of a completion's tokens with its newest weights, nothing of it taken from its cache."""
-    logprobs = await engine.score((*asked.prompt_token_ids, *completion.token_ids))
-    return logprobs[len(asked.prompt_token_ids) - 1 :]
 
 
 def mean_gap(one, other):
@@ -83,14 +77,17 @@ def request(prompt, **changes):
 
 
 async def generate_from_cache(engine, asked):
-    """The second answer. Its prompt comes from the cache, as that of every later one does; the first one's is computed,
-    in other shapes, which some processors round differently."""
+    """Return the second of two completions.
+
+    Its prompt comes from the cache, as those of all later ones. The first one's is computed in other shapes, which some
+    processors round differently.
+    """
     await engine.generate(asked)
     return await engine.generate(asked)
 
 
 def sampling_requests(prompts, **changes):
-    """Each with a seed of its own."""
+    """Return one request per prompt, each with another seed."""
     return [
         request(prompt, seed=index, trajectory_id=f"t{index}", **{"temperature": 1.0, "max_tokens": 40} | changes)
         for index, prompt in enumerate(prompts)
@@ -98,7 +95,7 @@ def sampling_requests(prompts, **changes):
 
 
 def without_ends(monkeypatch):
-    """Every completion is as long as it may be."""
+    """Let every completion reach its token limit."""
     from rollout.engines import vllm as vllm_engine
 
     sampling_params = vllm_engine.sampling_params
@@ -112,7 +109,7 @@ def without_ends(monkeypatch):
 
 
 async def until_sampled(engine, num_tokens, num_requests=1):
-    """Wait until so many running requests have sampled so many tokens."""
+    """Wait until `num_requests` running requests have sampled `num_tokens` each."""
 
     def num_reached():
         return sum(one.num_output_tokens >= num_tokens for one in list(engine._scheduler.running))

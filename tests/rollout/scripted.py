@@ -5,7 +5,7 @@ from types import MappingProxyType, SimpleNamespace
 
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.types import Task, ToolResult
-from rollout.agent.agent import Agent, RuleGenerator, RuleVerifier
+from rollout.agent.agent import Agent
 from rollout.agent.planner import PlannerSettings
 from rollout.chat import ChatFormat
 from rollout.types import Completion
@@ -107,8 +107,8 @@ def make_agent(texts, *, tools=None, max_steps=3, format_retries=1, max_context_
         max_context_tokens=max_context_tokens,
         timeout_s=timeout_s,
         tools_for_episode=tools_for_episode,
-        verifier=RuleVerifier(),
-        generator=RuleGenerator(),
+        verifier=None,
+        generator=None,
     )
 
 

@@ -52,15 +52,6 @@ def test_anything_else_that_is_raised_ends_the_work_and_the_caller_learns_of_it_
     assert not after.done()
 
 
-def test_idle_thread_sleeps_until_work_is_handed_in():
-    commands, done = Commands(), []
-    thread = threading.Thread(target=commands.run_all, kwargs={"idle": lambda: not done}, daemon=True)
-    thread.start()
-    assert commands.submit(lambda: done.append(1) or "woken").result(5) == "woken"
-    thread.join(5)
-    assert not thread.is_alive()
-
-
 def test_after_the_end_nobody_waits_in_vain():
     commands = Commands()
     waiting = commands.submit(lambda: "never")
@@ -89,24 +80,6 @@ def test_of_what_is_handed_in_while_the_thread_ends_each_is_refused():
     for thread in threads:
         thread.join(10)
     assert len(refused) == 800
-
-
-def test_what_stopped_the_work_is_the_cause_of_every_refusal():
-    commands, failure = Commands(), RuntimeError("out of memory")
-    stopped = EngineError("the engine stopped: out of memory")
-    stopped.__cause__ = failure
-    commands.end(stopped)
-    with pytest.raises(EngineError, match="the engine stopped: out of memory") as refused:
-        commands.submit(lambda: "never")
-    assert refused.value.__cause__ is failure
-
-
-def test_refusing_leaves_cancelled_work_alone():
-    commands = Commands()
-    cancelled, other = commands.submit(lambda: 1), commands.submit(lambda: 2)
-    cancelled.cancel()
-    commands.end(EngineError("the engine is closed"))
-    assert isinstance(other.exception(0), EngineError)
 
 
 async def test_adapter_is_hashed_and_checked_without_the_engines_thread():

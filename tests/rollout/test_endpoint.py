@@ -2,17 +2,16 @@
 
 import asyncio
 import json
-import socket
+from dataclasses import replace
 
 import httpx
 import openai
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, new_attempt, new_client, play, until, user
+from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine, text_of
 
 from rollout.endpoint.chat_completions import read
 from rollout.engines.engine import EngineError
-from tests.changed import replace
 
 
 async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_ids():
@@ -22,25 +21,10 @@ async def test_a_reply_comes_back_with_its_usage_and_is_a_turn_with_the_engines_
         prompt = "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
         (turn,) = await p.attempt.end()
         assert text_of(turn.prompt_token_ids) == prompt
-        assert text_of(turn.completion.token_ids) == "4<e>"
+        assert text_of(turn.token_ids) == "4<e>"
         assert (turn.trainable, turn.role, turn.grammar) == (True, "planner", None)
         assert reply.usage.prompt_tokens == len(turn.prompt_token_ids)
         assert (reply.usage.completion_tokens, reply.usage.total_tokens) == (2, len(turn.prompt_token_ids) + 2)
-
-
-async def test_what_is_the_protocols_default_may_be_said():
-    async with play("4") as p:
-        await p.ask(user("2+2?"), logprobs=False, modalities=["text"])
-        with pytest.raises(openai.BadRequestError, match="logprobs can only be false"):
-            await p.ask(user("2+2?"), logprobs=True)
-
-
-async def test_a_reply_does_not_wait_for_its_first_part_to_be_acknowledged():
-    async with play("4") as p:
-        await p.ask(user("2+2?"))
-        (connection,) = p.endpoint._server.server_state.connections
-        accepted = connection.transport.get_extra_info("socket")
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_a_conversation_goes_on_from_the_ids_that_were_sampled_not_from_its_text():
@@ -75,7 +59,7 @@ async def test_edited_history_begins_a_branch_at_the_last_reply_that_it_left_as_
         await p.ask(*said, user("2"))
         await p.ask(*said, {"role": "assistant", "content": "never said"}, user("3"))
         first, second, third = await p.attempt.end()
-        own = first.prompt_token_ids + first.completion.token_ids
+        own = first.prompt_token_ids + first.token_ids
         assert second.prompt_token_ids[: len(own)] == own == third.prompt_token_ids[: len(own)]
         assert text_of(third.prompt_token_ids[len(own) :]) == ("<s>assistant:never said<e><s>user:3<e><s>assistant:")
 
@@ -90,13 +74,6 @@ async def test_a_turn_tells_what_was_said_since_the_reply_that_it_goes_on_from()
         assert (first.heard, second.heard) == ("system: Be brief.\nuser: 1", "user: 2")
         assert third.heard.startswith("system: Functions that you can call:\n{")
         assert third.heard.endswith("\nuser: 3")
-
-
-async def test_other_tools_make_it_another_conversation():
-    async with play("a", "b") as p:
-        await p.ask(user("1"))
-        await p.ask(user("1"), {"role": "assistant", "content": "a"}, user("2"), tools=[ADD])
-        assert text_of(p.engine.requests[1].prompt_token_ids).startswith("<s>system:Functions that you can call:")
 
 
 async def test_text_of_a_message_cannot_forge_a_role():
@@ -130,7 +107,7 @@ async def test_a_body_that_is_nested_without_end_is_refused():
     async with play("4") as p, httpx.AsyncClient(trust_env=False) as client:
         key = {"authorization": f"Bearer {p.attempt.key}"}
         reply = await client.post(f"{p.endpoint.base_url}/chat/completions", headers=key, content="[" * 200_000)
-        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is no JSON")
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "the body is not JSON")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -150,7 +127,7 @@ async def test_parallel_calls_of_functions_come_back_with_ids_and_their_results_
         ]
         await p.ask(user("1+2?"), message.model_dump(exclude_none=True), *results[::order], tools=[ADD])
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(two.prompt_token_ids[len(own) :]) == (
             "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
@@ -199,16 +176,6 @@ async def test_arguments_that_are_nested_deep_are_a_call_or_text_in_each_protoco
         assert len(await p.attempt.end()) == 3
 
 
-@pytest.mark.parametrize("said", ["</tool_call>", "{}</tool_call>", "{1}\n</tool_call>\n<tool_call>\n{2}"])
-async def test_an_argument_may_hold_what_ends_a_call(said):
-    """Regression: a call with `}</tool_call>` in a text ended there, and was read as plain words."""
-    arguments = json.dumps({"a": said})
-    async with play(f"So. {called(arguments, '{}')} Done.") as p:
-        message = (await p.ask(user("1"), tools=[ADD])).choices[0].message
-    assert [one.function.arguments for one in message.tool_calls] == [arguments, "{}"]
-    assert message.content == "So. \n Done."
-
-
 async def test_ids_of_calls_are_the_same_in_every_attempt_that_says_the_same():
     async def ids_of(*texts):
         async with play(*texts) as p:
@@ -246,26 +213,6 @@ async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_th
         assert (await p.attempt.end())[0].grammar == grammar
 
 
-@pytest.mark.parametrize(
-    ("schema", "written"),
-    [
-        ({"type": "object", "properties": {"année": {"type": "integer"}}, "required": ["année"]}, '{"année": 1}'),
-        ({"enum": ["größe", "señal", "naïf", "x\\éb"]}, '"größe"'),
-        ({"enum": ["größe", "señal", "naïf", "x\\éb"]}, '"x\\\\éb"'),
-        ({"type": "string", "pattern": "^[éa-z]+$"}, '"éa"'),
-    ],
-)
-@pytest.mark.parametrize("more", [{}, {"tools": [ADD]}])
-async def test_a_form_may_hold_letters_of_other_languages(schema, written, more):
-    """Regression: of those like `é` one before a letter from a to f, or a digit, became another letter with it."""
-    from xgrammar.testing import _is_grammar_accept_string
-
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    async with play(written) as p:
-        await p.ask(user("1"), response_format=form, **more)
-        assert _is_grammar_accept_string(p.engine.requests[0].grammar, written)
-
-
 async def test_a_stream_brings_the_same_message_in_pieces():
     async with play("four", called('{"a": 1}')) as p:
         stream = await p.ask(user("2+2?"), stream=True, stream_options={"include_usage": True})
@@ -279,41 +226,7 @@ async def test_a_stream_brings_the_same_message_in_pieces():
         assert [turn.trainable for turn in await p.attempt.end()] == [True, True]
 
 
-async def test_a_clients_seed_differs_between_attempts_and_comes_again_in_each():
-    async with play("a", "b") as p:
-        await p.ask(user("1"), seed=5)
-        await p.ask(user("2"), seed=5)
-        assert p.engine.requests[0].seed == p.engine.requests[1].seed is not None
-        drawn = p.engine.requests[0].seed
-    async with play("c", trajectory_id="g/1") as p:
-        await p.ask(user("1"), seed=5)
-        assert p.engine.requests[0].seed not in (5, drawn)
-
-
-async def test_one_call_at_most_is_refused_where_the_model_writes_free_text_and_may_write_several():
-    async with play("a") as p:
-        with pytest.raises(openai.BadRequestError, match="may call several functions; leave this out") as caught:
-            await p.ask(user("1"), tools=[ADD], parallel_tool_calls=False)
-        assert caught.value.param == "parallel_tool_calls"
-        await p.ask(user("1"), parallel_tool_calls=False)
-    async with play("a", called('{"a": 1}'), rules=replace(RULES, override=True)) as p:
-        await p.ask(user("1"), tools=[ADD], parallel_tool_calls=False)
-
-
-async def test_texts_to_stop_at_go_to_the_engine():
-    async with play("a") as p:
-        await p.ask(user("1"), stop=["Observation:"])
-        assert p.engine.requests[0].stop == ("Observation:",)
-
-
 # --- what must fail loudly ----------------------------------------------------------------------
-
-
-async def test_a_foreign_key_is_refused():
-    async with play("a") as p, p.client_with(api_key="sk-somebody") as stranger:
-        with pytest.raises(openai.AuthenticationError, match="this key is of no attempt here"):
-            await stranger.chat.completions.create(model="policy", messages=[user("1")])
-        assert p.engine.requests == []
 
 
 async def test_a_call_after_the_reward_is_refused_and_changes_nothing():
@@ -321,18 +234,9 @@ async def test_a_call_after_the_reward_is_refused_and_changes_nothing():
         await p.ask(user("1"))
         p.endpoint.dismiss(p.attempt)
         turns = await p.attempt.end()
-        with pytest.raises(openai.PermissionDeniedError, match="this attempt has ended and was judged"):
+        with pytest.raises(openai.PermissionDeniedError, match="this attempt has ended"):
             await p.ask(user("2"))
         assert (len(turns), len(p.engine.requests)) == (1, 1)
-
-
-async def test_a_call_that_is_still_sampled_when_the_attempt_ends_is_no_turn():
-    async with play(engine=GatedEngine(["a"])) as p:
-        waiting = asyncio.ensure_future(p.ask(user("1")))
-        await until(lambda: p.engine.requests)
-        assert await p.attempt.end() == []
-        with pytest.raises(openai.PermissionDeniedError, match="has ended"):
-            await waiting
 
 
 @pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"x-stainless-retry-count": "1"}])
@@ -344,26 +248,12 @@ async def test_a_retry_gets_the_same_reply_and_counts_once(headers):
         assert len(await p.attempt.end()) == 1
 
 
-async def test_equal_requests_that_are_no_retries_are_sampled_each():
-    async with play("a", "b") as p:
-        replies = await asyncio.gather(p.ask(user("1")), p.ask(user("1")))
-        assert {one.choices[0].message.content for one in replies} == {"a", "b"}
-        assert len(await p.attempt.end()) == 2
-
-
 async def test_a_retry_of_one_of_several_equal_requests_gets_the_reply_that_nobody_has_got():
     async with play("a", "b") as p:
         asked = read({"model": "policy", "messages": [user("1")]}, p.attempt)
         lost, got = p.attempt.call(asked), p.attempt.call(asked)
         got.delivered = True
         assert p.attempt.call(asked, is_retry=True) is lost
-
-
-async def test_an_idempotency_key_is_for_one_request():
-    async with play("a", "b") as p:
-        await p.ask(user("1"), extra_headers={"Idempotency-Key": "k"})
-        with pytest.raises(openai.UnprocessableEntityError, match="used for another request"):
-            await p.ask(user("2"), extra_headers={"Idempotency-Key": "k"})
 
 
 async def test_a_client_that_gave_up_waiting_and_asks_again_is_given_the_reply_that_it_did_not_get():
@@ -431,12 +321,6 @@ async def test_sampling_that_the_stored_log_probs_would_not_be_of_is_refused_by_
         assert p.engine.requests == []
 
 
-async def test_the_recipes_own_sampling_may_be_named_and_an_evaluation_is_greedy_all_the_same():
-    async with play("a", temperature=0.0) as p:
-        await p.ask(user("1"), temperature=0.7, top_p=1, presence_penalty=0, logit_bias={})
-        assert p.engine.requests[0].temperature == 0.0
-
-
 async def test_override_samples_as_the_recipe_says_whatever_is_asked():
     async with play("a", rules=replace(RULES, override=True)) as p:
         await p.ask(user("1"), temperature=0, top_p=0.5)
@@ -456,13 +340,6 @@ async def test_a_context_that_is_full_is_said_in_the_clients_words():
             await p.ask(user("x" * 40))
         assert caught.value.code == "context_length_exceeded"
         assert p.attempt.out_of_context
-
-
-async def test_a_reply_has_the_room_that_is_left():
-    async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
-        await p.ask(user("1"))
-        prompt = len("|user:1||assistant:")
-        assert p.engine.requests[0].max_tokens == 30 - prompt
 
 
 async def test_an_engine_that_fails_is_a_failure_of_the_server_and_is_remembered():
@@ -507,46 +384,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 async def test_a_field_of_a_message_that_no_prompt_would_hold_is_refused_by_name(changed, named):
     """Regression: it was left out without a word."""
     async with play("a") as p:
-        with pytest.raises(openai.BadRequestError, match="say it in the content or leave it out") as caught:
+        with pytest.raises(openai.BadRequestError, match="is not supported") as caught:
             await p.ask(user("1"), {"role": "assistant", "content": "a"} | changed, user("2"))
         assert caught.value.param == named
         assert p.engine.requests == []
-
-
-async def test_what_clients_repeat_of_a_reply_changes_nothing():
-    async with play("a", called("{}"), "c") as p:
-        nothing = {"refusal": None, "audio": None, "function_call": None, "tool_calls": [], "annotations": []}
-        nothing |= {"id": "m", "reasoning_content": "", "provider_specific_fields": {"refusal": None}, "parsed": None}
-        said = [user("1"), {"role": "assistant", "content": "a"} | nothing, user("2")]
-        await p.ask(user("1"), tools=[ADD])
-        second = (await p.ask(*said, tools=[ADD])).choices[0].message
-        result = {"role": "tool", "tool_call_id": second.tool_calls[0].id, "content": "3", "name": "add"}
-        await p.ask(*said, second.model_dump(), result, tools=[ADD])
-        one, two, three = await p.attempt.end()
-        for before, after in ((one, two), (two, three)):
-            own = before.prompt_token_ids + before.completion.token_ids
-            assert after.prompt_token_ids[: len(own)] == own
-
-
-async def test_the_assistant_speaks_again_after_its_own_words():
-    """As a graph of agents asks, of which another one spoke last."""
-    async with play("a", "b") as p:
-        first = (await p.ask(user("1"))).choices[0].message.content
-        await p.ask(user("1"), {"role": "assistant", "content": first, "name": "critic"})
-        one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
-        assert two.prompt_token_ids[: len(own)] == own
-
-
-async def test_the_endpoint_serves_another_loop_after_the_first():
-    async with play("a") as p:
-        await p.ask(user("1"))
-
-        async def elsewhere():
-            attempt = new_attempt(ScriptedEngine(["b"]))
-            await p.endpoint.admit(attempt)
-            async with new_client(p.endpoint, api_key=attempt.key) as client:
-                return await client.chat.completions.create(model="policy", messages=[user("1")])
-
-        reply = await asyncio.to_thread(asyncio.run, elsewhere())
-        assert reply.choices[0].message.content == "b"

@@ -1,6 +1,5 @@
 import asyncio
 
-import pytest
 from scripted import ScriptedEngine
 
 from rollout.engines.engine import EngineError, GenerationRequest
@@ -71,19 +70,6 @@ async def test_trajectory_that_ends_no_longer_holds_the_others_up():
     assert engine.batches == [["a"]]
 
 
-async def test_trajectory_that_ends_is_released_in_the_engine():
-    """Regression: what the engine keeps of a dialogue, and the adapter that it began with, stayed for the whole run."""
-    engine = ScriptedBatchEngine()
-    lockstep = LockstepEngine(engine, seed=0)
-    lockstep.begin_round(2)
-    await asyncio.gather(*(lockstep.generate(ask(name)) for name in ("g/0", "g/1")))
-    lockstep.release("g/0")
-    assert engine.released == ["g/0"]
-    lockstep.release("g/1")
-    assert engine.released == ["g/0", "g/1"]
-    lockstep.begin_round(2)
-
-
 async def seeds_of(seed, *requests):
     """Asked one after the other, each in a batch of its own."""
     engine = ScriptedBatchEngine()
@@ -102,11 +88,6 @@ async def test_each_call_has_a_seed_of_its_own_that_is_the_same_in_every_run():
     assert not set(seeds) & set(await seeds_of(1, *requests))
 
 
-async def test_seed_of_a_call_does_not_depend_on_what_was_asked_before_it():
-    later = ask("b", (1, 2))
-    assert (await seeds_of(0, ask("a"), later))[1:] == await seeds_of(0, later)
-
-
 async def test_engine_that_fails_fails_every_request_of_the_batch():
     class BrokenEngine(ScriptedBatchEngine):
         async def generate_together(self, requests):
@@ -116,11 +97,3 @@ async def test_engine_that_fails_fails_every_request_of_the_batch():
     lockstep.begin_round(2)
     asked = await asyncio.gather(*(lockstep.generate(ask(name)) for name in "ab"), return_exceptions=True)
     assert [str(error) for error in asked] == ["dead", "dead"]
-
-
-async def test_round_is_not_begun_while_the_one_before_runs():
-    lockstep = LockstepEngine(ScriptedBatchEngine(), seed=0)
-    lockstep.begin_round(2)
-    lockstep.release("a")
-    with pytest.raises(RuntimeError, match="1 trajectories of the round before are still running"):
-        lockstep.begin_round(2)

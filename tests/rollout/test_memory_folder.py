@@ -2,7 +2,6 @@ import subprocess
 import sys
 
 import pytest
-
 from rollout import files as disk
 from rollout.files import MemoryFolder
 

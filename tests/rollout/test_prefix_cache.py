@@ -1,4 +1,4 @@
-"""Dialogues that together are longer than the engine's cache: what was computed once is there for the next turn."""
+"""Dialogues that together are longer than the engine's cache still find their prefix in it."""
 
 import asyncio
 import random
@@ -17,18 +17,18 @@ pytestmark = pytest.mark.slow
 
 NUM_DIALOGUES, NUM_TURNS, AT_A_TIME = 32, 4, 8
 SYSTEM = tuple(range(10, 42))
-"""One or two blocks of the cache, which all of them begin with."""
+"""Common start of all dialogues, one or two blocks of the cache."""
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory):
-    """Its cache holds twelve whole dialogues: 2,560 tokens."""
-    own = vllm_parts.engine_options
+    """Start an engine whose cache of 2,560 tokens holds twelve whole dialogues."""
+    usual = vllm_parts.engine_options
     small = {"num_gpu_blocks_override": 2560 // vllm_parts.kv_block("cpu")}
     folder = write_folder(tmp_path_factory.mktemp("tiny") / "model", "tiny", weights=True)
     settings = EngineConfig(max_num_seqs=AT_A_TIME, max_model_len=512, adapter_mode="native")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_parts, "engine_options", lambda *a, **k: own(*a, **k) | small)
+        patch.setattr(vllm_parts, "engine_options", lambda *a, **k: usual(*a, **k) | small)
         without_ends(patch)
         engine = vllm_engine.VllmEngine(folder, settings, ModelConfig(lora_rank=8), seed=0)
         yield engine
@@ -37,7 +37,7 @@ def started(tmp_path_factory):
 
 @pytest.fixture
 async def engine(started):
-    """With an empty cache."""
+    """Empty the cache."""
     await started.forget_prefixes()
     return started
 
@@ -47,8 +47,7 @@ def words(rng):
 
 
 async def turn(engine, name, told, rng):
-    """16 sampled tokens, and a tool's result of 32, which is there at once: while a tool works, others may begin.
-    Returns the dialogue so far."""
+    """Return the dialogue after 16 sampled tokens and a tool's result of 32."""
     request = GenerationRequest(
         trajectory_id=name, prompt_token_ids=told, max_tokens=16, temperature=1.0, seed=len(told)
     )
@@ -57,7 +56,7 @@ async def turn(engine, name, told, rng):
 
 
 async def dialogue(engine, number):
-    """Returns how many tokens of it had to be computed, what all begin with left out."""
+    """Run a dialogue and return how many tokens had to be computed at least, without the common start."""
     rng = random.Random(number)
     told = SYSTEM + words(rng)
     for _ in range(NUM_TURNS):
@@ -66,9 +65,8 @@ async def dialogue(engine, number):
     return len(told) - 32 - len(SYSTEM)
 
 
-async def test_a_dialogue_that_began_goes_on_before_others_begin(engine):
-    """Were the turns served as they come, each would be the last of all dialogues' turns, and find its beginning
-    evicted: 2.2 times what is needed was computed. Now it is 1.3 times."""
+async def test_started_dialogues_continue_before_others_start(engine):
+    """In order of arrival 2.2 times the needed tokens were computed; by dialogue it is 1.3 times."""
     before = engine.load
     lengths = await asyncio.gather(*(dialogue(engine, number) for number in range(NUM_DIALOGUES)))
     computed = engine.load.computed_tokens - before.computed_tokens
@@ -77,9 +75,9 @@ async def test_a_dialogue_that_began_goes_on_before_others_begin(engine):
     assert repeated <= 0.1 * computed
 
 
-async def test_what_is_computed_again_because_it_is_in_the_cache_no_more_is_counted(engine):
-    """The second turn begins with 64 + 16 tokens, whose first two blocks of 32 are whole; the third with 112 + 16, of
-    which the last was sampled and not computed: three blocks."""
+async def test_tokens_that_are_computed_again_are_counted(engine):
+    """The second turn starts with 64 + 16 tokens: two whole blocks of 32. The third starts with 112 + 16, the last of
+    which was sampled and not computed: three blocks."""
     rng, before = random.Random(0), engine.load.repeated_tokens
     told = await turn(engine, "a", SYSTEM + words(rng), rng)
     await engine.forget_prefixes()
@@ -88,7 +86,7 @@ async def test_what_is_computed_again_because_it_is_in_the_cache_no_more_is_coun
     told = await turn(engine, "a", told, rng)
     assert engine.load.repeated_tokens - before == 64
     await engine.forget_prefixes()
-    await turn(engine, "b", told, rng)  # begins as another one did, and is none of its turns
+    await turn(engine, "b", told, rng)  # another dialogue with the same start
     assert engine.load.repeated_tokens - before == 64
     await turn(engine, "a", told, rng)
     assert engine.load.repeated_tokens - before == 64

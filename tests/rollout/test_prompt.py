@@ -8,11 +8,10 @@ import pytest
 from configs.errors import UserError
 from configs.loading import load_run_config, render_config
 from configs.run import RunConfig
-from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
 from rollout.agent.agent import build_agent
-from rollout.agent.planner import PlannerDialogue, opening, planner_grammar, planner_schema, system_prompt
+from rollout.agent.planner import PlannerDialogue, opening, planner_grammar, planner_schema
 from rollout.chat import ChatFormat
 from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, make_task
 
@@ -41,7 +40,7 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
     config = load_run_config(None)
     task = Task(id="t", dataset="lookup", question=GOLDEN["question"], answer="")
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        system, user = opening(tools, task, config.rollout.max_steps, GOLDEN["hints"], config.rollout.prompt)
+        system, user = opening(tools, task, config.planner.max_steps, GOLDEN["hints"], config.planner.prompt)
         settings = build_agent(
             config, engine=None, chat=chat, tools_for_episode=toolbox.episode, temperature=1.0
         ).planner
@@ -52,25 +51,10 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
     assert json.dumps(planner_schema(settings.actions, settings.schemas)) == json.dumps(GOLDEN["schema"])
 
 
-def test_an_example_may_hold_what_separates_lines_elsewhere(tmp_path):
-    row = {"question": "What is\u20286 by 7?", "steps": STEPS}
-    for encoding in ("utf-8", "utf-8-sig"):
-        (tmp_path / "examples.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding=encoding)
-        prompt = RunConfig(rollout={"prompt": {"examples": str(tmp_path / "examples.jsonl")}}).rollout.prompt
-        assert len(prompt.examples) == 1
-
-
-def test_instructions_tools_and_examples_come_in_this_order(examples):
-    prompt = RunConfig(rollout={"prompt": {"instructions": "Be brief.", "examples": str(examples)}}).rollout.prompt
-    assert system_prompt([ThinkTool(), AnswerTool()], prompt) == (
-        f"Be brief.\nthink: note a thought\nanswer: give the final answer\nExample:\n{EXAMPLE}"
-    )
-
-
 async def test_an_attempt_reads_the_recipes_prompt(examples):
     config = RunConfig(
         envs={"actions": ("think", "answer")},
-        rollout={"prompt": {"instructions": "Be brief.", "examples": str(examples)}},
+        agent={"prompt": {"instructions": "Be brief.", "examples": str(examples)}},
     )
     engine = ScriptedEngine(['{"thought":"t","action":"answer","action_input":"42"}'])
     with Toolbox(config.envs) as toolbox:
@@ -88,9 +72,9 @@ async def test_an_attempt_reads_the_recipes_prompt(examples):
 
 
 def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):
-    config = load_run_config(None, [f"rollout.prompt.examples={examples}", "rollout.prompt.instructions=Be brief."])
+    config = load_run_config(None, [f"agent.prompt.examples={examples}", "agent.prompt.instructions=Be brief."])
     examples.unlink()
-    assert config.rollout.prompt.examples == (EXAMPLE,)
+    assert config.planner.prompt.examples == (EXAMPLE,)
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     recipe = tmp_path / "again.toml"
     recipe.write_text(render_config(config))
@@ -110,28 +94,13 @@ def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):
 )
 def test_a_file_that_holds_no_examples_is_refused_in_one_line(tmp_path, row, said):
     path = write(tmp_path / "examples.jsonl", row)
-    with pytest.raises(UserError, match=rf"rollout\.prompt\.examples: .*{said}") as caught:
-        load_run_config(None, [f"rollout.prompt.examples={path}"])
+    with pytest.raises(UserError, match=rf"agent\.prompt\.examples: .*{said}") as caught:
+        load_run_config(None, [f"agent.prompt.examples={path}"])
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"rollout\.prompt\.examples: .*none\.jsonl' cannot be read: "):
-        load_run_config(None, [f"rollout.prompt.examples={tmp_path / 'none.jsonl'}"])
-    with pytest.raises(UserError, match="holds no example; write one JSON object a line, or leave it out"):
-        load_run_config(None, [f"rollout.prompt.examples={write(tmp_path / 'empty.jsonl')}"])
-
-
-def test_an_agent_of_ones_own_has_a_prompt_of_its_own():
-    with pytest.raises(
-        UserError, match=r"agent\.type = 'function' needs rollout\.prompt = as it is: your agent writes"
-    ):
-        load_run_config(
-            None,
-            [
-                "agent.function=a:b",
-                "cold_start.num_demonstrations=0",
-                "reward.credit=outcome",
-                "rollout.prompt.instructions=x",
-            ],
-        )
+    with pytest.raises(UserError, match=r"agent\.prompt\.examples: .*none\.jsonl' cannot be read: "):
+        load_run_config(None, [f"agent.prompt.examples={tmp_path / 'none.jsonl'}"])
+    with pytest.raises(UserError, match=r"agent\.prompt\.examples"):
+        load_run_config(None, [f"agent.prompt.examples={write(tmp_path / 'empty.jsonl')}"])

@@ -1,7 +1,5 @@
 """Text from outside reaches a model as a marked quotation, whatever it says."""
 
-from dataclasses import replace
-
 from envs.http import ServiceLimits
 from envs.tools.guard import BlockList, GuardedTool
 from envs.tools.web_fetch import PageFetcher
@@ -12,6 +10,7 @@ from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.chat import ChatFormat
 from rollout.codec import trajectory_line, trajectory_of
 from rollout.engines.wrappers import SYSTEM, FrozenModel
+from tests.changed import replace
 from tests.envs.local_server import Answer, LocalServer
 from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, decision, make_agent, run, text_of
 
@@ -30,10 +29,6 @@ def web_search(server):
     fetcher = PageFetcher(ServiceLimits(), block_list=BlockList(), allowed_hosts=[server.host_port])
     tool = WebSearchTool(fetcher, NoFinder(), block_list=BlockList(), max_chars=400)
     return GuardedTool(tool, BlockList(), time_limit_s=5.0)
-
-
-def test_the_machines_own_results_are_shown_as_they_are():
-    assert shown(ToolResult(text="a < b >>> c")) == "a < b >>> c"
 
 
 def test_found_text_cannot_close_its_own_quotation():

@@ -1,10 +1,10 @@
-import pytest
-from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
+from dataclasses import replace
 
-from rollout.engines.engine import EngineError, GenerationRequest
+import pytest
+from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run, text_of
+
+from rollout.engines.engine import GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
-from rollout.replay import repeats
-from tests.changed import replace
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]
@@ -60,37 +60,6 @@ async def test_tools_run_again_so_that_their_state_is_that_of_the_past():
     assert tool.calls == ["6*7"]
 
 
-async def test_a_tool_that_answers_otherwise_this_time_is_what_the_planner_reads():
-    agent, engine = replaying(await recorded(), 2, [THINK, ANSWER], tool=CountingTool("43"))
-    again = await run(agent)
-    assert again.planner_turns[1].tool_result.text == "43"
-    assert "Result: 43\n" in text_of(engine.requests[0].prompt_token_ids)
-
-
-async def test_sampled_tokens_and_their_version_are_those_of_the_record():
-    past = await recorded()
-    agent, engine = replaying(past, 2, [THINK, ANSWER])
-    engine.policy_version = 8
-    again = await run(agent)
-    assert [turn.completion.policy_version for turn in again.planner_turns] == [3, 3, 8, 8]
-    assert again.planner_turns[0].completion is past.planner_turns[0].completion
-
-
-async def test_a_turn_that_was_cut_is_replayed_as_cut():
-    past = await recorded([CODE + "…", CODE, ANSWER])
-    agent, _ = replaying(past, 1, [ANSWER])
-    again = await run(agent)
-    assert again.turns[0].format_error == "the reply was cut because it was too long"
-
-
-async def test_a_whole_record_is_played_without_any_engine():
-    past = await recorded()
-    agent, engine = replaying(past, 4, [])
-    again = await run(agent)
-    assert (without_times(again.turns), again.answer) == (without_times(past.turns), past.answer)
-    assert engine.requests == []
-
-
 async def test_another_model_than_the_planner_is_never_answered_from_the_record():
     past = await recorded()
     engine = ScriptedEngine(["continue"])
@@ -100,18 +69,3 @@ async def test_another_model_than_the_planner_is_never_answered_from_the_record(
     )
     assert (await replay.generate(request)).text == "continue"
     assert engine.requests == [request]
-
-
-async def test_the_end_of_an_episode_is_told_to_the_engine_behind():
-    agent, engine = replaying(await recorded(), 2, [THINK, ANSWER])
-    await run(agent, make_task())
-    assert engine.released == ["g/0"]
-
-
-@pytest.mark.parametrize("live", [[EngineError("gone")], ["rubbish"] * 6])
-async def test_an_end_that_breaks_in_its_first_new_turn_is_one_of_the_record_whatever_broke(live):
-    past = await recorded()
-    agent, _ = replaying(past, 2, live)
-    end = await run(agent)
-    assert (end.stop_reason == "infrastructure") == (live != ["rubbish"] * 6)
-    assert repeats(end, past, 2)

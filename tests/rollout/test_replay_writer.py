@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 from endpoint_play import ADD, GatedEngine, called, play, until, user
-from scripted import ScriptedEngine, text_of
+from scripted import ScriptedEngine
 
 from tests.changed import replace
 
@@ -65,32 +65,13 @@ async def test_the_first_calls_get_the_recorded_replies_and_the_rest_is_sampled(
         again = await p.attempt.end()
     assert len(p.engine.requests) == 3 - num_turns
     for one, other in zip(again[:num_turns], past, strict=False):
-        assert one.completion is other.completion
+        assert one.completion == other.completion
         assert (one.prompt_token_ids, one.tool_call, one.tool_result) == (
             *(other.prompt_token_ids, other.tool_call),
             other.tool_result,
         )
     assert again[num_turns].prompt_token_ids == past[num_turns].prompt_token_ids
     assert p.engine.released == ["g/0"]
-
-
-async def test_ids_of_calls_are_those_of_the_record():
-    async def ids(p):
-        return (await p.ask(user("1+1?"), tools=[ADD])).choices[0].message.tool_calls[0].id
-
-    past = await recorded()
-    async with play(called('{"a": 1}')) as first, play(recorded=(past, 1)) as again:
-        assert await ids(first) == await ids(again)
-
-
-async def test_a_stream_is_repeated_too():
-    past = await recorded()
-    async with play(recorded=(past, 1)) as p:
-        stream = await p.ask(user("1+1?"), tools=[ADD], stream=True)
-        calls = [call for chunk in [one async for one in stream] for call in chunk.choices[0].delta.tool_calls or ()]
-        assert [call.function.arguments for call in calls] == ['{"a": 1}']
-        (turn,) = await p.attempt.end()
-        assert turn.completion is past[0].completion
 
 
 async def ask_by_responses(p):
@@ -121,29 +102,10 @@ async def test_another_question_is_refused_at_once_and_nothing_more_is_said():
         later = [*asked, {"role": "assistant", "content": "Hm."}, user("What time is it?")]
         said = await refusal_of(patient.chat.completions.create(model="policy", messages=later, tools=[ADD]))
         same = len(past[0].prompt_token_ids)
-        assert f"goes on from: this prompt is as recorded in the first {same} of its {same + 38} tokens;" in said
+        assert f"first {same} of this prompt's {same + 38} tokens" in said
         assert "the agent does not repeat" in p.attempt.broken
         await refusal_of(p.ask(*asked, tools=[ADD]))
         assert (len(await p.attempt.end()), p.engine.requests) == (1, [])
-
-
-async def test_a_reply_in_another_form_is_another_question():
-    past = await recorded(lambda p: p.ask(user("1+1?")), ["2"])
-    async with play("{}", recorded=(past, 1)) as p:
-        await refusal_of(p.ask(user("1+1?"), response_format={"type": "json_object"}))
-        assert p.engine.requests == []
-
-
-async def test_calls_side_by_side_are_known_by_what_they_ask_in_whatever_order():
-    past = await recorded(lambda p: say_side_by_side(p, "a", "b", "c"), ["A", "B", "C"])
-    async with play("new", recorded=(past, 2)) as p:
-        assert await say_side_by_side(p, "c", "b", "a") == ["new", "B", "A"]
-
-
-async def test_equal_calls_get_each_recorded_reply_once():
-    past = await recorded(lambda p: say_side_by_side(p, "a", "a", "a"), ["one", "two", "three"])
-    async with play("new", recorded=(past, 2)) as p:
-        assert sorted(await say_side_by_side(p, "a", "a", "a")) == ["new", "one", "two"]
 
 
 async def test_one_call_more_than_the_attempt_made_is_refused_until_something_new_was_said():
@@ -166,11 +128,3 @@ async def test_a_reply_that_is_sampled_while_another_call_is_refused_is_no_turn(
         engine.gate.set()
         await refusal_of(waiting)
         assert await p.attempt.end() == []
-
-
-async def test_a_conversation_goes_on_from_the_recorded_ids():
-    past = await recorded()
-    async with play("2", "yes", recorded=(past, 1)) as p:
-        await go_through(p)
-        assert p.engine.requests[0].prompt_token_ids[: len(past[0].prompt_token_ids) + 1][-1] == 901
-        assert text_of(p.engine.requests[0].prompt_token_ids).endswith("2\n</tool_response><e><s>assistant:")

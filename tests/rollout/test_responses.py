@@ -1,17 +1,12 @@
 """OpenAI's Responses at the endpoint: the official client asks, and what was sampled is what is recorded."""
 
-import asyncio
 from itertools import pairwise
 
 import httpx
 import openai
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
-from pydantic import BaseModel
+from endpoint_play import ADD, called, play, user
 from scripted import text_of
-
-from rollout.engines.engine import EngineError
-from tests.changed import replace
 
 TOOL = {"type": "function"} | ADD["function"] | {"strict": False}
 
@@ -29,7 +24,7 @@ async def test_a_response_comes_back_with_its_usage_and_is_a_turn_with_the_engin
             {"a": "b"},
         )
         assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
-        assert (text_of(turn.completion.token_ids), turn.trainable) == ("4<e>", True)
+        assert (text_of(turn.token_ids), turn.trainable) == ("4<e>", True)
         usage = reply.usage
         assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
             *(len(turn.prompt_token_ids), 2),
@@ -51,7 +46,7 @@ async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids(order
         given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results[::order]]
         await ask(p, given, tools=[TOOL])
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(two.prompt_token_ids[len(own) :]) == (
             "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
@@ -65,7 +60,7 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
         second = await ask(p, "2", instructions="Be brief.", previous_response_id=first.id)
         third = await ask(p, "3", instructions="Be long.", previous_response_id=second.id)
         one, two, three = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert text_of(three.prompt_token_ids) == (
             "<s>system:Be long.<e><s>user:1<e><s>assistant:a<e><s>user:2<e><s>assistant:b<e><s>user:3<e><s>assistant:"
@@ -91,13 +86,9 @@ async def test_outputs_of_calls_may_follow_a_previous_response():
         )
         await ask(p, [two, one], tools=[TOOL], previous_response_id=first.id)
         one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.completion.token_ids
+        own = one.prompt_token_ids + one.token_ids
         assert two.prompt_token_ids[: len(own)] == own
         assert one.tool_result.text == "0\n1"
-
-
-class Sum(BaseModel):
-    a: int
 
 
 FORM = {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}
@@ -123,12 +114,6 @@ async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_th
         assert _is_grammar_accept_string(grammar, written)
         assert not _is_grammar_accept_string(grammar, "four")
         assert (await p.attempt.end())[0].grammar == grammar
-
-
-async def test_the_client_parses_what_a_schema_asks_for():
-    async with play('{"a":1}') as p:
-        reply = await p.client.responses.parse(model="policy", input="1", text_format=Sum)
-        assert reply.output_parsed == Sum(a=1)
 
 
 async def test_a_stream_brings_the_same_response_in_the_clients_events():
@@ -218,59 +203,6 @@ async def test_what_is_not_supported_is_refused_by_name(changed, param):
         assert p.engine.requests == []
 
 
-async def test_a_model_name_that_is_not_ours_and_a_stale_key_are_refused():
-    async with play("a") as p:
-        with pytest.raises(openai.NotFoundError, match=r"agent\.model names the policy, 'policy'"):
-            await p.client.responses.create(model="gpt", input="1")
-        p.endpoint.dismiss(p.attempt)
-        with pytest.raises(openai.PermissionDeniedError, match="has ended"):
-            await ask(p, "1")
-
-
-async def test_a_full_context_is_said_in_the_clients_words():
-    async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(p, "x" * 40)
-        assert caught.value.code == "context_length_exceeded"
-        assert p.attempt.out_of_context
-
-
-@pytest.mark.parametrize("headers", [{"Idempotency-Key": "k"}, {"x-stainless-retry-count": "1"}])
-async def test_a_retry_gets_the_same_response_and_counts_once(headers):
-    async with play(called('{"a": 1}'), "b") as p:
-        first = await ask(p, "1", tools=[TOOL], extra_headers={"Idempotency-Key": "k"})
-        again = await ask(p, "1", tools=[TOOL], extra_headers=headers)
-        assert first.model_dump() == again.model_dump()
-        assert len(await p.attempt.end()) == 1
-
-
-async def test_an_engine_that_fails_is_a_failure_of_the_server_also_in_a_stream():
-    async with play(EngineError("gone"), EngineError("gone")) as p:
-        with pytest.raises(openai.InternalServerError, match="gone"):
-            await ask(p, "1")
-        told = [event async for event in await ask(p, "1", stream=True)]
-        assert [(event.type, event.code, event.message) for event in told] == [
-            ("error", "engine_failed", "the engine failed: gone")
-        ]
-        assert await p.attempt.end() == []
-
-
-async def test_a_stream_that_its_client_cut_is_kept_and_not_trained():
-    async with play(engine=GatedEngine(["a"])) as p:
-        body = {"model": "policy", "input": "1", "stream": True}
-        headers = {"authorization": f"Bearer {p.attempt.key}"}
-        async with httpx.AsyncClient(trust_env=False) as client:
-            asking = asyncio.ensure_future(client.post(f"{p.endpoint.base_url}/responses", json=body, headers=headers))
-            await until(lambda: p.engine.requests)
-            asking.cancel()
-            await asyncio.wait((asking,))
-        await until(lambda: p.attempt._calls[0].left)
-        p.engine.gate.set()
-        await p.attempt._calls[0].reply()
-        (turn,) = await p.attempt.end()
-        assert not turn.trainable
-
-
 async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():
     import anthropic
 
@@ -298,13 +230,6 @@ async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():
         await ask(p, "3", tools=[TOOL], previous_response_id=third.id)
         turns = await p.attempt.end()
         for before, after in pairwise(turns):
-            own = before.prompt_token_ids + before.completion.token_ids
+            own = before.prompt_token_ids + before.token_ids
             assert after.prompt_token_ids[: len(own)] == own
         assert [turn.trainable for turn in turns] == [True] * 4
-
-
-async def test_a_key_that_names_a_request_of_one_protocol_is_not_for_another():
-    async with play("a", "b") as p:
-        await p.ask(user("1"), extra_headers={"Idempotency-Key": "k"})
-        with pytest.raises(openai.UnprocessableEntityError, match="used for another request"):
-            await ask(p, "1", extra_headers={"Idempotency-Key": "k"})

@@ -1,7 +1,5 @@
-import random
-
 from envs.datasets.generated import sample_tasks
-from rollout.engines.wrappers import demonstrated_plans, engine_seed, stream_seed
+from rollout.engines.wrappers import demonstrated_plans, engine_seed
 
 RUNS, WORKERS = range(64), range(32)
 
@@ -11,11 +9,6 @@ def test_engines_of_different_runs_and_workers_share_no_stream():
     assert len(set(seeds.values())) == len(seeds)
     # numpy takes no other seeds.
     assert all(0 <= seed < 2**32 for seed in seeds.values())
-
-
-def test_streams_of_engines_are_no_streams_of_requests():
-    requests = {stream_seed(run, f"g{group:06d}/0", calls) for run in RUNS for group in WORKERS for calls in (1, 200)}
-    assert not requests & {engine_seed(run, worker) for run in RUNS for worker in WORKERS}
 
 
 def guesses(seed, count=208):
@@ -38,9 +31,3 @@ def test_demonstrations_are_wrong_in_the_share_that_was_asked_for():
     assert sum(wrong) == 30
     other = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=6), tasks, strict=True)]
     assert wrong != other
-
-
-def test_generator_of_a_worker_does_not_continue_in_the_next_run():
-    """Their first numbers differ too: no seed is another's, shifted by one."""
-    first = [random.Random(engine_seed(run, worker)).random() for run in RUNS for worker in WORKERS]
-    assert len(set(first)) == len(first)

@@ -1,0 +1,246 @@
+"""A custom agent: a function or a program that calls the worker's endpoint. Each run gives one trajectory."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from configs.errors import UserError
+from configs.own import failure, in_a_thread, own_function
+from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
+from configs.run import RunConfig
+from envs.types import Task
+from rollout.agent.agent import TurnListener
+from rollout.agent.program import Program
+from rollout.chat import ChatFormat
+from rollout.endpoint.attempt import Attempt
+from rollout.endpoint.request import Rules
+from rollout.endpoint.server import Endpoint
+from rollout.endpoint.writer import Writer
+from rollout.types import Trajectory
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+Clients: TypeAlias = "Callable[[str], AsyncOpenAI | OpenAI]"
+GRACE_S = 5.0
+"""Time that a cancelled function has to end."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTask:
+    """The part of a task that an agent may see: not its answer, nor its other data."""
+
+    id: str
+    dataset: str
+    question: str
+
+
+class AgentError(RuntimeError):
+    """An agent that gave no answer. The attempt is unscored, unless the agent failed `over_context`: because the
+    policy's messages filled the context."""
+
+    def __init__(self, message: str, *, over_context: bool = False) -> None:
+        super().__init__(message)
+        self.over_context = over_context
+
+
+class Solving(Protocol):
+    """A function or a program that solves tasks."""
+
+    async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
+        """Solve a task. Raises AgentError."""
+        ...
+
+
+class FunctionSolving:
+    """Calls an `async def solve(task, client) -> str`, or a plain function in a thread."""
+
+    def __init__(self, config: FunctionAgentConfig) -> None:
+        """Load the function. Raises OwnCodeError."""
+        self._function = own_function(config.function, key="agent.function", takes="task, client")
+        self._is_async = inspect.iscoroutinefunction(self._function)
+        self._name = config.function
+        self._clients: tuple[str, Clients] | None = None
+
+    async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
+        if self._clients is None or self._clients[0] != endpoint.base_url:
+            self._clients = endpoint.base_url, _clients(endpoint.base_url, is_async=self._is_async)
+        client = self._clients[1](attempt.key)
+        try:
+            running = self._function(task, client) if self._is_async else in_a_thread(self._function, task, client)
+            answer = await running
+        except (Exception, SystemExit) as error:
+            raise AgentError(
+                f"agent.function: '{self._name}' failed with {failure(error)}",
+                over_context=attempt.out_of_context is not None and _is_caused_by(error, attempt.out_of_context),
+            ) from error
+        if inspect.iscoroutine(answer):
+            answer.close()
+            raise AgentError(
+                f"agent.function: '{self._name}' is a plain function that returned a coroutine; write `async def` "
+                "around an async function, so that it gets an async client"
+            )
+        if not isinstance(answer, str):
+            raise AgentError(
+                f"agent.function: '{self._name}' returned {type(answer).__name__}, not a text; return '' for no answer"
+            )
+        return answer
+
+
+def _is_caused_by(error: BaseException | None, message: str) -> bool:
+    """Return whether the message is in the error, or in one of the errors that caused it."""
+    seen = list[BaseException]()
+    while error is not None and error not in seen:
+        if message in str(error):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _clients(base_url: str, *, is_async: bool) -> Clients:
+    """Return a function from an attempt's key to its client.
+
+    Clients share connections, which stay open when an agent closes its client. No proxy is used on loopback.
+    """
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+
+    class SharedAsync(DefaultAsyncHttpxClient):
+        async def aclose(self) -> None:
+            pass
+
+    class Shared(DefaultHttpxClient):
+        def close(self) -> None:
+            pass
+
+    if is_async:
+        shared_async = SharedAsync(trust_env=False)
+        return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared_async)
+    shared = Shared(trust_env=False)
+    return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=shared)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSolving:
+    """Starts a program for each attempt, and ends it once it has posted its answer."""
+
+    program: Program
+    model: str
+
+    async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
+        variables = {
+            "OPENAI_BASE_URL": endpoint.base_url,
+            "OPENAI_API_KEY": attempt.key,
+            "OPENAI_MODEL": self.model,
+            # Anthropic's clients add the version to the path themselves.
+            "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": attempt.key,
+        }
+        running = asyncio.ensure_future(self.program.run(asdict(task), variables, mark=attempt.key))
+        posted = asyncio.ensure_future(attempt.answered.wait())
+        try:
+            await asyncio.wait((running, posted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            running.cancel()
+            posted.cancel()
+            await asyncio.wait((running, posted))
+        printed, wrong = None, "the agent printed nothing and posted no answer"
+        try:
+            printed = None if running.cancelled() else running.result()
+        except UserError as error:
+            wrong = str(error)
+        except OSError as error:
+            wrong = f"the agent could not be started: {error.strerror or error}"
+        if attempt.posted is not None:
+            return attempt.posted
+        if not printed:
+            # A program's output does not show reliably why it failed.
+            raise AgentError(wrong, over_context=attempt.out_of_context is not None)
+        return printed
+
+
+@dataclass(frozen=True, slots=True)
+class CustomAgent:
+    """Runs a custom agent with a key of the endpoint, and records its model calls as a trajectory."""
+
+    solving: Solving
+    endpoint: Endpoint
+    writer: Callable[[Task, str], Writer]
+    """Creates the writer of an attempt's replies from its task and its trajectory's id."""
+    chat: ChatFormat
+    rules: Rules
+    timeout_s: float
+
+    async def run(
+        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
+    ) -> Trajectory:
+        """Run one attempt. An agent that fails or exceeds the time limit leaves it unscored."""
+        attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, timeout_s=self.timeout_s)
+        await self.endpoint.admit(attempt)
+        answer, wrong, over_context = None, None, False
+        try:
+            answer = await self._in_time(task, attempt)
+        except AgentError as error:
+            wrong, over_context = str(error), error.over_context
+        finally:
+            self.endpoint.dismiss(attempt)
+            turns = await attempt.end()
+        if on_turn:
+            for turn in turns:
+                on_turn(turn)
+        wrong = attempt.broken or (None if over_context else wrong)
+        if wrong is None and answer is not None and not turns:
+            wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
+        if wrong is not None:
+            _log.warning("trajectory %s ends unscored: %s", trajectory_id, wrong)
+        return Trajectory(
+            id=trajectory_id,
+            group_id=group_id,
+            task=task,
+            turns=tuple(turns),
+            answer=None if wrong else answer,
+            stop_reason="infrastructure" if wrong else "context" if over_context else "answered",
+            failure=wrong,
+        )
+
+    async def _in_time(self, task: Task, attempt: Attempt) -> str:
+        """Return the answer. Ends in time even if the agent ignores its cancellation. Raises AgentError."""
+        visible = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
+        solving = asyncio.ensure_future(self.solving.answer(visible, attempt, self.endpoint))
+        try:
+            async with attempt.limit:
+                await asyncio.wait((solving,))
+        except TimeoutError:
+            raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self.timeout_s:g}") from None
+        finally:
+            solving.cancel()
+            await asyncio.wait((solving,), timeout=GRACE_S)
+        if solving.cancelled():
+            # The agent cancelled itself; a cancellation from outside leaves this function above.
+            raise AgentError("the agent was cancelled by something that it waited for")
+        return solving.result()
+
+
+def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
+    """Load a custom agent. Raises UserError."""
+    assert not isinstance(config, PlannerAgentConfig)
+    if isinstance(config, CommandAgentConfig):
+        return CommandSolving(Program(config.command, code_path), config.model)
+    return FunctionSolving(config)
+
+
+def rules_of(config: RunConfig) -> Rules:
+    """Return the limits of the requests of a run's attempts."""
+    agent, rollout = config.agent, config.rollout
+    assert not isinstance(agent, PlannerAgentConfig)
+    return Rules(
+        model=agent.model,
+        temperature=rollout.temperature,
+        override=agent.sampling == "override",
+        max_tokens=rollout.max_turn_tokens,
+        max_context_tokens=rollout.engine.max_model_len,
+    )

@@ -1,0 +1,106 @@
+"""An agent of one's own over the real engine: what is recorded is what the engine sampled, call by call."""
+
+import pytest
+
+from configs.loading import load_run_config
+from envs.datasets.generated import GeneratedTask
+from envs.types import Task
+
+pytestmark = pytest.mark.slow
+
+AGENT = """
+ADD = {"type": "function", "function": {"name": "add", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"],
+    "additionalProperties": False}}}
+
+async def solve(task, client):
+    async def ask(messages, **more):
+        reply = await client.chat.completions.create(model="policy", messages=messages, **more)
+        return reply.choices[0].message
+
+    asked = [{"role": "user", "content": task.question}]
+    called = await ask(asked, tools=[ADD], tool_choice={"type": "function", "function": {"name": "add"}})
+    told = [{"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "4"}]
+    await ask([*asked, called, *told], tools=[ADD])
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": ADD["function"]["parameters"]}}
+    await ask([*asked, {"role": "assistant", "content": "Hm."}, *asked], tools=[ADD], response_format=form)
+    answer = await ask([*asked, called, *told, {"role": "user", "content": "e?"}], tools=[ADD], stop=["e", "a"])
+    return answer.content
+"""
+
+
+TEACHER = """
+async def teach(task, messages, tools):
+    if messages[-1]["role"] == "tool":
+        return "It is " + messages[-1]["content"]
+    if len(messages) > 1:
+        return '{"a": 4}' if messages[1]["content"] == "Hm." else "bread and"
+    function = {"name": "add", "arguments": '{"a": 4}'}
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
+"""
+
+
+@pytest.fixture(scope="module")
+def worker(model_path, tmp_path_factory):
+    from rollout.worker import Worker
+
+    folder = tmp_path_factory.mktemp("agent")
+    (folder / "agent_of_the_engine_test.py").write_text(AGENT + TEACHER)
+    own = ["agent.function=agent_of_the_engine_test:solve", "cold_start.function=agent_of_the_engine_test:teach"]
+    config = load_run_config(
+        None, [*own, "reward.credit=outcome", "rollout.max_turn_tokens=48", "rollout.episode_timeout_s=3600"]
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        worker = Worker(config, model_path, index=0)
+        yield worker
+        worker.close()
+
+
+async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled(worker, learner):
+    from learner.samples import samples_of
+
+    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
+    group = await worker.run_group(task, "g", 2)
+    for trajectory in group.trajectories:
+        assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
+        called, told, form, last = trajectory.turns
+        assert trajectory.branches == ((0, 1), (2,), (3,))
+        assert called.tool_call.name == "add"
+        assert form.text.startswith(("{", "<tool_call>"))
+        own = called.prompt_token_ids + called.token_ids
+        assert told.prompt_token_ids[: len(own)] == own == last.prompt_token_ids[: len(own)]
+        assert trajectory.answer == last.text
+        assert not {"e", "a"} & set(trajectory.answer)
+        samples = samples_of(trajectory, [1.0] * 4, temperature=worker._config.rollout.temperature)
+        trained = sum(one.num_loss_tokens for one in samples)
+        assert trained == sum(len(turn.token_ids) for turn in trajectory.turns)
+        # Raises where a token does not follow the grammar that it was sampled under.
+        assert learner.policy.logprobs(samples).shape[0] == 3
+    root = group.trajectories[1]
+    for end in await worker.continue_from(root, 3, 2):
+        assert (end.failure, end.branches) == (None, root.branches)
+        assert [turn.completion for turn in end.turns[:3]] == [turn.completion for turn in root.turns[:3]]
+        assert [turn.trainable for turn in end.turns] == [False, False, False, True]
+
+
+async def test_what_a_teacher_says_is_imitated_token_by_token(worker, learner):
+    from learner.samples import samples_of
+
+    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
+    [trajectory] = await worker.demonstrate([GeneratedTask(task=task, plan=())])
+    assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
+    texts = [turn.text for turn in trajectory.turns]
+    assert texts == [
+        '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call>',
+        "It is 4",
+        '{"a": 4}',
+        "br",
+    ]
+    said = [worker._own_chat._tokenizer.decode(turn.token_ids) for turn in trajectory.turns]
+    assert said[1] == "It is 4<|im_end|>"
+    assert said[3] == "bre"
+    samples = samples_of(trajectory, [1.0] * 4, temperature=1.0)
+    learner.reset_optimizer(1e-3)
+    losses = [learner.imitate_step(samples, learning_rate=1e-3).metrics["cold_start/loss"] for _ in range(3)]
+    assert losses[-1] < losses[0]
