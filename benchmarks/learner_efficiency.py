@@ -31,8 +31,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from ray_jobs.run.resources import training_env
 
+from actors.placement import training_env
 from configs.learner import GuardConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
