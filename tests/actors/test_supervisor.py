@@ -266,7 +266,9 @@ def test_workers_file_without_a_number_changes_nothing_and_is_reported_once(tmp_
 
 
 def test_memory_in_a_folder_allows_one_worker(tmp_path):
-    wanted, said = wanted_of(tmp_path, "rollout.num_workers=1", "agent.memory.type=folder", f"agent.memory.path={tmp_path}")
+    wanted, said = wanted_of(
+        tmp_path, "rollout.num_workers=1", "agent.memory.type=folder", f"agent.memory.path={tmp_path}"
+    )
     (tmp_path / "workers").write_text("2")
     assert (wanted.read(), wanted.read(), len(said)) == (1, 1, 1)
 
