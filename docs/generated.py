@@ -188,20 +188,16 @@ def commands_of(app: App) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield tables of every metric, histogram and text of a run."""
-    from ray_jobs.metrics.bottleneck import LIMITS
-    from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
-    from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
-
     from envs.datasets.families import FAMILIES
+    from ray_jobs.run.bottleneck import LIMITS
+    from ray_jobs.run.metrics import LIVE, LOGGED
+    from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS
 
-    family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
-    columns = ("metric", "unit", "meaning")
-    for question, charts in CHARTS.items():
-        shown = [BY_NAME[name] for names in charts.values() for name in names]
-        rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in shown]
-        yield f"\n## {question}"
-        yield from _table(columns, dict.fromkeys(rows))
-    yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."
+    family, columns = re.compile(rf"\b({'|'.join(FAMILIES)})\b"), ("metric", "unit", "meaning")
+    rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in LOGGED]
+    yield "## Metrics of a run"
+    yield from _table(columns, dict.fromkeys(rows))
+    yield "\n## Gauges of the workers\n\nEach worker sets them as it happens, with the tags `run` and `worker`."
     yield from _table(columns, [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
     limits = ", ".join(f"{index} {limit.replace('_', ' ')}" for index, limit in enumerate(LIMITS))
     yield f"\n## TensorBoard\n\nValues of `util/bottleneck`: {limits}. Histograms cover a step's trained trajectories."

@@ -21,7 +21,6 @@ from envs.datasets.families import FAMILIES
 from envs.datasets.sampler import evaluation_tasks, never_trained_on
 from envs.types import Task
 from ray_jobs.attempts import Attempts, Evaluator, Wanted
-from ray_jobs.checks.keys import check_key
 from ray_jobs.evaluation_folder import (
     SUMMARY,
     BenchmarkRates,
@@ -35,10 +34,11 @@ from ray_jobs.evaluation_folder import (
     why_unscored,
 )
 from ray_jobs.evaluation_identity import digest_of, identity_of
-from ray_jobs.phases.local import open_worker
 from ray_jobs.run.begun import begun_config, check_trained_alike, run_of, started_in
 from ray_jobs.run.folder import write_json
+from ray_jobs.run.local import open_worker
 from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.preflight import check_key
 from ray_jobs.viewer.evaluation import write_evaluation_page
 from ray_jobs.viewer.render import percent, points
 from reward.answer_judge import AnswerJudge

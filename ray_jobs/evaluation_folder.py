@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple, NotRequired, TypedDict
 
-from configs.errors import UserError
+from configs.errors import UserError, reason
 from configs.run import RunConfig
-from configs.wording import reason
 from envs.datasets.benchmarks import stem_of
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NotRequired, TypedDict
 
 from configs.backend import OllamaConfig, VllmConfig
-from configs.own import load_own
+from configs.plugins import load_own
 from configs.rollout import (
     CommandAgentConfig,
     FrozenModelConfig,

@@ -13,8 +13,8 @@ from actors.cluster import PART_LOST
 from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
-from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import locked, write_json
+from ray_jobs.run.local import LocalRun, local_run
 from ray_jobs.viewer.render import number
 from ray_jobs.viewer.report import write_prm_page
 from reward.labels import StepLabel, read_labels

@@ -106,8 +106,6 @@ METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
 GROUPS = "groups.jsonl"
 TENSORBOARD = "tb"
-
-
 STEPS_BEHIND = 2
 """The trajectories of so many train steps may wait to be written."""
 

@@ -197,7 +197,7 @@ MOST_RUNS = 2
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
-    """Serve until interrupted. Raises ViewError for a folder that is no run's, and ListenError."""
+    """Serve until interrupted. Raises ViewError for a folder that is no run's, and UserError."""
     import uvicorn
 
     from envs.serving import new_token, with_token

@@ -4,6 +4,8 @@ import re
 import pytest
 
 from ray_jobs.viewer.report import scored_pair, turned_tasks, write_report
+from rollout.codec import trajectory_line
+from tests.ray_jobs.flat import trajectory_from
 
 
 def make_turn(action, text, result=""):
@@ -33,8 +35,8 @@ def words(tmp_path):
 
     def write(group):
         (tmp_path / "summary.json").write_text(json.dumps({"prm": {"mse": 0.1}}))
-        lines = (json.dumps(record | {"phase": "reinforce", "group_id": "g"}) + "\n" for record in group)
-        (tmp_path / "trajectories.jsonl").write_text("".join(lines))
+        lines = (trajectory_line(trajectory_from(record | {"group_id": "g"})) for record in group)
+        (tmp_path / "trajectories.jsonl").write_bytes(b"".join(lines))
         page = write_report(tmp_path).read_text().partition("</style>")[2]
         return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
 

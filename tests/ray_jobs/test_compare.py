@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
 
-from configs.processor import fastest_precision
+from configs.base import fastest_precision
 from envs.types import Task
 from ray_jobs.compare import ComparisonError, comparison, run_compare
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.viewer.evaluation import write_comparison_page
-from rollout.records import trajectory_record
-from rollout.types import Trajectory
+from rollout.types import Reward, Trajectory
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 OTHER_PRECISION = {"bfloat16": "float32", "float32": "bfloat16"}[fastest_precision("cpu")]
@@ -99,7 +98,7 @@ def test_loss_is_called_a_loss(evaluate):
         ("agent.max_steps=2", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "quantisation"),
-        ("envs.search_results=3", "tools"),
+        ("envs.max_result_chars=300", "tools"),
         ("evaluation.num_tasks=20", "items"),
         ("seed=1", "items"),
     ],
@@ -213,8 +212,9 @@ def test_folder_that_is_no_evaluation_is_named(evaluate, tmp_path):
 def test_phases_of_a_training_run_compare_without_a_second_folder(tmp_path):
     def record(phase, index, answer):
         task = Task(id=f"lookup-{index}", dataset="lookup", question="?", answer="1")
-        trajectory = Trajectory(id="t", group_id="g", task=task, turns=(), answer=answer, stop_reason="answered")
-        return trajectory_record(trajectory, reward=float(answer == "1"), phase=phase, step=None)
+        reward = Reward(outcome=float(answer == "1"), total=float(answer == "1"))
+        facts = {"answer": answer, "stop_reason": "answered", "phase": phase, "reward": reward}
+        return Trajectory(id="t", group_id="g", task=task, turns=(), **facts)
 
     with RunFolder.create(config_for(tmp_path)) as folder:
         folder.log_trajectories(record("eval_before", index, "0") for index in range(8))

@@ -13,7 +13,7 @@ from rich.console import Console
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
-from configs.processor import fastest_precision
+from configs.base import fastest_precision
 from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolResult, ToolUnavailableError

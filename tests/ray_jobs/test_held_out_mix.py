@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer
 
-from configs.loading import ConfigError, load_run_config
+from configs.errors import UserError
+from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.held_out import (
@@ -46,7 +47,7 @@ def test_held_out_tasks_of_a_family_do_not_depend_on_what_else_is_held_out():
 
 @pytest.mark.parametrize("mix", ["{}", "{lookup=-1}", "{lookup=0}"])
 def test_mix_without_a_share_is_refused(mix):
-    with pytest.raises(ConfigError, match="shares must be >= 0"):
+    with pytest.raises(UserError, match="shares must be >= 0"):
         load_run_config(None, [f"evaluation.mix={mix}"])
 
 

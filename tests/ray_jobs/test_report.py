@@ -9,6 +9,7 @@ from envs.sandbox import SandboxState
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.viewer.render import TEMPLATES
 from ray_jobs.viewer.report import write_report
+from tests.ray_jobs.flat import trajectory_from
 
 EVIL = """'"><script>alert(1)</script><b onclick=x>{{ 7 * 7 }}"""
 METRICS = {
@@ -84,7 +85,9 @@ def words_of(page):
 def test_report_states_the_verdict_and_shows_a_task_before_and_after(folder):
     folder.log_metrics(1, METRICS)
     folder.log_metrics(2, METRICS)
-    folder.log_trajectories([make_record("eval_before", 0.0), make_record("eval_after", 1.0, answer="42")])
+    folder.log_trajectories(
+        map(trajectory_from, [make_record("eval_before", 0.0), make_record("eval_after", 1.0, answer="42")])
+    )
     folder.write_summary(make_summary())
     words = words_of(render(folder))
     assert "Yes. On 100 held-out tasks: 10.0% solved before RL, 80.0% after RL. +70.0 points" in words
@@ -271,8 +274,10 @@ def test_data_set_that_was_not_learned_is_named_even_where_the_whole_got_better(
 @pytest.mark.parametrize("answer", [None, " "])
 def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder, answer):
     silent = {"answer": answer, "stop_reason": "format"}
-    folder.log_trajectories(make_record("eval_untouched", 0.0, task_id=str(id), **silent) for id in range(3))
-    folder.log_trajectories([make_record("eval_untouched", 0.0, task_id="3")])
+    folder.log_trajectories(
+        map(trajectory_from, [make_record("eval_untouched", 0.0, task_id=str(id), **silent) for id in range(3)])
+    )
+    folder.log_trajectories(map(trajectory_from, [make_record("eval_untouched", 0.0, task_id="3")]))
     folder.write_summary(make_summary())
     words = words_of(render(folder))
     assert "3 of the untouched model's 4 attempts ended without an answer" in words.replace("&#39;", "'")
@@ -282,7 +287,9 @@ def test_model_that_does_not_know_the_format_is_not_blamed_for_more(folder, answ
 
 def test_answer_that_a_scorer_could_not_judge_is_not_told_as_wrong(folder):
     rewards = {"0": 1.0, "1": 0.0, "2": None}
-    folder.log_trajectories(make_record("eval_after", reward, task_id=id) for id, reward in rewards.items())
+    folder.log_trajectories(
+        map(trajectory_from, (make_record("eval_after", reward, task_id=id) for id, reward in rewards.items()))
+    )
     folder.write_summary(make_summary())
     # Tasks, right, wrong answer, no answer, unscored.
     assert "after RL 3 1 1 0 1 " in words_of(render(folder))
@@ -331,7 +338,7 @@ def test_every_text_of_a_run_is_escaped_and_nothing_comes_from_outside(folder):
     origin = json.loads((folder.path / "provenance.json").read_text())
     sandbox = {"tier": "landlock", "layers": ["rlimits"], "without": "w"}
     folder.log_metrics(1, METRICS)
-    folder.log_trajectories(map(hostile, records))
+    folder.log_trajectories(map(trajectory_from, map(hostile, records)))
     folder.write_summary(hostile(summary))
     (folder.path / "provenance.json").write_text(json.dumps(hostile(origin | {"sandbox": sandbox, "command": "c"})))
     (folder.path / "config.json").write_text(json.dumps({"name": EVIL, "rollout": {"temperature": EVIL}}))
@@ -365,14 +372,14 @@ def test_report_without_any_one_of_its_numbers_still_renders(folder):
 
 
 def test_report_of_a_run_that_was_cut_off_before_its_end_says_nothing_of_what_rl_turned(folder):
-    folder.log_trajectories([make_record("eval_before", 0.0)])
+    folder.log_trajectories(map(trajectory_from, [make_record("eval_before", 0.0)]))
     words = words_of(render(folder))
     assert "from wrong to right" not in words
     assert "No trajectories were recorded" in words
 
 
 def test_report_of_a_run_in_which_all_tasks_are_right_before_and_after_counts_them(folder):
-    folder.log_trajectories([make_record("eval_before", 1.0), make_record("eval_after", 1.0)])
+    folder.log_trajectories(map(trajectory_from, [make_record("eval_before", 1.0), make_record("eval_after", 1.0)]))
     words = words_of(render(folder))
     assert "RL turned 0 tasks from wrong to right and 0 from right to wrong; 0 are wrong after it." in words
     assert "No trajectories were recorded" not in words

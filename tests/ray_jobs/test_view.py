@@ -19,7 +19,8 @@ from view_world import (
     trained,
 )
 
-from envs.serving import ListenError, new_token, with_token
+from configs.errors import UserError
+from envs.serving import new_token, with_token
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
 from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
@@ -357,7 +358,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_is_missing(tmp_path):
 def test_a_port_that_is_taken_is_said(folder):
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ListenError, match="choose another --port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="choose another --port"):
         run_view([folder], port=taken.getsockname()[1], browser=False)
 
 
@@ -373,7 +374,7 @@ def test_a_run_that_has_written_nothing_yet_opens_and_is_followed(tmp_path):
         shutil.copyfile(done / name, new / name)
     client.runs[0].refresh()
     assert ask(client, "state")[0]["trajectories"] == 19
-    assert ask(client, "groups")["total"] == 7
+    assert ask(client, "groups")["total"] == 6
 
 
 def test_what_rl_changed_is_told_apart_with_the_attempt_before(folder):

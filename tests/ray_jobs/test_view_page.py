@@ -10,6 +10,7 @@ import uvicorn
 from view_world import append, evaluation_row, make_group, make_run, metric_row, trained
 
 from envs.serving import new_token, with_token
+from envs.types import ToolCall, ToolResult
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
 from reward.types import Reward, StepScores
@@ -110,8 +111,9 @@ def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(browser, folder):
     rows = list(trained(make_group(7, question=HOSTILE), 4))
     append(folder / "trajectories.jsonl", rows)
     row = rows[0]
-    for name in ("thought", "action", "action_input", "result", "text"):
-        row["turns"][0][name] = HOSTILE + ("z" * 1_000_000 if name == "result" else "")
+    row.turns[0].thought = row.turns[0].text = HOSTILE
+    row.turns[0].tool_call = ToolCall(name=HOSTILE, arguments=HOSTILE)
+    row.turns[0].tool_result = ToolResult(text=HOSTILE + "z" * 1_000_000)
     append(
         folder / "trajectories.jsonl",
         [replace(row, id="g000007/hostile <b>", answer=HOSTILE, task=replace(row.task, answer=HOSTILE))],
@@ -175,15 +177,16 @@ def panel_of(browser, folder, group):
 def test_scores_that_hardly_differ_are_said_to_be_worth_nothing(browser, folder):
     group = make_group(9)
     alike = StepScores(raw=((0.9, 0.9), (0.9,), (0.9001,)), prm_digest="d")
-    panel = panel_of(browser, folder, replace(group, step_scores=alike))
+    alike.write_to(group)
+    panel = panel_of(browser, folder, group)
     assert "standard deviation below 0.001), so this part is 0" in panel
     assert "w (s" not in panel
 
 
 def test_attempt_that_the_overlong_rule_keeps_out_is_not_said_to_be_unscored(browser, folder):
     group = make_group(9, outcomes=(0.0, 1.0, 0.0))
-    cut = Reward(outcome=0.0, total=None, parts={})
-    panel = panel_of(browser, folder, replace(group, rewards=(cut, *group.rewards[1:])))
+    group.trajectories[0].reward = Reward(outcome=0.0, total=None)
+    panel = panel_of(browser, folder, group)
     assert "keeps it out of training" in panel
     assert "no score" not in panel
     assert "could not be scored" not in panel
@@ -359,8 +362,9 @@ def test_a_group_is_one_picture_of_its_attempts(browser, folder):
 
 def test_no_policy_version_is_below_zero(browser, folder):
     row = evaluation_row(8, "eval_untouched", right=False)
-    row["turns"][0].update(policy_version=-1, switches=[])
-    append(folder / "trajectories.jsonl", [row | {"versions": [-1, -1]}])
+    for turn in row.turns:
+        turn.policy_version, turn.switches = -1, ()
+    append(folder / "trajectories.jsonl", [row])
     with served(folder) as address, page_of(browser, f"{address}#/t/eval_untouched%2F8?colour=version") as page:
         page.wait_for_selector(".step")
         text = page.locator("#main").inner_text()

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+
 from rollout import files as disk
 from rollout.files import MemoryFolder
 
