@@ -10,7 +10,7 @@ import ray
 
 from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
 from actors.dynamic_sampling import AdapterMismatchError
-from configs.own import OwnCodeError, search_in
+from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks

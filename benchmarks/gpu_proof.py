@@ -96,14 +96,14 @@ class Stage:
     def cap(self) -> None:
         """Limit this process to the memory of the planned card."""
         if not self.rehearsal:
-            from ray_jobs.plan.run import card_bytes
+            from ray_jobs.plan import card_bytes
 
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes(CARD) / total))
 
     def memory(self, config: Any, process: str) -> dict[str, float]:
         """Return the GiB that the plan gives a process and the GiB that this one reserved, both without CUDA itself."""
-        from ray_jobs.plan.plan import make_plan
+        from ray_jobs.plan import make_plan
 
         planned = next(one for one in make_plan(config, card=CARD)[0].processes if one.name == process)
         outside = sum(part.num_bytes for part in planned.parts if part.name == "CUDA context")

@@ -31,8 +31,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from ray_jobs.run.resources import training_env
 
+from actors.placement import training_env
 from configs.learner import GuardConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
@@ -40,7 +40,7 @@ from envs.datasets.sampler import demonstration_tasks
 from learner.learner import Learner
 from learner.packing import PackedRow, TokenSequence, build_batch, pack
 from learner.types import GrammarSpan, TrainBatch, TrainingSample
-from ray_jobs.commands.given import DEFAULT_RECIPE
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat

@@ -37,8 +37,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ray_jobs.run.resources import KEEP_MEMORY
-
+from actors.placement import KEEP_MEMORY
 from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
@@ -46,7 +45,7 @@ from envs.datasets.sampler import evaluation_tasks, training_tasks
 from learner.demo_model import cache_dir
 from ray_jobs.held_out import Evaluator, Wanted
 from ray_jobs.phases.cold_start import cold_start
-from ray_jobs.phases.local import open_policy
+from ray_jobs.run.local import open_policy
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.preflight import check_before_start
 from ray_jobs.run.run import open_run

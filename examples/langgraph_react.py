@@ -8,7 +8,7 @@ from langgraph.prebuilt import create_react_agent
 from langsmith import tracing_context
 from openai import AsyncOpenAI
 
-from ray_jobs.commands.starter import warehouse
+from ray_jobs.starter import warehouse
 from rollout.agent.custom import GivenTask
 
 

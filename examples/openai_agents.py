@@ -7,7 +7,7 @@ from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool
 from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 from openai import AsyncOpenAI
 
-from ray_jobs.commands.starter import warehouse
+from ray_jobs.starter import warehouse
 from rollout.agent.custom import GivenTask
 
 

@@ -15,7 +15,7 @@ from openai import OpenAI
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from envs.types import Task
-from ray_jobs.commands.starter import warehouse
+from ray_jobs.starter import warehouse
 from rollout.agent.custom import GivenTask
 
 OBSERVED = "Observation:\n"

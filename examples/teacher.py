@@ -2,6 +2,6 @@
 
 from functools import partial
 
-from ray_jobs.commands.starter import warehouse
+from ray_jobs.starter import warehouse
 
 teach = partial(warehouse.teach, num_calls=(0, 0, 0, 0, 2))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from configs.errors import UserError
-from configs.wording import reason
+from configs.errors import UserError, reason
 from learner.types import Adapter
 from rollout.files import sweep_partials, whole_folder
 from rollout.lifecycle import Snapshot

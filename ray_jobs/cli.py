@@ -1,38 +1,56 @@
-"""The `agentflow` command: its commands, and what a user sees of an error."""
+"""The `agentflow` command: its subcommands, their options, and how errors are shown.
 
-import errno
+Modules that take long to import are imported inside the commands.
+"""
+
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import (
     App,
     CycloptsError,
-    MissingArgumentError,
     Parameter,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
+)
+from cyclopts.validators import Number
+
+from configs.errors import UserError, printable
+from ray_jobs.cli_options import (
+    FORMATS,
+    Adapter,
+    Backend,
+    Benchmarks,
+    Count,
+    File,
+    Folder,
+    Formats,
+    Given,
+    Phase,
+    PhaseOptions,
+    Quantization,
+    Recipe,
+    RunFolder,
+    Seconds,
+    acting_config,
+    checkpoint_of,
+    run_config,
+    show_sandbox,
+    split_arguments,
+    usage_error,
+    user_error,
 )
 
-from configs.errors import UserError, did_you_mean, printable
-from ray_jobs.commands import checks, jobs, results, training
+if TYPE_CHECKING:
+    from configs.run import RunConfig
 
-MENDABLE = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
-)
-"""What the system refuses because of the place, and not because of a fault in this code."""
-
-FULL_OBJECT_STORE = (
-    "Ray's object store is full, and so is the disk of the folder that it moves objects to; `ray memory` says what it "
-    "holds and `df` which disk is full: free space there, or start Ray with a larger object store or with "
-    "--object-spilling-directory on another disk, and go on with `agentflow resume`"
-)
+STARTER = Path(__file__).parent / "starter"
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -43,13 +61,315 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
+# ------------------------------------------------------------------------------- training commands
+
+
+def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; the run gets its name")], /) -> None:
+    """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it."""
+    from pydantic import ValidationError
+
+    from configs.errors import reason
+    from configs.run import RunConfig
+
+    name = folder.absolute().name
+    try:
+        RunConfig(name=name)
+    except ValidationError as error:
+        raise UserError(f"'{name}' is not a valid run name: {reason(error)}") from None
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"'{folder}' already exists; name a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in sorted(STARTER.iterdir()):
+        if file.is_file():
+            (folder / file.name).write_text(file.read_text().replace("PROJECT", name))
+    print(f"wrote {folder}: agent.py, warehouse.py (tasks, reward, teacher), recipe.toml")
+    print(f"train it: cd {shlex.quote(str(folder))} && agentflow train recipe.toml")
+
+
+def train(
+    *given: Given,
+    dry_run: Annotated[bool, Parameter(help="print the configuration, check everything, and stop")] = False,
+) -> None:
+    """Train a planner with a recipe, and write a report; continue an unfinished run.
+
+    If reward.credit needs a process reward model and reward.credit.prm_path
+    names none, the run trains one first: collect, label, train-prm. A run
+    with the same name and settings continues at its newest checkpoint. A
+    finished run only shows its report; use another name=... for a new run.
+    """
+    config = run_config(given)
+    if not dry_run:
+        _run(config)
+        return
+    from configs.loading import render_config
+    from ray_jobs.run.begun import trains_prm
+    from ray_jobs.run.preflight import check_before_start
+
+    print(render_config(config), end="", flush=True)
+    show_sandbox(check_before_start(config, with_prm=trains_prm(config), download=False).sandbox)
+
+
+def resume(run: RunFolder, /) -> None:
+    """Continue an interrupted run from its folder, at the newest valid checkpoint."""
+    from ray_jobs.run.begun import begun_config, started_in
+
+    config = begun_config(run)
+    # The run's relative paths (data, a local model, custom code) start there.
+    os.chdir(started_in(run))
+    _run(config)
+
+
+def _run(config: "RunConfig") -> None:
+    """Check everything before torch and Ray are imported, then train; only show a finished run."""
+    from ray_jobs.run.begun import finished_summary, trains_prm
+    from ray_jobs.run.preflight import check_before_start, reduced_to_machine
+
+    if summary := finished_summary(config):
+        from ray_jobs.run.summary import print_summary
+        from ray_jobs.viewer.report import write_report
+
+        print(f"run '{config.run_path}' is already finished; choose another name=... to start a new run")
+        print_summary(summary, write_report(config.run_path))
+        return
+    with_prm = trains_prm(config)
+    if (config.run_path / "config.json").exists():
+        config = reduced_to_machine(config, print)
+    ready = check_before_start(config, with_prm=with_prm)
+    from ray_jobs.train import run_training
+
+    run_training(config, ready, with_prm=with_prm)
+
+
+def collect(*given: Given, adapter: Adapter = None) -> None:
+    """Collect trajectories of the base model or of an adapter, to label them."""
+    config = acting_config(given, draws_tasks=True)
+    checkpoint = checkpoint_of(adapter)
+    from ray_jobs.phases.collect import run_collect
+
+    run_collect(config, checkpoint)
+
+
+def label(
+    *given: Given,
+    adapter: Adapter = None,
+    dry_run: Annotated[bool, Parameter(help="print the number of requests and the cost, and stop")] = False,
+) -> None:
+    """Label the steps of the collected trajectories."""
+    config = run_config(given)
+    checkpoint = checkpoint_of(adapter)
+    from ray_jobs.phases.label import run_label
+
+    run_label(config, checkpoint, dry_run=dry_run)
+
+
+def train_prm(*given: Given) -> None:
+    """Train a process reward model on the labels, and measure its quality."""
+    config = run_config(given)
+    from ray_jobs.phases.prm import run_train_prm
+
+    run_train_prm(config)
+
+
+def submit(
+    *given: Given,
+    phase: Annotated[Phase, Parameter(help="the command to run there")] = "train",
+    working_dir: Annotated[
+        Path, Parameter(metavar="FOLDER", help="the folder to upload, without caches and runs")
+    ] = Path(),
+    follow: Annotated[bool, Parameter(help="print the job's log until it ends")] = False,
+    options: PhaseOptions = (),
+    runtime_env: Annotated[
+        File, Parameter(help="YAML or JSON to add to Ray's runtime environment (pip, env_vars, excludes, ...)")
+    ] = None,
+    address: Annotated[
+        str | None,
+        Parameter(
+            metavar="A",
+            help="http://host:8265 (the dashboard) or host:port of a cluster; default: RAY_API_SERVER_ADDRESS, "
+            "RAY_ADDRESS, or the cluster on this machine",
+        ),
+    ] = None,
+) -> int:
+    """Run `train` or one of its phases as a job on a Ray cluster; see `ray job --help` to list and stop jobs."""
+    path, changes = split_arguments(given)
+    from ray_jobs.submit import SubmitRequest, run_submit
+
+    request = SubmitRequest(
+        recipe=path,
+        overrides=changes,
+        phase=phase,
+        address=address,
+        working_dir=working_dir,
+        phase_options=options,
+        runtime_env=runtime_env,
+    )
+    return run_submit(request, follow=follow)
+
+
+# -------------------------------------------------------------------------------- results commands
+
+
+def evaluate(
+    *given: Given,
+    adapter: Adapter = None,
+    backend: Backend = None,
+    benchmark: Benchmarks = (),
+    data: Annotated[Folder, Parameter(help="folder with the benchmark files; without it they are downloaded")] = None,
+    part: Annotated[bool, Parameter(help="accept files with only a part of a benchmark")] = False,
+    seeds: Annotated[Count, Parameter(metavar="N", help="attempts at every item")] = 1,
+    limit: Annotated[Count | None, Parameter(metavar="K", help="use at most K items of each benchmark")] = None,
+    out: Annotated[Folder, Parameter(help="folder for the results; an unfinished evaluation in it continues")] = None,
+) -> None:
+    """Evaluate on benchmarks or held-out tasks; continue an unfinished evaluation."""
+    if not benchmark and (data or part):
+        raise UserError(f"{'--data' if data else '--part'} needs --benchmark: held-out tasks have no benchmark files")
+    config = acting_config(given, backend=backend, draws_tasks=not benchmark)
+    checkpoint = checkpoint_of(adapter)
+    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
+
+    request = EvaluationRequest(
+        adapter=checkpoint, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
+    )
+    run_evaluation(config, request)
+
+
+def compare(
+    before: Annotated[Path, Parameter(name="A", help="folder of an evaluation, or alone: of a training run")],
+    after: Annotated[Path | None, Parameter(name="B", help="folder of the evaluation to compare with it")] = None,
+    /,
+    *,
+    out: Annotated[Folder, Parameter(help="folder for the comparison (default: inside of B)")] = None,
+    anyway: Annotated[bool, Parameter(help="compare evaluations that differ in more than the policy")] = False,
+) -> None:
+    """Compare two evaluations of the same items with paired statistics."""
+    from ray_jobs.compare import run_compare
+
+    run_compare(before, after, out=out, anyway=anyway)
+
+
+def view(
+    run: RunFolder,
+    /,
+    *others: Annotated[Path, Parameter(name="RUN", help="another run, to compare with it")],
+    port: Annotated[int, Parameter(help="port on 127.0.0.1; 0: any free one")] = 8770,
+    no_browser: Annotated[bool, Parameter(help="only print the address")] = False,
+) -> None:
+    """Open a run in the browser, also while it trains: every step, and why."""
+    from ray_jobs.viewer.server import run_view
+
+    run_view([run, *others], port=port, browser=not no_browser)
+
+
+def solve(
+    question: Annotated[str, Parameter(name="QUESTION", help="in quotes")],
+    /,
+    *given: Given,
+    recipe: Recipe = None,
+    adapter: Adapter = None,
+    backend: Backend = None,
+    trace: Annotated[File, Parameter(help="append the trajectory to this file, in the format of training")] = None,
+) -> int:
+    """Solve one question and print the steps as they happen."""
+    config = acting_config([*filter(None, (recipe, *given))], backend=backend)
+    checkpoint = checkpoint_of(adapter)
+    from ray_jobs.solve import run_solve
+
+    return run_solve(config, question, checkpoint, trace)
+
+
+def export(
+    source: Annotated[str, Parameter(name="RUN|CHECKPOINT", help="a run's newest checkpoint, a checkpoint, or `none`")],
+    /,
+    *,
+    to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
+    format: Annotated[Formats, Parameter(help="what to write")] = FORMATS,
+    quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
+    prompts: Annotated[
+        int,
+        Parameter(metavar="N", help="planner prompts that measure the quantization; 0: none", validator=Number(gte=0)),
+    ] = 8,
+    recipe: Annotated[File, Parameter(help="recipe of a checkpoint outside of a run folder")] = None,
+) -> None:
+    """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
+    from ray_jobs.export import run_export
+
+    run_export(source, recipe, to, formats=format, quantization=quantize, num_prompts=prompts)
+
+
+def serve(
+    export: Annotated[Path, Parameter(name="EXPORT", help="folder that `agentflow export` wrote")],
+    /,
+    *given: Given,
+    model: Annotated[str, Parameter(help="the model's name in Ollama")] = "agentflow",
+    recipe: Recipe = None,
+) -> None:
+    """Create a model in a running Ollama from an export, and try it."""
+    config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
+    from ray_jobs.serve import run_serve
+
+    run_serve(config, export)
+
+
+# ----------------------------------------------------------------------- planning and tool commands
+
+
+def plan(
+    *given: Given,
+    card: Annotated[
+        str | None,
+        Parameter(metavar="NAME|GiB", help="A40 (the default), L40S, A100, H100, H200, L4, ... or its GiB"),
+    ] = None,
+    model_config: Annotated[File, Parameter(help="the policy's config.json (default: of model.path)")] = None,
+    json: Annotated[bool, Parameter(help="print the plan as JSON")] = False,
+) -> int:
+    """Compute whether a run fits its card or this machine's memory: every GiB with its arithmetic."""
+    config = run_config(given)
+    from ray_jobs.plan import run_plan
+
+    return run_plan(config, card=card, model_config=model_config, as_json=json)
+
+
+def doctor() -> int:
+    """Show what is installed, and what this machine can run."""
+    from ray_jobs.run.doctor import run_doctor
+
+    return run_doctor()
+
+
+def run_code(file: Annotated[str, Parameter(name="FILE")], /, *, timeout: Seconds = 5.0) -> int:
+    """Run a Python file in the sandbox."""
+    from ray_jobs.solve import run_code
+
+    return run_code(file, timeout)
+
+
+def serve_tools(
+    *given: Given,
+    transport: Annotated[Literal["stdio", "http"], Parameter(help="stdio for one client, http for many")] = "stdio",
+    host: Annotated[str, Parameter(help="address for http")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="port for http; 0: any free one")] = 8765,
+) -> None:
+    """Serve a recipe's tools to any MCP client."""
+    config = run_config(given)
+    from ray_jobs.solve import run_serve_tools
+
+    run_serve_tools(config, transport=transport, host=host, port=port)
+
+
+# -------------------------------------------------------------------------------------- the program
+
+COMMANDS: tuple[Callable[..., int | None], ...] = (
+    *(init, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
+)
+MORE_COMMANDS: tuple[Callable[..., int | None], ...] = (collect, label, train_prm, serve, run_code, serve_tools)
+
 
 def make_app() -> App:
-    """The order of the commands is that of `agentflow --help`."""
+    """Build the command line; `agentflow --help` lists the commands in this order."""
     app = App(
         name="agentflow",
         help="Train the planner of a tool-using agent: asynchronous RL on Ray.\n\n"
-        "`agentflow help COMMAND` says more of one.",
+        "`agentflow help COMMAND` describes a command.",
         help_format="plaintext",
         version=_version,
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
@@ -59,29 +379,8 @@ def make_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     app["--help"].group = app["--version"].group = "More commands"
-    on_cluster = App(name="jobs", default_command=jobs.jobs, group="Commands", sort_key=3)
-    on_cluster.command(jobs.logs)
-    on_cluster.command(jobs.stop)
-    users: tuple[Callable[..., int | None] | App, ...] = (
-        *(
-            training.init,
-            training.train,
-            training.resume,
-            jobs.submit,
-            on_cluster,
-            results.evaluate,
-            results.compare,
-            results.view,
-        ),
-        *(results.solve, checks.plan, results.export, checks.doctor),
-    )
-    phases = (training.collect, training.label, training.train_prm)
-    others = (results.serve, checks.run_code, checks.serve_tools)
-    for place, command in enumerate((*users, *phases, *others)):
-        group = "Commands" if place < len(users) else "More commands"
-        if isinstance(command, App):
-            app.command(command)
-        else:
+    for group, commands in (("Commands", COMMANDS), ("More commands", MORE_COMMANDS)):
+        for place, command in enumerate(commands):
             app.command(command, group=group, sort_key=place)
     return app
 
@@ -93,22 +392,22 @@ def _version() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. What the user can mend is one line on stderr and code 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["help"]:
-        given = [*given[1:], "--help"]
+    """Run one command and return its exit code. A user's error is one line on stderr and code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    terminations: list[int] = []
+    signals: list[int] = []
     try:
-        with _sigterm_interrupts(terminations):
-            return int(make_app()(given) or 0)
+        with _sigterm_interrupts(signals):
+            return int(make_app()(words) or 0)
     except KeyboardInterrupt as interrupt:
-        what, code = ("ended by SIGTERM", 143) if terminations else ("interrupted", 130)
-        print(f"agentflow: {what}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
+        event, code = ("ended by SIGTERM", 143) if signals else ("interrupted", 130)
+        print(f"agentflow: {event}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return code
     except Exception as error:
-        line = _mistyped(error) if isinstance(error, CycloptsError) else _for_the_user(error)
+        line = usage_error(error) if isinstance(error, CycloptsError) else user_error(error)
         if line is None:
             raise
         print(f"agentflow: error: {printable(line)}", file=sys.stderr)
@@ -116,68 +415,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _sigterm_interrupts(terminations: list[int]) -> Iterator[None]:
-    """SIGTERM, which schedulers, containers and `ray job stop` send, does what Ctrl-C does, and adds itself to the
-    list. By default it would end the process at once, with all that the process started left behind."""
+def _sigterm_interrupts(signals: list[int]) -> Iterator[None]:
+    """Handle SIGTERM, which schedulers, containers and `ray job stop` send, like Ctrl-C.
+
+    By default it would end the process at once and leave its child processes behind.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        terminations.append(number)
-        # Ray makes of whatever is raised here, while it waits, an exception of just this class.
+        signals.append(number)
+        # Ray turns an exception that is raised here, while Ray waits, into this class.
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
-        # Only the main one is told of signals.
-        yield
+        yield  # only the main thread receives signals
         return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _mistyped(error: CycloptsError) -> str:
-    """One line on a command line that cannot be understood."""
-    if isinstance(error, UnknownCommandError):
-        word = (error.unused_tokens or [""])[0]
-        return f"unknown command '{word}'; `agentflow help` lists them{did_you_mean(word, error.app or ())}"
-    near = ""
-    if isinstance(error, UnknownOptionError):
-        word = error.token.keyword or error.token.value
-        said = f"unrecognized arguments: {word}"
-        near = did_you_mean(word, (name for one in error.argument_collection for name in one.names))
-    elif isinstance(error, UnusedCliTokensError):
-        said = f"unrecognized arguments: {' '.join(error.unused_tokens or ())}"
-    elif isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
-        said = f"required: {error.argument.name}"
-    else:
-        said = " ".join(str(error).split()).removesuffix(".")
-    command = " ".join(("agentflow", *(error.command_chain or ())))
-    return f"{said[0].lower()}{said[1:]}; `{command} --help` says what there is{near}"
-
-
-def _for_the_user(error: BaseException) -> str | None:
-    """One line, for an error whose message says what to do; None for one whose traceback is needed."""
-    # Ray wraps what an actor raised, and its own text is the actor's traceback.
-    while isinstance(cause := getattr(error, "cause", None), BaseException):
-        error = cause
-    # Python's own have a number and say nothing of what to do; ours are a sentence.
-    missing_file = type(error) is FileNotFoundError and error.errno is None
-    if missing_file or isinstance(error, UserError):
-        return " ".join(str(error).split())
-    if _is_full_object_store(error):
-        return FULL_OBJECT_STORE
-    if isinstance(error, OSError) and error.errno in MENDABLE and error.filename is not None:
-        return (
-            f"cannot use '{error.filename}': {error.strerror}; see to its rights and free space, or name another place"
-        )
-    return None
-
-
-def _is_full_object_store(error: BaseException) -> bool:
-    # Only a process that has imported Ray can meet one, and to import it takes seconds.
-    ray = sys.modules.get("ray.exceptions")
-    return ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from envs.datasets.families import FAMILIES
 from envs.datasets.sampler import evaluation_tasks, never_trained_on
 from envs.leakage import Retrieved, audit_retrieved
 from envs.types import Task
-from ray_jobs.checks.keys import check_key
 from ray_jobs.evaluation_folder import (
     ITEMS,
     SUMMARY,
@@ -40,10 +39,11 @@ from ray_jobs.evaluation_folder import (
 )
 from ray_jobs.evaluation_identity import digest_of, fact_rows, identity_of, unproven
 from ray_jobs.held_out import Attempts, Evaluator, Wanted
-from ray_jobs.phases.local import open_worker
 from ray_jobs.run.begun import begun_config, check_trained_alike, run_of, started_in
 from ray_jobs.run.folder import write_json
+from ray_jobs.run.local import open_worker
 from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.preflight import check_key
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import Bar, percent, points, write_page
 from reward.answer_judge import AnswerJudge

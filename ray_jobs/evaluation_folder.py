@@ -8,8 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple, TypedDict
 
-from configs.errors import UserError
-from configs.wording import reason
+from configs.errors import UserError, reason
 from envs.types import Task
 from ray_jobs.evaluation_identity import Identity, differences, identity_of_phase
 from ray_jobs.run.begun import begun_config, origin_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from configs.backend import OllamaConfig
-from configs.own import load_own
+from configs.plugins import load_own
 from configs.rollout import CommandAgentConfig, FunctionAgentConfig, NoMemoryConfig
 from configs.run import RunConfig
 from envs.types import Task

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
 from configs.rollout import NoMemoryConfig, PlannerAgentConfig
 from configs.run import RunConfig
@@ -155,7 +156,7 @@ class Worker(Solver):
             base=base,
         )
         self._own_chat = build_chat(model_path)
-        frozen = FrozenModel(self.engine, self._own_chat, config.envs.base_generator.max_tokens)
+        frozen = FrozenModel(self.engine, self._own_chat, BASE_GENERATOR_TOKENS)
         max_open = 2 * config.rollout.engine.max_num_seqs
         super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None

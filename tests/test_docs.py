@@ -81,8 +81,8 @@ def settings_of(model, path=""):
         names.add(key)
         for kind in (kinds or {}).values():
             names |= settings_of(kind, f"{key}.")
-        if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
-            names |= settings_of(field.annotation, f"{key}.")
+        if not kinds and (inner := generated._model_of(field.annotation)):
+            names |= settings_of(inner, f"{key}.")
     return names
 
 

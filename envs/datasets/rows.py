@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.wording import reason
+from configs.errors import reason
 
 if TYPE_CHECKING:
     import pyarrow

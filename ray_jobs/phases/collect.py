@@ -10,10 +10,10 @@ from configs.errors import UserError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.types import Task
-from ray_jobs.checks.tasks import prm_tasks
-from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked, write_json
+from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.task_checks import prm_tasks
 from reward.collected import CollectedGroups, outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Group, Trajectory

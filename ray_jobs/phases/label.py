@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
-from envs.tools.own_tool import own_descriptions
-from ray_jobs.checks.keys import check_judge_key
+from envs.tools.function_tool import own_descriptions
 from ray_jobs.phases.collect import OtherPolicyError, side_by_side
-from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
-from ray_jobs.run.preflight import check_labelling
+from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.preflight import check_judge_key, check_labelling
 from reward.collected import CollectedGroups
 from reward.judge_client import Bill
 from reward.labels import (

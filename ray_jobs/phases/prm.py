@@ -12,8 +12,8 @@ import ray
 from actors.cluster import PART_LOST
 from configs.run import RunConfig
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
-from ray_jobs.phases.local import LocalRun, local_run
 from ray_jobs.run.folder import locked, write_json
+from ray_jobs.run.local import LocalRun, local_run
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts

@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
-from configs.own import search_in
+from configs.errors import UserError, reason
+from configs.plugins import search_in
 from configs.run import RunConfig
-from configs.wording import reason
 from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run

@@ -1,4 +1,4 @@
-"""The folders of models: where they are, and whether a run can use what is in them."""
+"""The folders of models: finding or downloading them, and checking that a run can use the model."""
 
 import filecmp
 import json
@@ -12,111 +12,78 @@ from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
 
 if TYPE_CHECKING:
-    from ray_jobs.plan.shapes import ModelShape
+    from ray_jobs.run.model_memory import ModelShape
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-"""Of a model on the hub: its configuration, tokenizer and chat template, and no weights."""
+"""Files of a hub model other than its weights: configuration, tokenizer and chat template."""
 WEIGHTS = "*.safetensors"
-OTHER_FORMS = ["*/*"]
-"""Folders in which models of the hub have the same weights once more, for other programs."""
-
+OTHER_FORMATS = ["*/*"]
+"""Folders in which hub models repeat the same weights for other programs."""
 LARGEST_MERGED = 2_000_000_000
-"""Weights of a model into which an engine on a card merges its adapters."""
+"""The most parameters for which an engine on a card merges its adapters."""
 
 
 class PreflightError(UserError):
-    """The run cannot start; the message says what is wrong, its bound, its value and what to do."""
+    """A run that cannot start."""
 
 
 def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -> Path:
-    """The local folder of a model: the demo model, a folder, or a download from the model hub, without `weights` of its
-    small files only. `key` is the setting that names it. Raises PreflightError."""
+    """Return the local folder of a model: the demo model, a folder, or a download from the model hub.
+
+    Args:
+        path: The value of the setting `key`.
+        key: The setting, for error messages.
+        weights: Whether to download the weights too, and not only the small files.
+    """
     if path == "demo":
         try:
             return ensure_demo_model()
         except OSError as error:
-            raise PreflightError(
-                f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves the folder it is unpacked into"
-            ) from error
+            raise PreflightError(f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves its folder") from error
     folder = Path(path).expanduser()
     if path.startswith((".", "/", "~")) or folder.exists():
         if not (folder / "config.json").is_file() or not list(folder.glob(WEIGHTS)):
             raise PreflightError(
-                f"{key} = '{path}' is no model folder (config.json and *.safetensors are needed); "
-                "name a folder, a model hub id, or 'demo'"
+                f"{key} = '{path}' is not a model folder with config.json and *.safetensors; name a folder, a model "
+                "hub id, or 'demo'"
             )
         return folder.resolve()
     try:
         from huggingface_hub import snapshot_download
 
-        wanted = [*SMALL_FILES, WEIGHTS] if weights else SMALL_FILES
-        folder = Path(snapshot_download(path, allow_patterns=wanted, ignore_patterns=OTHER_FORMS))
+        patterns = [*SMALL_FILES, WEIGHTS] if weights else SMALL_FILES
+        folder = Path(snapshot_download(path, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except Exception as error:
         raise PreflightError(
-            f"{key} = '{path}' is no local folder and could not be downloaded from the model hub "
+            f"{key} = '{path}' is not a local folder and could not be downloaded from the model hub "
             f"({type(error).__name__}); check the id and the network, or name a local folder"
         ) from error
     if weights and not list(folder.glob(WEIGHTS)):
-        raise PreflightError(
-            f"{key} = '{path}' came without weights: the model hub, or without a network this machine's cache, has "
-            f"no {WEIGHTS} of it; name a model that has them"
-        )
+        raise PreflightError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
     return folder
 
 
-def same_weights(one: Path, other: Path) -> bool:
-    """Whether two folders of models hold the same weights, byte by byte."""
-    if one.samefile(other):
+def same_weights(first: Path, second: Path) -> bool:
+    """Return whether two model folders hold the same weights, byte by byte."""
+    if first.samefile(second):
         return True
-    names, others = (sorted(path.name for path in folder.glob(WEIGHTS)) for folder in (one, other))
-    return names == others and filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
+    names, others = (sorted(path.name for path in folder.glob(WEIGHTS)) for folder in (first, second))
+    return names == others and filecmp.cmpfiles(first, second, names, shallow=False)[0] == names
 
 
 def check_model(config: RunConfig, *, training: bool = False, download: bool = True) -> Path:
-    """The folder of the base model, once all is known to fit that its small files tell: what cannot be used, or not
-    trained where that is wanted, is not downloaded. Raises PreflightError."""
-    folder = resolve_model(config.model.path, weights=False)
+    """Check the base model by its small files, then download its weights. Return its folder."""
+    path = config.model.path
+    folder = resolve_model(path, weights=False)
     if training:
-        _check_shape(config, folder)
+        _check_trainable(config, folder)
     longest = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
-    wanted = config.rollout.engine.max_model_len
-    if longest is not None and wanted > longest:
+    length = config.rollout.engine.max_model_len
+    if longest is not None and length > longest:
         raise PreflightError(
-            f"rollout.engine.max_model_len = {wanted} is more than the {longest} tokens that model.path = "
-            f"'{config.model.path}' was made for; set it to at most {longest}"
+            f"rollout.engine.max_model_len = {length} is more than the {longest} positions of model.path = '{path}'; "
+            f"set it to at most {longest}"
         )
-    _check_chat(config.model.path, folder)
-    return resolve_model(config.model.path) if download else folder
-
-
-def _check_shape(config: RunConfig, folder: Path) -> None:
-    """Whether the learner can train this model, and every new version is merged in seconds. Raises PreflightError."""
-    with _shape_of(folder, f"model.path = '{config.model.path}'") as shape:
-        shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
-        shape.check_cards(config.rollout.engine.tensor_parallel)
-    engine = config.rollout.engine
-    merges = (engine.device, engine.adapter_mode) == ("cuda", "merged")
-    if merges and shape.num_parameters > LARGEST_MERGED:
-        raise PreflightError(
-            "rollout.engine.adapter_mode = 'merged' reads all weights and folds the adapter in on the CPU "
-            f"for every version, which takes minutes for the {shape.num_parameters:,} of '{config.model.path}' (at "
-            f"most {LARGEST_MERGED:,}); on a card set rollout.engine.adapter_mode=native"
-        )
-
-
-@contextmanager
-def _shape_of(folder: Path, name: str) -> "Iterator[ModelShape]":
-    """To look at. Raises PreflightError for a model of a family that is not trained here, and for what the shape
-    refuses meanwhile."""
-    from ray_jobs.plan.shapes import PlanError, read_shape
-
-    try:
-        yield read_shape(json.loads((folder / "config.json").read_text()), name=name)
-    except PlanError as error:
-        raise PreflightError(f"{error} (docs/your-model.md says which models train)") from error
-
-
-def _check_chat(path: str, folder: Path) -> None:
     from rollout.agent.agent import check_chat
     from rollout.chat import ChatTemplateError
 
@@ -124,21 +91,47 @@ def _check_chat(path: str, folder: Path) -> None:
         check_chat(folder)
     except ChatTemplateError as error:
         raise PreflightError(
-            f"model.path = '{path}' cannot hold the planner's dialogue: {error}; name an instruction-tuned model, or a "
-            "copy of this one with another chat_template.jinja in its folder"
+            f"the chat template of model.path = '{path}' cannot hold the planner's dialogue: {error}; name an "
+            "instruction-tuned model, or a copy of this one with another chat_template.jinja"
         ) from error
+    return resolve_model(path) if download else folder
+
+
+def _check_trainable(config: RunConfig, folder: Path) -> None:
+    """Check that the learner can train this model, and that merging a new version takes only seconds."""
+    with _shape_of(folder, f"model.path = '{config.model.path}'") as shape:
+        shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
+        shape.check_cards(config.rollout.engine.tensor_parallel)
+    engine = config.rollout.engine
+    merges = (engine.device, engine.adapter_mode) == ("cuda", "merged")
+    if merges and shape.num_parameters > LARGEST_MERGED:
+        raise PreflightError(
+            "rollout.engine.adapter_mode = 'merged' merges every version on the CPU, which takes minutes for the "
+            f"{shape.num_parameters:,} parameters of '{config.model.path}' (at most {LARGEST_MERGED:,}); set "
+            "rollout.engine.adapter_mode=native"
+        )
+
+
+@contextmanager
+def _shape_of(folder: Path, name: str) -> "Iterator[ModelShape]":
+    """Yield a model's shape; a PlanError for an unsupported model becomes a PreflightError."""
+    from ray_jobs.run.model_memory import PlanError, read_shape
+
+    try:
+        yield read_shape(json.loads((folder / "config.json").read_text()), name=name)
+    except PlanError as error:
+        raise PreflightError(f"{error} (docs/your-model.md lists the models that train)") from error
 
 
 def prm_base(path: str) -> Path:
-    """The folder of the model under a process reward model, which computes the same families as the learner: of another
-    it would leave things out without a word, so that one is not downloaded. Raises PreflightError."""
+    """Return the folder of the model under a process reward model, of a family that the learner supports."""
     folder = resolve_model(path, key="prm.model_path", weights=False)
     with _shape_of(folder, f"prm.model_path = '{path}'"):
         return resolve_model(path, key="prm.model_path")
 
 
 def check_prm(folder: Path) -> None:
-    """Raises PreflightError."""
+    """Check that a folder holds a trained process reward model."""
     if not (folder / "prm.json").is_file():
         raise PreflightError(
             f"reward.credit.prm_path = '{folder}' holds no process reward model; name the prm/ folder of a run that "

@@ -18,13 +18,13 @@ from actors.worker_pool import WorkerPool
 from configs.run import RunConfig
 from learner.learner import Learner
 from learner.optim import Ranks
-from ray_jobs.checks.tasks import notes_before_start
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.metrics import DESCRIPTIONS
 from ray_jobs.run.model_folder import prm_base, resolve_model
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.task_checks import notes_before_start
 from reward.prm.alarms import Alarm
 from reward.prm.model import WEIGHTS, prm_in_use, read_prm_manifest
 from rollout.engines.base_weights import BaseWeights, ExportedBase

@@ -16,7 +16,7 @@ from envs.datasets.own import OwnSources
 from envs.datasets.sampler import cold_start_tasks
 from learner.samples import samples_of
 from ray_jobs.cli import main
-from ray_jobs.commands.starter.warehouse import article_of
+from ray_jobs.starter.warehouse import article_of
 from reward.scorers import score_answer
 from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import load_teacher

@@ -4,7 +4,7 @@ import pytest
 
 from configs.envs import EnvsConfig, OwnDatasetConfig
 from configs.loading import load_run_config
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from configs.reward import CollectConfig
 from envs.datasets.own import OwnSources, module_tasks
 from envs.datasets.registry import load_tasks

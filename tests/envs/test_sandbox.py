@@ -15,12 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from configs.errors import UserError
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.sandbox.frames import FrameError, encode_frame, split_frame
 from envs.sandbox.outcome import BoundedOutput, cut_middle, find_answer, parse_answer, parse_reply, printable_text
 from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
-from ray_jobs.phases.solve import CodeFileError, run_code
+from ray_jobs.solve import run_code
 
 _ROOT = Path(__file__).parents[2]
 
@@ -302,7 +303,7 @@ def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.
     assert captured.out == "42\n"
     assert "code sandbox: tier " in captured.err
     assert run_code(str(tmp_path / "bad.py")) == 1
-    with pytest.raises(CodeFileError, match=r"cannot be read: there is no absent\.py; name a Python file"):
+    with pytest.raises(UserError, match=r"cannot be read: there is no absent\.py; name a Python file"):
         run_code(str(tmp_path / "absent.py"))
 
 

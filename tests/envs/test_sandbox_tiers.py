@@ -98,7 +98,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
     program = """
         import contextlib, io
         from configs.loading import load_run_config
-        from ray_jobs.checks import doctor
+        from ray_jobs.run import doctor
         from ray_jobs.run import preflight
         from ray_jobs.cli import main
 
@@ -110,7 +110,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
                 print(preflight.check_sandbox(load_run_config(None, [setting]), training=True), file=sys.stderr)
             except preflight.PreflightError as error:
                 print(error, file=sys.stderr)
-        print([finding.found for finding in doctor._parts() if finding.what == "code sandbox"][0], file=sys.stderr)
+        print([finding.text for finding in doctor._parts() if finding.subject == "code sandbox"][0], file=sys.stderr)
     """
     done = under_docker_profile(sys.executable, "-c", "import sys\n" + textwrap.dedent(program))
     told, ok, walls, refused, failed, reason, diagnosed = done.stderr.splitlines()

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoi
 from learner.learner import Learner
 from learner.optim import MeetingPoint, Ranks, join
 from learner.packing import build_batch
+from tests.changed import replace
 
 CASES = [("dapo", 1), ("flow_grpo", 2), ("dapo", 3)]
 """Losses and ZeRO stages."""

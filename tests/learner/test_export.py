@@ -6,8 +6,7 @@ import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
 from learner.export import ExportError, file_digests, write_merged_model
-from ray_jobs.export.gap import greedy_answer, loaded_model, measure_gap
-from ray_jobs.export.gguf import write_gguf
+from ray_jobs.gguf import greedy_answer, loaded_model, measure_gap, write_gguf
 from rollout.agent.planner import planner_grammar
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
@@ -93,7 +92,7 @@ def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_p
 
 
 def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
-    with pytest.raises(ExportError, match=r"its rank is \[4\], the configuration says model\.lora_rank = 16"):
+    with pytest.raises(ExportError, match=r"model\.lora_rank"):
         write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED | {"rank": 16, "alpha": 32.0})
     assert not (tmp_path / "hf").exists()
 

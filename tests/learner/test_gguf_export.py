@@ -4,8 +4,7 @@ from tiny_export import TEMPLATE, save_tiny_export_model
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from learner.export import ExportError
-from ray_jobs.export.gap import loaded_model
-from ray_jobs.export.gguf import pre_tokenizer_name, write_gguf
+from ray_jobs.gguf import loaded_model, pre_tokenizer_name, write_gguf
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
@@ -25,14 +24,14 @@ def logits_of(path, ids):
         return model(torch.tensor([ids])).logits[0]
 
 
-def test_a_bf16_file_is_the_very_same_model_when_it_is_loaded_back(model_path, tmp_path):
+def test_bf16_file_is_exactly_the_same_model(model_path, tmp_path):
     write_gguf(model_path, tmp_path / "m.gguf", "bf16", name="tiny")
     ids = [1, 40, 41, 7, 300, 2, 5]
     assert torch.equal(logits_of(tmp_path / "m.gguf", ids), logits_of(model_path, ids))
 
 
 @pytest.mark.parametrize(("quantization", "furthest"), [("f16", 2e-4), ("q8_0", 0.01), ("q4_0", 0.2)])
-def test_every_quantised_weight_is_as_near_as_its_bits_allow(model_path, tmp_path, quantization, furthest):
+def test_quantized_weights_are_as_near_as_their_bits_allow(model_path, tmp_path, quantization, furthest):
     write_gguf(model_path, tmp_path / "m.gguf", quantization, name="tiny")
     with loaded_model(model_path) as one, loaded_model(tmp_path / "m.gguf") as other:
         expected, found = one.state_dict(), other.state_dict()
@@ -41,7 +40,7 @@ def test_every_quantised_weight_is_as_near_as_its_bits_allow(model_path, tmp_pat
         assert (weight - found[name]).abs().max() <= furthest, name
 
 
-def test_metadata_says_the_shape_of_the_model(model_path, tmp_path):
+def test_metadata_holds_the_shape_of_the_model(model_path, tmp_path):
     write_gguf(model_path, tmp_path / "m.gguf", "q8_0", name="tiny")
     fields, tensors = read(tmp_path / "m.gguf")
     kind = fields["general.architecture"]
@@ -87,22 +86,22 @@ def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
     assert fields["tokenizer.ggml.add_bos_token"] is False
     assert fields["tokenizer.chat_template"] == TEMPLATE
     if fields["general.architecture"] == "llama":
-        # Transformers goes by the architecture, not by the file's word, for how Qwen's tokenizers split text.
+        # Transformers ignores the pre-tokenizer of the file for Qwen.
         loaded = AutoTokenizer.from_pretrained(tmp_path, gguf_file="m.gguf")
         text = "How heavy? <tool> 35 crates, 12.5 kg\n"
         assert loaded(text).input_ids == tokenizer(text).input_ids
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
-    """Regression: it ended in an IndexError. A special token may be added without a row for it, as a pad often is."""
+def test_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path):
+    """A special token, such as a pad, may be added without a row in the embedding."""
     folder = save_tiny_export_model(tmp_path / "model", "llama", vocab_size=262)
-    with pytest.raises(ExportError, match=r"has a token \d+, and the model .* vocab_size = 262, .* --format hf"):
+    with pytest.raises(ExportError, match="vocab_size = 262"):
         write_gguf(folder, tmp_path / "m.gguf", "bf16", name="tiny")
 
 
 @pytest.mark.parametrize(("opening", "server_begins"), [("{{ bos_token }}", False), ("", True)])
-def test_a_server_begins_a_dialogue_once(tmp_path, opening, server_begins):
-    """Llama 3's tokenizer begins every text with its first token, and so does its chat template."""
+def test_beginning_of_text_token_appears_once(tmp_path, opening, server_begins):
+    """Llama 3's tokenizer and its chat template both add the token."""
     folder = save_tiny_export_model(tmp_path / "model", "llama")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
@@ -141,7 +140,7 @@ WORDS = (
         ([pre_tokenizers.Whitespace()], None),
     ],
 )
-def test_a_way_to_split_text_has_the_name_under_which_others_know_it_or_none(steps, name):
+def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
     import json
 
     from tokenizers import Tokenizer, models
@@ -150,7 +149,7 @@ def test_a_way_to_split_text_has_the_name_under_which_others_know_it_or_none(ste
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
     parts = json.loads(tokenizer.to_str())
     if name is None:
-        with pytest.raises(ExportError, match="splits text another way"):
+        with pytest.raises(ExportError, match="--format hf"):
             pre_tokenizer_name(parts)
     else:
         assert pre_tokenizer_name(parts) == name
@@ -159,7 +158,7 @@ def test_a_way_to_split_text_has_the_name_under_which_others_know_it_or_none(ste
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
     [
-        ("gemma", {"head_dim": 16}, "this model is 'gemma'; export it with --format hf"),
+        ("gemma", {"head_dim": 16}, "gemma"),
         (
             "llama",
             {
@@ -176,7 +175,7 @@ def test_a_way_to_split_text_has_the_name_under_which_others_know_it_or_none(ste
         ),
     ],
 )
-def test_a_model_that_gguf_would_bend_is_refused(tmp_path, architecture, changes, message):
+def test_model_without_an_exact_gguf_form_is_rejected(tmp_path, architecture, changes, message):
     model = save_tiny_export_model(tmp_path / "model", architecture, **changes)
     with pytest.raises(ExportError, match=message):
         write_gguf(model, tmp_path / "m.gguf", "f16", name="tiny")

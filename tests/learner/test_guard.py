@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from configs.learner import GuardConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.packing import build_batch
 from learner.types import TrainBatch
+from tests.changed import replace
 
 PROMPT = [5, 6, 7, 8]
 

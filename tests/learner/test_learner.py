@@ -1,6 +1,5 @@
 import hashlib
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from learner.checkpoint import CheckpointError, load_checkpoint, newest_checkpoi
 from learner.packing import build_batch
 from learner.tree_attention import plan_attention
 from learner.types import Adapter, GrammarSpan
+from tests.changed import replace
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])

@@ -3,14 +3,14 @@ import re
 import pytest
 from tiny_export import save_tiny_export_model
 
-from ray_jobs.export.gguf import go_template, render_modelfile
+from ray_jobs.gguf import go_template, render_modelfile
 from rollout.agent.agent import build_chat
 
 SYSTEM, TASK, REPLY, RESULT = "Solve.", "Task: 6*7?\nStep 1 of 2.", '{"thought":"t"}', "Result: 42\nStep 2 of 2."
 
 
 def rendered(template, messages):
-    """The little of Go's template language that a chat template of ours uses: range, if, else if, eq and a field."""
+    """Render the part of Go's template language that the templates use: range, if, else if, eq and a field."""
     body = template.removeprefix("{{ range $i, $m := .Messages }}").removesuffix("{{ end }}")
     parts = re.split(r"(\{\{ .*? \}\})", body)
     return "".join(one_message(parts, index, message) for index, message in enumerate(messages))
@@ -46,14 +46,14 @@ def dialogue(*contents):
     return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
 
 
-def test_ollama_renders_the_very_dialogue_that_training_saw_turn_after_turn(chat):
+def test_ollama_renders_the_dialogue_of_training(chat):
     template = go_template(chat.pieces)
     tokenizer = chat._tokenizer
     first = chat.prompt(SYSTEM, TASK)
     second = first + chat.encode_completion(REPLY) + chat.bridge(chat.encode_completion(REPLY), RESULT)
     assert rendered(template, dialogue(SYSTEM, TASK)) == tokenizer.decode(first)
     assert rendered(template, dialogue(SYSTEM, TASK, REPLY, RESULT)) == tokenizer.decode(second)
-    # Qwen3's empty thinking block stands before each reply: thinking is off.
+    # Thinking is off: each reply starts with Qwen3's empty thinking block.
     assert tokenizer.decode(second).count("<think>\n\n</think>\n\n") == 2
 
 
@@ -65,6 +65,6 @@ def test_a_modelfile_names_the_file_the_template_and_every_parameter():
     )
 
 
-def test_a_template_that_would_end_its_own_quotes_is_refused():
-    with pytest.raises(ValueError, match="cannot stand in a Modelfile"):
+def test_template_with_triple_quotes_is_rejected():
+    with pytest.raises(ValueError, match="Modelfile"):
         render_modelfile("m.gguf", 'a"""b', {})

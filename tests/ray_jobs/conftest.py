@@ -1,4 +1,6 @@
-"""What the tests of submitted jobs share."""
+"""Fixtures of the tests of submitted jobs."""
+
+import os
 
 import pytest
 
@@ -6,25 +8,49 @@ import pytest
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A working directory with a recipe, as the current one."""
-    from ray_jobs.jobs.client import ADDRESS_VARIABLES
-
     (tmp_path / "recipes").mkdir()
-    (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\n')
+    (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\noutput_dir = "runs"\n')
     monkeypatch.chdir(tmp_path)
-    for name in (*ADDRESS_VARIABLES, "TAVILY_API_KEY", "TAVILY_API_KEY_FILE"):
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "TAVILY_API_KEY", "TAVILY_API_KEY_FILE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """Every command talks to this one."""
-    # Most files of this folder do without Ray.
-    from scripted_jobs import ScriptedClient, make_job
+def server(monkeypatch, tmp_path):
+    """A scripted job server on this machine that every command uses."""
+    from scripted_jobs import ScriptedClient
 
-    from ray_jobs.jobs.client import JobServer
+    from ray_jobs import submit
 
-    server = JobServer("http://127.0.0.1:8265", ScriptedClient(make_job()))
-    for module in ("jobs.submit", "jobs.watch"):
-        monkeypatch.setattr(f"ray_jobs.{module}.connect", lambda address: server)
+    server = ScriptedClient()
+    monkeypatch.setattr(submit, "JobSubmissionClient", lambda address: server)
+    monkeypatch.setattr(submit, "get_default_ray_temp_dir", lambda: tmp_path)
+    monkeypatch.setattr(submit, "use_token", lambda: None)
+    monkeypatch.setattr(submit, "POLL_S", 0.0)
+    (tmp_path / "session_elsewhere").mkdir(exist_ok=True)
     return server
+
+
+@pytest.fixture
+def ray_token():
+    """A function that makes this process use the token in a file.
+
+    Ray caches mode and token for the whole process, and sets RAY_AUTH_MODE in the environment when it finds a token:
+    without this, a test would use the token of the cluster that an earlier test started.
+    """
+    from ray._private.authentication_test_utils import reset_auth_token_state
+
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
+    before = {name: os.environ.pop(name, None) for name in names}
+
+    def use(path):
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(path))
+        reset_auth_token_state()
+
+    yield use
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    reset_auth_token_state()

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 SERVER = ROOT / "tests" / "envs" / "foreign_mcp_server.py"
 KEYED = ("python", "tests/ray_jobs/keyed_agentflow.py")
-"""Takes the place of `ray_jobs.jobs.submit.COMMAND`."""
+"""Takes the place of `ray_jobs.submit.COMMAND`."""
 
 SMALL = (
     *("envs.search=tavily", "cold_start.num_demonstrations=0", "evaluation.num_tasks=2", "reward.credit=outcome"),

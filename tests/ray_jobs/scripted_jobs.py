@@ -1,61 +1,46 @@
-"""A job server that does what a test says, and submissions as a user makes them."""
+"""A job server with scripted answers, and jobs as a user submits them."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
-from ray.job_submission import JobDetails, JobStatus, JobType
+from ray.job_submission import JobStatus
 
 from configs.loading import load_run_config
-from ray_jobs.jobs.request import SubmitRequest
-from ray_jobs.jobs.submit import plan_submission
+from ray_jobs.run.begun import begun_config
+from ray_jobs.submit import SubmitRequest, plan_job, plan_runtime_env
 
 SECRET = "sk-live-0123456789"
 
 
-def make_options(recipe="recipes/mine.toml", **fields):
-    return SubmitRequest(recipe=Path(recipe), **{"runtime_env": {}, **fields})
-
-
-def plan(*overrides, here=True, recipe="recipes/mine.toml", **fields):
-    options = make_options(recipe, overrides=overrides, **fields)
-    config = load_run_config(options.recipe if options.recipe.is_file() else None, overrides)
-    return plan_submission(config, options, here=here)
-
-
-def make_job(**fields):
-    return JobDetails(
-        **{
-            "type": JobType.SUBMISSION,
-            "submission_id": "mine-train-1",
-            "status": JobStatus.FAILED,
-            "entrypoint": "python -m ray_jobs.cli train recipes/mine.toml",
-            "start_time": 1_000,
-            "end_time": 62_000,
-            "driver_exit_code": 2,
-            **fields,
-        }
-    )
+def job_for(*overrides, here=True, recipe="recipes/mine.toml", **fields):
+    request = SubmitRequest(recipe=Path(recipe), overrides=overrides, **fields)
+    folder = request.recipe.is_dir()
+    config = begun_config(request.recipe) if folder else load_run_config(request.recipe, overrides)
+    return plan_job(config, request, plan_runtime_env(config, request), here=here)
 
 
 class ScriptedClient:
-    """A job server that knows these jobs and this log."""
+    """Answers with each of `states` in turn, then with the last one; each stream of the log starts at its beginning."""
 
-    def __init__(self, *jobs, log=""):
-        self.known = list(jobs)
-        self.log = log
+    def __init__(self, states=(JobStatus.SUCCEEDED,), streams=()):
+        self.states = list(states)
+        self.streams = list(streams)
         self.submitted = []
-
-    def list_jobs(self):
-        return self.known
-
-    def get_job_logs(self, name):
-        return self.log
-
-    def stop_job(self, name):
-        self.known = [job.model_copy(update={"status": JobStatus.STOPPED}) for job in self.known]
 
     def submit_job(self, **fields):
         self.submitted.append(fields)
 
+    def get_job_info(self, name):
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        if isinstance(state, Exception):
+            raise state
+        return SimpleNamespace(status=state, message="waits for resources" if state == JobStatus.PENDING else "")
+
+    async def tail_job_logs(self, name):
+        for chunk in self.streams.pop(0) if self.streams else ():
+            if isinstance(chunk, Exception):
+                raise chunk
+            yield chunk
+
     def _do_request(self, method, endpoint):
-        return SimpleNamespace(json=lambda: {"session_name": "session_of_nobody"})
+        return SimpleNamespace(json=lambda: {"session_name": "session_elsewhere"})

@@ -1,5 +1,4 @@
 import pytest
-from ray_jobs.run.actors import _sees
 
 from configs.loading import load_run_config
 from ray_jobs.run.folder import RunFolder

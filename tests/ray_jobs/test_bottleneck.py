@@ -1,11 +1,11 @@
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_jobs.run.bottleneck import (
+from ray_jobs.run.metrics import (
     LIMITS,
     Shares,
     StepTimes,
@@ -16,6 +16,7 @@ from ray_jobs.run.bottleneck import (
     verdict_metrics,
 )
 from rollout.concurrency import WorkerReading
+from tests.changed import replace
 
 
 def make_shares(**changes):

@@ -10,9 +10,8 @@ import ray
 import yaml
 
 from configs.loading import load_run_config
-from ray_jobs.checks.keys import key_variables
-from ray_jobs.jobs.travel import LEFT_BEHIND
-from ray_jobs.run.preflight import check_labelling, check_recipe
+from ray_jobs.run.preflight import check_labelling, check_recipe, key_variables
+from ray_jobs.submit import LEFT_BEHIND
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
 
-from configs.processor import fastest_precision
+from configs.base import fastest_precision
 from envs.types import Task
 from ray_jobs.compare import comparison, run_compare, write_comparison_page
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
@@ -87,7 +87,7 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
         ("rollout.max_turn_tokens=100", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "adapter_mode"),
-        ("envs.search_results=3", "tools"),
+        ("envs.max_result_chars=300", "tools"),
         ("evaluation.num_tasks=20", "items"),
         ("seed=1", "items"),
     ],

@@ -1,5 +1,4 @@
 import io
-import json
 import shlex
 import threading
 import time
@@ -7,9 +6,12 @@ import time
 import pytest
 from rich.console import Console as RichConsole
 
+from envs.types import Task
 from ray_jobs.run import console as console_module
-from ray_jobs.run.console import Console, duration
+from ray_jobs.run.console import Console
 from ray_jobs.run.summary import print_summary
+from rollout.codec import trajectory_line
+from rollout.types import Reward, Trajectory
 
 
 def make_console(**options):
@@ -53,30 +55,6 @@ def test_without_a_terminal_each_phase_is_plain_lines(monkeypatch):
     assert last.startswith("reinforce: done after ")
 
 
-def test_fast_steps_do_not_flood_a_log_but_the_last_one_is_shown():
-    output, stream = make_console()
-    with Console(output).phase("cold_start", total=500) as progress:
-        for _ in range(500):
-            progress.advance()
-    steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
-    first, last = steps
-    assert first == "  cold start on demonstrations 1/500"
-    assert last == "  cold start on demonstrations 500/500"
-
-
-def test_first_of_many_side_by_side_gives_no_time_left(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
-    output, stream = make_console()
-    with Console(output).phase("eval_after", total=300) as progress:
-        clock[0] += 37
-        progress.advance()
-        clock[0] += 13
-        progress.advance(99)
-    steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
-    assert steps == ["  evaluate after RL 1/300", "  evaluate after RL 100/300  about 1 min 40 s left"]
-
-
 def test_time_left_counts_only_what_this_process_did(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
@@ -99,13 +77,6 @@ def test_a_phase_with_nothing_to_do_says_nothing(options):
     assert stream.getvalue() == ""
 
 
-def test_on_a_terminal_a_phase_that_reports_nothing_still_ends_full():
-    output, stream = make_console(force_terminal=True, _environ={})
-    with Console(output).phase("eval_before", total=300):
-        pass
-    assert "300/300" in stream.getvalue()
-
-
 def test_phase_that_fails_is_not_called_done_and_its_time_is_kept():
     output, stream = make_console()
     console = Console(output)
@@ -114,13 +85,6 @@ def test_phase_that_fails_is_not_called_done_and_its_time_is_kept():
     assert "stopped after" in stream.getvalue()
     assert "done" not in stream.getvalue()
     assert console.phase_seconds["eval_before"] >= 0
-
-
-def test_phase_without_a_known_end_counts_up():
-    output, stream = make_console()
-    with Console(output).phase("start") as progress:
-        progress.advance()
-    assert "  start engine and learner 1\n" in stream.getvalue()
 
 
 def test_notes_are_printed_as_they_stand():
@@ -154,18 +118,24 @@ def test_summary_shows_rates_intervals_verdict_and_the_whole_path(tmp_path):
     assert "12 min 17 s in all" in shown
 
 
-def test_summary_ends_with_commands_that_can_be_given_as_they_stand(tmp_path):
-    output, stream = make_console()
+def attempt(phase, reward, question):
+    task = Task(id="t", dataset="d", question=question, answer="1")
+    outcome = Reward(outcome=reward, total=reward)
+    return Trajectory(
+        id="t", group_id="g", task=task, turns=(), answer="1", stop_reason="answered", phase=phase, reward=outcome
+    )
+
+
+def test_summary_ends_with_commands_that_can_be_run_as_they_are(tmp_path):
     run = tmp_path / "my runs" / "demo"
-    print_summary(make_summary(), run / "report.html", output)
-    assert stream.getvalue().endswith(f"why each step got its advantage: agentflow view '{run}'\n")
     run.mkdir(parents=True)
-    rows = [
-        {"phase": "eval_before", "reward": 1.0, "question": "before?"},
-        {"phase": "eval_after", "reward": 0.0, "question": "wrong?"},
-        {"phase": "eval_after", "reward": 1.0, "question": "What's 6*7?"},
+    attempts = [
+        attempt("eval_before", 1.0, "before?"),
+        attempt("eval_after", 0.0, "wrong?"),
+        attempt("eval_after", 1.0, "What's 6*7?"),
     ]
-    (run / "trajectories.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run / "trajectories.jsonl").write_bytes(b"".join(map(trajectory_line, attempts)))
+    output, stream = make_console()
     print_summary(make_summary(), run / "report.html", output)
     view, solve = stream.getvalue().splitlines()[-2:]
     assert shlex.split(view.partition(": ")[2]) == ["agentflow", "view", str(run)]
@@ -179,33 +149,12 @@ def test_summary_with_nothing_in_it_says_so(tmp_path):
     assert stream.getvalue().count("not measured") == 4
 
 
-def test_policy_without_tasks_is_not_measured(tmp_path):
-    output, stream = make_console()
-    print_summary(make_summary(solve_rate_untouched=None, num_untouched_tasks=0), tmp_path, output)
-    assert "not measured" in stream.getvalue()
-
-
 def test_policy_of_whose_tasks_none_could_be_scored_says_how_many_were_asked(tmp_path):
     output, stream = make_console()
     unscored = {"solve_rate_before": None, "solve_rate_after": None, "num_eval_tasks": 0}
     print_summary(make_summary(**unscored, left_out_eval_tasks=["lookup/0", "lookup/1"]), tmp_path, output)
     rows = [line.split() for line in stream.getvalue().splitlines() if "not measured" in line]
     assert [row[-4:-1] for row in rows if "RL" in row] == [["0", "of", "2"], ["0", "of", "2"]]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.04, "0.0 s"), (9.6, "9.6 s"), (59.7, "1 min 00 s"), (34.2, "34 s"), (3725, "62 min 05 s")]
-)
-def test_duration_is_said_as_people_say_it(seconds, said):
-    assert duration(seconds) == said
-
-
-def test_words_stand_beside_numbers_as_they_are(monkeypatch):
-    monkeypatch.setattr(console_module, "PLAIN_INTERVAL_S", 0.0)
-    output, stream = make_console()
-    with Console(output).phase("reinforce", total=1) as progress:
-        progress.advance(solve_rate=0.25, limit="weight sync")
-    assert "  reinforce 1/1  solve rate 0.25  limit weight sync\n" in stream.getvalue()
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from evaluating import ScriptedSolver, broken, config_for, right_answer
 
-from configs.loading import ConfigError, load_run_config
+from configs.errors import UserError
+from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation_folder import Evaluation, Item
@@ -39,7 +40,7 @@ def test_held_out_tasks_follow_the_training_mix_by_default():
 
 @pytest.mark.parametrize("mix", ["{}", "{lookup=-1}", "{lookup=0}"])
 def test_mix_without_a_share_is_rejected(mix):
-    with pytest.raises(ConfigError, match=r"evaluation\.mix"):
+    with pytest.raises(UserError, match=r"evaluation\.mix"):
         load_run_config(None, [f"evaluation.mix={mix}"])
 
 

@@ -1,7 +1,6 @@
-"""`agentflow plan`: the arithmetic against hand computation and against what real models take, fits and refusals."""
+"""`agentflow plan`: the arithmetic against hand computation and against the allocations of real models."""
 
 import json
-import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,18 @@ import pytest
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan.memory import GIB, activations, engine_working, kv_cache, kv_token_bytes
-from ray_jobs.plan.plan import as_overrides, make_plan, plan_facts
-from ray_jobs.plan.run import CARDS, HEADROOM, card_bytes
-from ray_jobs.plan.shapes import PlanError, find_shape, known_models, read_shape
+from ray_jobs.plan import CARDS, HEADROOM, card_bytes, make_plan, plan_facts
+from ray_jobs.run.model_memory import (
+    GIB,
+    PlanError,
+    activations,
+    engine_working,
+    find_shape,
+    known_models,
+    kv_cache,
+    kv_token_bytes,
+    read_shape,
+)
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
@@ -58,7 +65,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_parameters_cache_and_adapter_are_those_counted_by_hand(name):
+def test_parameters_cache_and_adapter_by_hand(name):
     parameters, kib_per_token, lora = BY_HAND[name]
     shape = find_shape(name)
     assert shape.num_parameters == parameters
@@ -67,26 +74,26 @@ def test_parameters_cache_and_adapter_are_those_counted_by_hand(name):
 
 
 @pytest.mark.parametrize("name", known_models())
-def test_parameters_are_what_the_models_page_states(name):
+def test_parameters_are_those_of_the_models_page(name):
     assert find_shape(name).num_parameters == known_models()[name]["parameters"]
 
 
-def test_a_cache_loses_what_is_less_than_a_block():
+def test_cache_holds_whole_blocks():
     """3 GiB / (144 KiB x 16) = 1365.3 blocks, so 1365 x 16 tokens, which is 3 sequences of 6144."""
     cache = kv_cache(find_shape("Qwen/Qwen3-8B"), "bfloat16", 3 * GIB, 16)
     assert cache.num_tokens == 1365 * 16
     assert cache.num_sequences(6144) == 3
 
 
-def test_the_a40_recipe_by_hand():
-    """With two copies of the base; every figure in GiB, to two places."""
-    plan, refused = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
+def test_a40_recipe_by_hand():
+    """With two copies of the base weights; every figure in GiB, to two places."""
+    plan = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
     engine, learner, prm = plan.processes
     assert [round(part.num_bytes / GIB, 2) for part in engine.parts] == [
         round(8_190_735_360 * 2 / GIB, 2),
         round(4 * 87_293_952 * 2 / GIB, 2),
         3.0,
-        # A step's MLP, 32 sampled rows of logits, and two chunks of 1,024 rows of those of a canary's step.
+        # A step's MLP, 32 sampled rows of logits, and two chunks of 1,024 scored rows.
         round((2048 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + (32 * 14 + 2 * 1024 * 2) * 151_936) / GIB, 2),
         1.0,
         0.45,
@@ -101,7 +108,7 @@ def test_the_a40_recipe_by_hand():
         0.45,
     ]
     assert prm.parts[0].num_bytes == 596_049_920 * 2
-    assert refused == []
+    assert plan.refusals == ()
     assert plan.cards[0].free == card_bytes("A40") - sum(process.num_bytes for process in plan.processes)
 
 
@@ -110,7 +117,7 @@ def test_the_a40_recipe_by_hand():
     [
         # The sampled rows, and those of all tokens of a step that also scores a prompt, in bfloat16.
         ("cuda", 32 * 151_936 * (2 + 12) + 512 * 151_936 * 2),
-        # The rows of the scored prompt alone, which are more than are sampled.
+        # The rows of the scored prompt, which are more than the sampled ones.
         ("cpu", 128 * 151_936 * (2 + 12)),
     ],
 )
@@ -120,14 +127,14 @@ def test_logits_of_a_step_that_scores_a_prompt(device, logits):
 
 
 def plan_of(recipe, *overrides, card="A40"):
-    plan, refused = make_plan(load_run_config(RECIPES / f"{recipe}.toml", overrides), card=card, machine_bytes=24 * GIB)
-    facts = plan_facts(plan, refused)
+    plan = make_plan(load_run_config(RECIPES / f"{recipe}.toml", overrides), card=card, machine_bytes=24 * GIB)
+    facts = plan_facts(plan)
     json.dumps(facts)
     return facts
 
 
 def plan_of_two_copies(*overrides, card="A40"):
-    """Of the recipe for one card, with a copy of the base for the engine and one for the learner."""
+    """Plan the recipe for one card with separate base weights for engine and learner."""
     return plan_of("dapo_qwen3_8b_a40", *TWO_COPIES, *overrides, card=card)
 
 
@@ -137,9 +144,7 @@ def plan_of_two_copies(*overrides, card="A40"):
         ("dapo_qwen3_8b_a40", (), "A40"),
         ("dapo_qwen3_8b_a40", (), "h200"),
         ("dapo_qwen3_8b_a40", ("model.path=meta-llama/Llama-3.1-8B-Instruct",), "A40"),
-        ("dapo_qwen3_8b_a40", TWO_COPIES, "A40"),
         ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-1.7B", *TWO_COPIES), "L4"),
-        ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-4B", *TWO_COPIES, "rollout.engine.kv_cache_gib=12"), "A40"),
         (
             "dapo_qwen3_8b_a40",
             ("card.shared=false", "card.learner=1", "card.engine=1", "card.prm=0.2", *TWO_COPIES),
@@ -151,86 +156,44 @@ def plan_of_two_copies(*overrides, card="A40"):
     ],
 )
 def test_fits(recipe, overrides, card):
-    facts = plan_of(recipe, *overrides, card=card)
-    assert facts["fits"]
-    assert facts["refusals"] == []
+    assert plan_of(recipe, *overrides, card=card)["fits"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "card", "says", "remedies"),
+    ("overrides", "card", "setting"),
     [
-        (
-            ("rollout.engine.kv_cache_gib=6",),
-            "A40",
-            "needs",
-            ["rollout.engine.kv_cache_gib=3.25"],
-        ),
-        (("learner.gradient_checkpointing=false",), "A40", "learner", ["learner.gradient_checkpointing=true"]),
-        (
-            ("rollout.engine.kv_cache_gib=0.5",),
-            "A40",
-            "holds 3,632 tokens, which is not one sequence of rollout.engine.max_model_len = 6,144",
-            ["rollout.engine.kv_cache_gib=1.0"],
-        ),
+        (("rollout.engine.kv_cache_gib=6",), "A40", "rollout.engine.kv_cache_gib"),
+        (("learner.gradient_checkpointing=false",), "A40", "learner.gradient_checkpointing"),
+        (("learner.microbatch_tokens=16384",), "A40", "learner.microbatch_tokens"),
+        (("rollout.engine.kv_cache_gib=0.5",), "A40", "rollout.engine.max_model_len"),
         (
             ("model.path=Qwen/Qwen2.5-7B-Instruct", "rollout.engine.max_model_len=40000"),
             "H200",
-            "longer than the 32768 positions",
-            ["rollout.engine.max_model_len=32768"],
+            "rollout.engine.max_model_len",
         ),
-        (("learner.microbatch_tokens=16384",), "A40", "needs", ["learner.microbatch_tokens=6656"]),
-        (
-            ("rollout.engine.kv_cache_gib=8", "learner.gradient_checkpointing=false"),
-            "A40",
-            "needs",
-            [
-                "learner.gradient_checkpointing=true rollout.engine.kv_cache_gib=1.0 rollout.engine.max_model_len=6144 "
-                "learner.microbatch_tokens=4096"
-            ],
-        ),
-        (("card.shared=false",), "A40", "0.46 of A40 has 20.38 GiB", ["card.learner=0.47"]),
-        (("model.path=Qwen/Qwen3-14B",), "A40", "no setting makes it fit (weights alone take 56.13)", []),
-        ((), "24", "take one of 44 GiB, several cards with card.shared=false, or a smaller model.path", []),
+        (("card.shared=false",), "A40", "card.learner"),
+        (("model.path=Qwen/Qwen3-14B",), "A40", "larger card"),
+        ((), "24", "larger card"),
     ],
 )
-def test_refuses_what_cannot_fit_and_names_what_would(overrides, card, says, remedies):
+def test_run_that_does_not_fit_names_the_setting(overrides, card, setting):
     facts = plan_of_two_copies(*overrides, card=card)
     assert not facts["fits"]
-    first = facts["refusals"][0]
-    assert says in first["reason"]
-    told = [as_overrides(changes) for changes in first["remedies"]]
-    assert set(remedies) <= set(told)
-    assert bool(told) == bool(remedies)
+    assert setting in facts["refusals"][0]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("rollout.engine.kv_cache_gib=6",),
-        ("learner.microbatch_tokens=16384",),
-        ("rollout.engine.kv_cache_gib=8", "learner.gradient_checkpointing=false"),
-        ("model.lora_rank=256",),
-    ],
-)
-def test_every_remedy_that_is_named_works(overrides):
-    for remedy in plan_of_two_copies(*overrides)["refusals"][0]["remedies"]:
-        changes = as_overrides(remedy).split(" ")
-        assert plan_of_two_copies(*overrides, *changes)["fits"], remedy
-
-
-def test_a_further_engine_is_held_to_its_share_of_another_card():
+def test_further_engine_is_limited_to_its_share_of_another_card():
     assert plan_of_two_copies("rollout.num_workers=2")["fits"]
     facts = plan_of_two_copies("rollout.num_workers=2", "rollout.engine.kv_cache_gib=3.25")
     assert [card["name"] for card in facts["cards"]] == ["A40", "0.49 of A40"]
     (refusal,) = facts["refusals"]
-    assert "0.49 of A40 has 21.71 GiB" in refusal["reason"]
-    assert {"rollout.engine.kv_cache_gib": 3.0} in refusal["remedies"]
+    assert "card.engine" not in refusal
+    assert "rollout.engine.kv_cache_gib" in refusal
 
 
 def test_one_copy_of_the_base_leaves_an_a40_room_for_120_000_tokens():
     """17.5 GiB / (144 KiB x 16) = 7964.4 blocks of 16 tokens."""
-    facts = plan_of("dapo_qwen3_8b_a40")
-    assert facts["fits"]
+    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
     assert facts["kv"]["num_tokens"] == 7964 * 16
     weights = {
         process["name"]: part["num_bytes"]
@@ -239,22 +202,12 @@ def test_one_copy_of_the_base_leaves_an_a40_room_for_120_000_tokens():
         if part["name"] == "weights"
     }
     assert weights == {"base weights": 2 * 8_190_735_360, "PRM": 2 * 596_049_920}
-
-
-def test_one_copy_too_large_a_cache_is_refused_with_what_fits():
-    facts = plan_of("dapo_qwen3_8b_a40", "rollout.engine.kv_cache_gib=19")
-    assert {"rollout.engine.kv_cache_gib": 18.0} in facts["refusals"][0]["remedies"]
-    (hopeless,) = plan_of("dapo_qwen3_8b_a40", card="20")["refusals"]
-    assert "no setting makes it fit (weights alone take 16.37)" in hopeless["reason"]
-
-
-def test_a_further_engine_on_another_card_has_a_base_of_its_own():
-    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
+    # The further engine, on another card, has its own copy.
     (engine,) = facts["cards"][1]["processes"]
     assert engine["parts"][0] == facts["cards"][0]["processes"][0]["parts"][0]
 
 
-def test_an_engine_over_two_cards_puts_half_on_each():
+def test_engine_over_two_cards_puts_half_on_each():
     """Weights 15.26 / 2; half of the 8 key-value heads, so twice as many tokens in a card's cache."""
     facts = plan_of_two_copies("rollout.engine.tensor_parallel=2", "card.learner=0.6", "card.shared=false")
     engine = facts["cards"][0]
@@ -263,24 +216,17 @@ def test_an_engine_over_two_cards_puts_half_on_each():
     assert facts["kv"]["num_tokens"] == 3 * GIB // (72 * 1024 * 16) * 16
 
 
-@pytest.mark.parametrize(("model", "cards"), [("Qwen/Qwen2.5-7B-Instruct", 8), ("Qwen/Qwen3-8B", 3)])
-def test_an_engine_over_cards_that_do_not_divide_the_model_is_not_planned(model, cards):
-    """28 heads over 8 cards, 32 over 3."""
-    with pytest.raises(PlanError, match=rf"rollout\.engine\.tensor_parallel = {cards} does not divide '?{model}"):
-        plan_of_two_copies(f"model.path={model}", f"rollout.engine.tensor_parallel={cards}", "card.shared=false")
-
-
 @pytest.mark.parametrize(
     ("model", "cards"), [("Qwen/Qwen2.5-7B-Instruct", [1, 2, 4]), ("Qwen/Qwen3-8B", [1, 2, 4, 8, 16])]
 )
-def test_an_engine_may_be_spread_over_cards_that_divide_heads_and_the_inner_layer(model, cards):
-    """28 heads of queries, 4 of keys, 18,944 = 2^9 x 37 inside; and 32, 8, 12,288 = 2^12 x 3. Keys may be on several
-    cards at once."""
-    shape = find_shape(model)
-    assert [count for count in range(1, 17) if shape.divides_over(count)] == cards
+def test_engine_is_spread_only_over_cards_that_divide_heads_and_mlp(model, cards):
+    """28 heads of queries, 4 of keys, 18,944 = 2^9 x 37 in the MLP; and 32, 8, 12,288 = 2^12 x 3."""
+    assert [count for count in range(1, 17) if find_shape(model).divides_over(count)] == cards
+    with pytest.raises(PlanError, match=r"rollout\.engine\.tensor_parallel"):
+        plan_of_two_copies(f"model.path={model}", "rollout.engine.tensor_parallel=3", "card.shared=false")
 
 
-def test_ranks_of_a_learner_divide_the_moments_and_load_the_base_whole_at_every_stage():
+def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
     two = plan_of_two_copies("learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
     assert two[0]["num_bytes"] == 2 * 8_190_735_360
     assert two[1]["num_bytes"] == 87_293_952 * (4 + 4 + 4)
@@ -289,108 +235,68 @@ def test_ranks_of_a_learner_divide_the_moments_and_load_the_base_whole_at_every_
     assert four["cards"][1]["processes"][0]["parts"][0]["num_bytes"] == 2 * 8_190_735_360
 
 
-def test_a_trained_prm_only_scores(tmp_path):
-    trained = plan_of("dapo_qwen3_8b_a40", f"reward.credit.prm_path={tmp_path}")["process_bytes"]["PRM"]
-    assert trained < plan_of("dapo_qwen3_8b_a40")["process_bytes"]["PRM"]
+def test_trained_prm_only_scores_and_has_its_own_layers(tmp_path, monkeypatch):
+    def prm_bytes(*overrides):
+        return plan_of("dapo_qwen3_8b_a40", *overrides)["process_bytes"]["PRM"]
 
-
-def test_a_trained_prm_is_counted_by_what_it_is(tmp_path, monkeypatch):
-    """Not by what the recipe would train."""
+    trained = f"reward.credit.prm_path={tmp_path}"
+    whole = prm_bytes(trained)
+    assert whole < prm_bytes()
     (tmp_path / "prm.json").touch()
     monkeypatch.setattr("reward.prm.model.prm_settings", lambda folder, here: here.model_copy(update={"num_layers": 1}))
-    trained = plan_of("dapo_qwen3_8b_a40", f"reward.credit.prm_path={tmp_path}")["process_bytes"]["PRM"]
-    (tmp_path / "prm.json").unlink()
-    assert trained < plan_of("dapo_qwen3_8b_a40", f"reward.credit.prm_path={tmp_path}")["process_bytes"]["PRM"]
-
-
-def test_a_recipe_of_outcomes_alone_has_no_prm():
+    assert prm_bytes(trained) < whole
     assert "PRM" not in plan_of("flow_grpo_qwen25_7b")["process_bytes"]
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "part"),
     [
         ({"model_type": "qwen3_moe", "num_experts": 128}, "mixture of experts"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts"),
-        ({"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}, "quantised"),
-        ({"model_type": "gemma3"}, "model_type 'gemma3'"),
-        ({"model_type": "llama", "num_attention_heads": 4}, "incomplete or broken"),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}, "quantized"),
+        ({"model_type": "gemma3"}, "model_type"),
+        ({"model_type": "llama", "num_attention_heads": 4}, "config.json"),
     ],
 )
-def test_what_the_formulas_do_not_cover_is_refused(config, says):
-    with pytest.raises(PlanError, match=says):
+def test_unsupported_model_is_rejected(config, part):
+    with pytest.raises(PlanError, match=part):
         read_shape(config, name="this model")
 
 
-def test_an_unknown_model_says_how_to_give_its_config():
-    with pytest.raises(PlanError, match="--model-config FILE"):
+def test_unknown_model_or_card_is_rejected():
+    with pytest.raises(PlanError, match="--model-config"):
         find_shape("someone/else-9B")
+    for card in ("A41", "-3", "nan", "0"):
+        with pytest.raises(PlanError, match="--card"):
+            card_bytes(card)
 
 
 @pytest.mark.parametrize(
     "path", ["Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "me/llama-3.1-8b-instruct", "Qwen3-8B-Base", "Qwen/Qwen2.5-7B"]
 )
-def test_a_base_model_and_a_copy_have_the_shape_of_the_one_that_is_known(path):
+def test_base_model_and_copy_have_the_shape_of_the_known_model(path):
     known = find_shape("meta-llama/Llama-3.1-8B-Instruct" if "lama" in path else path.replace("-Base", ""))
     assert replace(find_shape(path), name="") == replace(known, name="")
 
 
-@pytest.mark.parametrize("card", ["A41", "-3", "nan", "0"])
-def test_a_card_is_a_name_or_a_size(card):
-    with pytest.raises(PlanError, match="--card"):
-        card_bytes(card)
-
-
-def test_the_command_prints_the_arithmetic_and_ends_with_1_where_it_does_not_fit(capsys, monkeypatch):
+def test_command_prints_the_table_and_returns_1_if_the_run_does_not_fit(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["plan", str(A40_RECIPE)]) == 0
-    told = capsys.readouterr().out
-    assert "36 layers x 2 x 8 heads x 128 x 2 bytes = 144 KiB per token" in told
-    assert told.startswith("It fits: base weights, engine, learner and PRM take ")
+    assert "144 KiB per token" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=20"]) == 1
-    assert "set rollout.engine.kv_cache_gib=18" in capsys.readouterr().out
-    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["fits"]
-    assert cli.main(["plan", str(A40_RECIPE), "learner.zero_stage=1", "rollout.engine.kv_cache_gib=20"]) == 1
-    assert capsys.readouterr().out.startswith("It does not fit: ")
-    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == 2
-    assert "--card 'potato' is neither a number of GiB nor one of A40" in capsys.readouterr().err
-    assert cli.main(["plan", str(A40_RECIPE), "--card", "A41"]) == 2
-    assert "nor one of A40" in capsys.readouterr().err
-
-
-def test_a_card_that_nothing_runs_on_is_refused(capsys):
-    assert cli.main(["plan", "demo_cpu", "--card", "A100"]) == 2
-    assert "--card A100: nothing of this recipe runs on a card; leave it out" in capsys.readouterr().err
-
-
-def test_a_config_file_stands_in_for_the_model(tmp_path, capsys):
-    file = tmp_path / "config.json"
+    assert "rollout.engine.kv_cache_gib" in capsys.readouterr().out
+    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == cli.main(["plan", "demo_cpu", "--card", "A100"]) == 2
+    assert capsys.readouterr().err.count("--card") == 2
+    # A config file instead of the model's, and a folder with square brackets, which the console would take for styles.
+    file = tmp_path / "a[/b]" / "[v2]" / "config.json"
+    file.parent.mkdir(parents=True)
     file.write_text(json.dumps(known_models()["Qwen/Qwen3-14B"]["config"]))
     assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json", "--model-config", str(file)]) == 0
     assert json.loads(capsys.readouterr().out)["policy"]["num_layers"] == 40
+    cli.main(["plan", str(A40_RECIPE), "--card", "H200", f"model.path={json.dumps(str(file.parent))}"])
+    assert f"{file.parent}: 14," in capsys.readouterr().out
     file.write_text("[]")
     assert cli.main(["plan", str(A40_RECIPE), "--model-config", str(file)]) == 2
-
-
-def test_a_model_in_a_folder_with_square_brackets_is_named_as_it_is(tmp_path, capsys):
-    folder = tmp_path / "a[/b]" / "[v2]"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(known_models()["Qwen/Qwen3-14B"]["config"]))
-    cli.main(["plan", str(A40_RECIPE), "--card", "H200", f"model.path={json.dumps(str(folder))}"])
-    assert f"{folder}: 14," in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_demo_models_file_holds_as_many_parameters_as_the_plan_says():
-    """From the header of its safetensors file: 8 bytes of length, then JSON with the shape of every tensor."""
-    from learner.demo_model import ensure_demo_model
-
-    (file,) = ensure_demo_model().glob("*.safetensors")
-    with file.open("rb") as data:
-        header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
-    counted = sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
-    assert find_shape("demo").num_parameters == counted
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
@@ -406,17 +312,17 @@ PLACES = (("cuda", 400), ("cpu", 400), ("cpu", 1000))
 
 @pytest.mark.parametrize(
     ("family", "device", "num_tokens", "checkpointing"),
-    # Every family at every place; each family, and each place, with and without checkpointing.
+    # Each family on each device; each family and device with and without checkpointing.
     [
         (family, *place, (row + column) % 2 == 0)
         for row, family in enumerate(FAMILIES)
         for column, place in enumerate(PLACES)
     ],
 )
-def test_activations_are_within_a_tenth_of_what_the_learner_allocates(
+def test_activations_are_within_a_tenth_of_the_learners_allocations(
     monkeypatch, family, device, num_tokens, checkpointing
 ):
-    """The real learner in a card's precision, every tensor that it makes counted; for a card with its attention."""
+    """Every tensor of the real learner in a card's precision is counted; for a card with its attention."""
     if device == "cuda":
         monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend)
     sizes = SIZES | FAMILIES[family]
@@ -456,5 +362,5 @@ def allocated(family, sizes, *, num_tokens, checkpointing):
     return memory.peak
 
 
-def test_the_headroom_is_small_against_every_card():
+def test_headroom_is_small_against_every_card():
     assert all(0.03 * card_bytes(card) > HEADROOM for card in CARDS)

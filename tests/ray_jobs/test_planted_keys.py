@@ -17,13 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 from mcp_processes import started
-from ray._private.authentication_test_utils import reset_auth_token_state
+from ray.job_submission import JobStatus, JobSubmissionClient
 from real_run import steps_of
 from stage import wait_until
 
+from ray_jobs import submit
 from ray_jobs.cli import main
-from ray_jobs.jobs import submit
-from ray_jobs.jobs.client import connect
 from tests.faults.machines import Machines
 from tests.ray_jobs.planted_keys import KEYED, ROOT, SERVER, SMALL, keyed_tools, plant, viewer_answers
 
@@ -43,12 +42,12 @@ def pages():
         yield server.url
 
 
-def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tmp_path, monkeypatch, capsys):
+def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tmp_path, monkeypatch, capsys, ray_token):
     machines = Machines(tmp_path, keys.variables)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(submit, "COMMAND", KEYED)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(machines.token_path))
-    # Whoever submits has the keys as well.
+    ray_token(machines.token_path)
+    # The submitting process has the keys too.
     for name, value in keys.variables.items():
         monkeypatch.setenv(name, value)
     said = []
@@ -62,7 +61,7 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
     def submit_train(name, *more):
         settings = (RECIPE, f"name={name}", f"output_dir={tmp_path}/runs", *SMALL, *keyed_tools(pages))
         code, output = agentflow("submit", *settings, "--phase", "train", *more)
-        submitted = re.search(r"submitted (\S+)", output)
+        submitted = re.search(r"submitted ([^\s:]+)", output)
         assert submitted, output
         return code, submitted[1]
 
@@ -74,9 +73,10 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
         wait_until(lambda: len(steps_of(tmp_path / "runs" / "crashed")) >= 1)
         end_abruptly(machines, "RolloutWorker")
         end_abruptly(machines, "keyed_agentflow")
-        wait_until(lambda: "failed" in agentflow("jobs", crashed)[1])
-        agentflow("jobs", "logs", crashed)
-        jobs = json.dumps([job.model_dump(mode="json") for job in connect(machines.dashboard).jobs()])
+        client = JobSubmissionClient(machines.dashboard)
+        wait_until(lambda: client.get_job_status(crashed) == JobStatus.FAILED)
+        said.append(client.get_job_logs(crashed))
+        jobs = json.dumps([job.model_dump(mode="json") for job in client.list_jobs()])
 
         for name in ("ended", "crashed"):
             run = tmp_path / "runs" / name
@@ -89,7 +89,6 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
         assert keys.found_in("".join([*said, jobs]).encode()) == []
     finally:
         machines.stop()
-        reset_auth_token_state()
 
 
 REAL = ("python", "-m", "ray_jobs.cli")

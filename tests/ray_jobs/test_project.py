@@ -8,7 +8,7 @@ import pytest
 from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
-from ray_jobs.commands.training import init
+from ray_jobs.cli import init
 
 MODULES = ("agent", "warehouse")
 
@@ -34,11 +34,6 @@ def test_the_run_has_the_folders_name_and_trains_the_agent_with_its_teacher_and_
     assert (config.envs.datasets["orders"].source, config.reward.scorer) == ("warehouse:tasks", "warehouse:score")
 
 
-def test_the_command_that_it_tells_can_be_pasted(tmp_path, capsys):
-    init(tmp_path / "a b" / "mine")
-    assert f"train it: cd '{tmp_path}/a b/mine' && agentflow train recipe.toml" in capsys.readouterr().out
-
-
 def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_in_two(project):
     from envs.datasets.own import OwnSources
 
@@ -59,7 +54,7 @@ def test_the_two_functions_lead_from_every_order_to_its_shelf(warehouse):
 
 
 async def test_the_teacher_is_right_in_two_of_seven_tasks(warehouse, project):
-    """What it teaches leaves something to learn."""
+    """The demonstrations leave something to learn."""
     from types import SimpleNamespace
 
     agent = importlib.import_module("agent")
@@ -92,12 +87,12 @@ def test_whatever_the_model_calls_is_answered_with_a_text(project, name, argumen
 
 def test_nothing_is_written_over(project):
     before = (project / "agent.py").read_text()
-    with pytest.raises(UserError, match="is there already; name a new folder"):
+    with pytest.raises(UserError, match="already exists"):
         init(project)
     assert (project / "agent.py").read_text() == before
 
 
 def test_a_folder_whose_name_is_no_runs_name_is_refused_and_not_made(tmp_path):
-    with pytest.raises(UserError, match=r"'a b' cannot name a run: name must be letters, digits"):
+    with pytest.raises(UserError, match="'a b'"):
         init(tmp_path / "a b")
     assert not (tmp_path / "a b").exists()

@@ -5,7 +5,7 @@ import pytest
 
 NOISE = (
     "import logging, os, subprocess, sys\n"
-    "from ray_jobs.phases.local import quiet_loading\n"
+    "from ray_jobs.run.local import quiet_loading\n"
     "with quiet_loading():\n"
     "    print('from Python', file=sys.stderr)\n"
     "    os.write(2, b'from native code\\n')\n"

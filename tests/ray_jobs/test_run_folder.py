@@ -10,7 +10,7 @@ import pytest
 from configs.errors import UserError
 from configs.learner import ModelConfig
 from configs.loading import load_run_config
-from configs.own import load_own
+from configs.plugins import load_own
 from configs.run import RunConfig
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.cli import main

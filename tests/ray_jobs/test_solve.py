@@ -8,8 +8,8 @@ from scripted import decision, make_agent, run
 
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
+from rollout.codec import read_trajectories
 from rollout.engines.engine import EngineError
-from rollout.records import read_records, trajectory_of, trajectory_record
 
 ACTIONS = 'envs.actions=["think", "answer"]'
 
@@ -27,10 +27,8 @@ def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_
         assert solve(url, "--trace", str(trace)) == 0
         assert solve(url, "--trace", str(trace)) == 0
     assert "answer 42" in capsys.readouterr().out
-    records = list(read_records(trace))
-    assert len(records) == 2
-    trajectory = trajectory_of(records[0])
-    assert trajectory_record(trajectory, reward=None, phase="solve", step=None) == records[0]
+    trajectory, second = read_trajectories(trace)
+    assert (trajectory.phase, trajectory.reward, second.answer) == ("solve", None, "42")
     assert (trajectory.answer, trajectory.task.question, trajectory.served) == ("42", "What is 6*7?", True)
     assert [turn.tool_call.name for turn in trajectory.turns] == ["think", "answer"]
     assert ollama.faults == []
@@ -49,8 +47,8 @@ def test_what_a_model_or_a_tool_writes_cannot_command_the_terminal(capsys):
 @pytest.mark.parametrize(
     ("texts", "why"),
     [
-        ([EngineError("the engine stopped")], "no answer: the engine or a tool failed, or it took longer than"),
-        (["nonsense"] * 6, "no answer: the replies were malformed"),
+        ([EngineError("the engine stopped")], "engine"),
+        (["nonsense"] * 6, "malformed"),
     ],
 )
 def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypatch, capsys):
@@ -59,18 +57,10 @@ def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypat
         agent = make_agent(texts)
         yield SimpleNamespace(attempt=lambda task, *_, **__: run(agent, task))
 
-    monkeypatch.setattr("ray_jobs.phases.solve.open_worker", scripted)
+    monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
     assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
     assert why in " ".join(capsys.readouterr().out.split())
-    assert len(list(read_records(tmp_path / "trace.jsonl"))) == 1
-
-
-def test_a_trace_that_cannot_be_written_is_one_line(tmp_path, capsys):
-    ollama = ScriptedOllama()
-    ollama.replies = [said(decision("answer", "42"))]
-    with serving(ollama) as url:
-        assert solve(url, "--trace", str(tmp_path / "no" / "trace.jsonl")) == 2
-    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+    assert len(list(read_trajectories(tmp_path / "trace.jsonl"))) == 1
 
 
 def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
@@ -80,14 +70,8 @@ def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
     assert "export the checkpoint" in capsys.readouterr().err
 
 
-def test_a_frozen_verifier_cannot_be_asked_of_a_server(capsys):
-    settings = ("agent.verifier.type=model", "rollout.engine.adapter_mode=native")
-    assert solve("http://127.0.0.1:9", *settings) == 2
-    assert "does not serve; set them to 'rule'" in capsys.readouterr().err
-
-
 def test_training_over_a_server_is_refused_before_anything_starts(tmp_path, capsys):
     arguments = ["train", "backend.type=ollama", "backend.model=planner", f"output_dir={json.dumps(str(tmp_path))}"]
     assert main(arguments) == 2
-    assert "nothing it samples can be trained on" in capsys.readouterr().err
+    assert "backend.type" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

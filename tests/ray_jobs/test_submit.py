@@ -1,96 +1,79 @@
-"""Submitting without a cluster: what is checked, what travels, what is said of failures."""
+"""Submitting without a cluster: the command of the job, what is uploaded, keys, and following the log."""
 
+import asyncio
 import json
-import re
-import socket
-import sys
 from pathlib import Path
 
 import pytest
+import requests
+from ray._private.runtime_env.packaging import _get_excludes, get_uri_for_directory
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus
-from scripted_jobs import SECRET, ScriptedClient, make_job, make_options, plan
+from scripted_jobs import SECRET, ScriptedClient, job_for
 
-from configs.errors import printable, visible
+from configs.errors import UserError
 from configs.loading import load_run_config
-from ray_jobs.checks.keys import key_variables
+from ray_jobs import submit
 from ray_jobs.cli import main, make_app
-from ray_jobs.jobs import client as jobs_client
-from ray_jobs.jobs import submit
-from ray_jobs.jobs.client import JobError
-from ray_jobs.jobs.request import PHASES
-from ray_jobs.jobs.submit import plan_submission
-from ray_jobs.jobs.watch import job_table, run_status, run_stop, why_failed
-from ray_jobs.run.begun import begun_config
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.preflight import key_variables
+from ray_jobs.submit import follow_job
 
-WRITTEN = "tvly-dev-q8Zr4Tn1Vb7Kx2Lm"
-"""Of no variable, and as keys of a known service begin."""
-
-
-@pytest.mark.parametrize("phase", sorted(set(PHASES) - {"resume"}))
-def test_every_phase_becomes_the_command_that_it_is_locally_with_an_output_folder_that_lasts(phase, project):
-    submission = plan("seed=4", phase=phase)
-    command = f"python -m ray_jobs.cli {phase} recipes/mine.toml seed=4 output_dir={project}/runs"
-    assert submission.entrypoint == command
-    assert submission.submission_id.startswith(f"mine-{phase}-20")
-    assert submission.metadata["run"] == f"{project}/runs/mine"
-    assert {"phase", "recipe", "name", "version", "commit"} <= submission.metadata.keys()
+WRITTEN_KEY = "tvly-dev-q8Zr4Tn1Vb7Kx2Lm"
+"""A key of no variable, recognised by its first letters."""
+NEEDS_A_KEY = ("submit", "recipes/mine.toml", "envs.search=tavily")
+ON_GPU = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native")
 
 
-def test_commit_is_told_of_code_that_travels_and_of_no_other(project):
-    """Regression: a run with the code of the cluster's image named the commit of who submitted it."""
-    other = plan()
-    assert (other.metadata["commit"], other.metadata["version"]) == ("as on the cluster", "as on the cluster")
-    assert "AGENTFLOW_COMMIT" not in other.runtime_env["env_vars"]
-    root = Path(submit.__file__).parents[2]
-    own = plan(working_dir=root, recipe=str(root / "configs" / "recipes" / "demo_cpu.toml"))
-    assert own.metadata["commit"] == own.runtime_env["env_vars"]["AGENTFLOW_COMMIT"] != "as on the cluster"
+@pytest.mark.parametrize("phase", ["train", "collect", "label", "train-prm", "evaluate"])
+def test_phase_runs_the_local_command_with_an_absolute_output_folder(phase, project):
+    job = job_for("seed=4", phase=phase)
+    assert job["entrypoint"] == f"python -m ray_jobs.cli {phase} recipes/mine.toml seed=4 output_dir={project}/runs"
+    assert job["submission_id"].startswith(f"mine-{phase}-20")
+    assert job["metadata"]["run"] == f"{project}/runs/mine"
 
 
-def test_resume_names_the_run_folder_that_the_recipe_writes_to(project):
-    assert plan(phase="resume").entrypoint == f"python -m ray_jobs.cli resume {project}/runs/mine"
-
-
-def test_resume_of_a_run_folder_names_that_folder_whatever_the_working_directory(project):
-    """Regression: a folder of this name below --working-dir was resumed."""
+def test_resume_names_the_run_folder_whatever_the_working_directory(project):
+    assert job_for(phase="resume")["entrypoint"] == f"python -m ray_jobs.cli resume {project}/runs/mine"
     (project / "code").mkdir()
     with RunFolder.create(load_run_config(None, ["name=mine"])):
         pass
-    options = make_options("runs/mine", phase="resume", working_dir=Path("code"))
-    assert plan_submission(begun_config(Path("runs/mine")), options, here=True).run == str(project / "runs/mine")
+    job = job_for(phase="resume", recipe="runs/mine", working_dir=Path("code"), here=False)
+    assert job["metadata"]["run"] == str(project / "runs/mine")
 
 
-def test_options_of_the_phase_reach_its_command_whole():
+def test_options_reach_the_phases_command_whole():
     for text in (["--options=--benchmark gpqa --out 'a b'"], ["--options", "--benchmark gpqa --out 'a b'"]):
         _, bound, _ = make_app().parse_args(["submit", "r.toml", *text])
         assert bound.arguments["options"] == ("--benchmark", "gpqa", "--out", "a b")
 
 
-def test_what_travels_leaves_caches_runs_and_weights_behind_and_takes_what_the_user_adds(project):
-    added = {"pip": ["polars"], "env_vars": {"MINE": "1"}, "excludes": ["big/"]}
-    runtime_env = plan(runtime_env=added).runtime_env
-    assert runtime_env["working_dir"] == str(project)
-    assert {".git/", ".venv/", "runs/", "*.safetensors", ".env", "big/"} <= set(runtime_env["excludes"])
-    assert runtime_env["pip"] == ["polars"]
-    assert runtime_env["env_vars"]["MINE"] == "1"
+@pytest.mark.parametrize(
+    ("phase", "overrides", "claims"),
+    [
+        ("train", ON_GPU, (0, 0)),
+        ("evaluate", ON_GPU, (1, 1)),
+        ("evaluate", (), (1, 0)),
+        ("evaluate", (*ON_GPU, "rollout.engine.tensor_parallel=2"), (1, 2)),
+        ("evaluate", (*ON_GPU, "backend.type=openai", "backend.model=m"), (1, 0)),
+        ("train-prm", (*ON_GPU, "prm.device=cuda"), (1, 1)),
+        ("label", (*ON_GPU, "label.type=plan"), (1, 0)),
+        ("label", (*ON_GPU, "label.type=monte_carlo"), (1, 1)),
+    ],
+)
+def test_phases_that_sample_in_the_driver_claim_its_cpu_and_cards(phase, overrides, claims, project):
+    job = job_for(*overrides, phase=phase)
+    assert (job["entrypoint_num_cpus"], job["entrypoint_num_gpus"]) == claims
 
 
-def test_only_phases_that_act_in_their_own_process_claim_places_for_it(project):
-    on_gpu = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native")
-    assert (plan(*on_gpu, phase="train").num_cpus, plan(*on_gpu, phase="train").num_gpus) == (0, 0)
-    assert (plan(*on_gpu, phase="evaluate").num_cpus, plan(*on_gpu, phase="evaluate").num_gpus) == (1, 1)
-    assert plan(phase="evaluate").num_gpus == 0
-    # One engine over several cards finds them only where the job has them all.
-    assert plan(*on_gpu, "rollout.engine.tensor_parallel=2", phase="evaluate").num_gpus == 2
-    assert plan(*on_gpu, "rollout.engine.tensor_parallel=2", "prm.device=cuda", phase="train-prm").num_gpus == 1
-    # Neither plans nor judges nor a server need an engine.
-    assert plan(*on_gpu, "label.type=plan", phase="label").num_gpus == 0
-    assert plan(*on_gpu, "label.type=monte_carlo", phase="label").num_gpus == 1
-    assert plan(*on_gpu, "backend.type=openai", "backend.model=m", phase="evaluate").num_gpus == 0
+def test_relative_output_folder_is_rejected_on_another_machine(project):
+    with pytest.raises(UserError, match="output_dir"):
+        job_for(here=False)
+    assert job_for("output_dir=/mnt/runs", here=False)["metadata"]["run"] == "/mnt/runs/mine"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "named"),
+    ("overrides", "names"),
     [
         ((), ()),
         (("envs.search=tavily",), ("TAVILY_API_KEY",)),
@@ -99,282 +82,214 @@ def test_only_phases_that_act_in_their_own_process_claim_places_for_it(project):
         (('envs.actions=["web_search", "answer"]', "envs.web.finder=tavily"), ("TAVILY_API_KEY",)),
     ],
 )
-def test_a_recipe_names_its_keys_by_itself_or_by_the_tools_that_it_switches_on(overrides, named):
-    assert key_variables(load_run_config(None, overrides)) == named
+def test_recipe_names_the_keys_of_its_settings_and_tools(overrides, names):
+    assert key_variables(load_run_config(None, overrides)) == names
 
 
-NEEDS_A_KEY = ("submit", "recipes/mine.toml", "envs.search=tavily")
+# --- secrets ------------------------------------------------------------------------------------------
 
 
-def test_no_key_travels_and_who_must_have_it_is_said(project, server, monkeypatch, capsys):
+def test_key_in_the_environment_is_not_sent(project, server, monkeypatch, capsys):
     monkeypatch.setenv("TAVILY_API_KEY", SECRET)
     assert main(NEEDS_A_KEY) == 0
-    said = capsys.readouterr()
-    assert (
-        "the key TAVILY_API_KEY does not travel: every machine needs TAVILY_API_KEY, or TAVILY_API_KEY_FILE" in said.out
-    )
-    assert SECRET not in said.out + said.err
-    assert SECRET not in json.dumps(server.client.submitted)
+    output = capsys.readouterr()
+    assert "TAVILY_API_KEY is not sent" in output.out
+    assert SECRET not in output.out + output.err + json.dumps(server.submitted)
 
 
-def test_the_path_of_a_file_with_a_key_travels_and_the_file_does_not(project, server, monkeypatch, capsys):
+def test_path_of_a_key_file_is_sent_and_the_file_is_not(project, server, monkeypatch):
     (project / "keys").mkdir()
     (project / "keys" / "tavily").write_text(SECRET)
     monkeypatch.setenv("TAVILY_API_KEY_FILE", "keys/tavily")
     assert main(NEEDS_A_KEY) == 0
-    (sent,) = server.client.submitted
+    (sent,) = server.submitted
     assert sent["runtime_env"]["env_vars"]["TAVILY_API_KEY_FILE"] == f"{project}/keys/tavily"
     assert "/keys/tavily" in sent["runtime_env"]["excludes"]
     assert SECRET not in json.dumps(sent)
-    assert f"every machine reads it from the file {project}/keys/tavily" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["TAVILY_API_KEY", "HF_TOKEN"])
-def test_a_key_in_an_added_environment_is_refused_with_what_to_do(name, project, server, capsys):
-    (project / "env.yaml").write_text(f"env_vars: {{{name}: {SECRET}}}")
-    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
-    said = capsys.readouterr().err
-    assert f"--runtime-env holds {name}" in said
-    assert f"set {name} in the environment" in said
-    # Of a key that only another library reads no file is read.
-    assert (f"or {name}_FILE to the path of a file" in said) == (name == "TAVILY_API_KEY")
-    assert SECRET not in said
-    assert server.client.submitted == []
-
-
-def test_a_key_in_an_added_environment_is_refused_before_a_cluster_is_asked(project, capsys):
-    (project / "env.yaml").write_text(f"env_vars: {{TAVILY_API_KEY: {SECRET}}}")
-    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml", "--address", "http://127.0.0.1:9"]) == 2
-    assert "--runtime-env holds TAVILY_API_KEY" in capsys.readouterr().err
-
-
-def test_a_key_of_this_environment_anywhere_in_what_is_added_is_refused(project, server, monkeypatch, capsys):
-    monkeypatch.setenv("INDEX_TOKEN", SECRET)
-    (project / "env.yaml").write_text(f"pip: ['--index-url=https://me:{SECRET}@packages.example/simple', polars]")
-    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
-    assert "--runtime-env holds INDEX_TOKEN" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("argument", [f"model.path=https://h/{SECRET}", f"--options=--out {SECRET}"])
-def test_a_key_of_this_environment_in_settings_or_command_is_refused(argument, project, server, monkeypatch, capsys):
-    monkeypatch.setenv("SOME_TOKEN", SECRET)
-    monkeypatch.setattr(sys, "argv", ["agentflow", *NEEDS_A_KEY, argument])
-    assert main([*NEEDS_A_KEY, argument]) == 2
-    said = capsys.readouterr().err
-    assert "hold the value of SOME_TOKEN" in said
-    assert SECRET not in said
-
-
-@pytest.mark.parametrize("variable", ["MY_SERVICE", "MY_SERVICE_FILE"])
-@pytest.mark.parametrize("argument", [f"model.path=https://h/{SECRET}", f"--options=--out {SECRET}"])
-def test_a_key_that_the_recipe_names_is_refused_wherever_it_is(
-    argument, variable, project, server, monkeypatch, capsys
-):
-    (project / "key").write_text(SECRET)
-    monkeypatch.setenv(variable, str(project / "key") if variable.endswith("_FILE") else SECRET)
-    named = ("backend.type=openai", "backend.model=m", "backend.api_key_env=MY_SERVICE")
-    assert main(["submit", "recipes/mine.toml", *named, argument]) == 2
-    said = capsys.readouterr().err
-    assert "hold the value of MY_SERVICE," in said
-    assert SECRET not in said
-    assert server.client.submitted == []
-
-
-@pytest.mark.parametrize("argument", [f"model.path=https://h/{WRITTEN}", f"--options=--out {WRITTEN}"])
-def test_what_can_only_be_a_key_is_refused_in_settings_and_options(argument, project, server, capsys):
-    assert main(["submit", "recipes/mine.toml", argument]) == 2
-    said = capsys.readouterr().err
-    assert "the settings or the command hold a key in the word that begins with 'tvly-'" in said
-    assert WRITTEN not in said
-    assert server.client.submitted == []
-
-
-def test_a_judge_whose_key_only_the_machines_have_is_submitted(project, server):
-    judge = ("label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
-    assert main(["submit", "recipes/mine.toml", "label.type=judge", *judge]) == 0
-    assert server.client.submitted
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("text", "error"),
     [
-        (["nowhere.toml"], "recipe 'nowhere.toml' does not exist"),
-        (["recipes/mine.toml", "sede=1"], "unknown key 'sede'"),
-        (["recipes/mine.toml", "envs.mix={nonsense=1}"], "unknown data set 'nonsense'"),
-        (["recipes/mine.toml", "envs.data_path=gone.jsonl"], "is not in the working directory"),
-        (["recipes/mine.toml", "--working-dir", "gone"], "--working-dir 'gone' is no folder"),
-        (["/etc/hostname.toml"], "recipe '/etc/hostname.toml' does not exist"),
-        (["recipes/mine.toml", "model.path=recipes"], "model.path = 'recipes' does not travel"),
-        (["recipes/mine.toml", "reward.credit.prm_path=runs/p/prm"], "prm_path = 'runs/p/prm' does not travel"),
-        (["recipes/mine.toml", "prm.model_path=recipes"], "prm.model_path = 'recipes' does not travel"),
-        (["recipes/mine.toml", "cluster.address=http://h:8265"], "agentflow submit --address http://h:8265"),
-        (["runs", "--phase", "resume"], "is not the folder of a run"),
-        (["recipes/mine.toml", "--phase", "resume", "--options=--dry-run"], "`agentflow resume` takes no --options"),
-        (["runs/mine", "num_steps=20", "--phase", "resume"], "goes on with its own settings; leave num_steps=20 out"),
+        (f"env_vars: {{TAVILY_API_KEY: {SECRET}}}", "TAVILY_API_KEY"),
+        (f"env_vars: {{HF_TOKEN: {SECRET}}}", "HF_TOKEN"),
+        (f"pip: ['--index-url=https://me:{SECRET}@packages.example/simple', polars]", "INDEX_TOKEN"),
+        ("pip: ['--index-url=https://me:hunter2@packages.example/simple']", "user part of a URL"),
+        ("pip: indexed.txt", "user part of a URL"),
+        ("pip: {packages: indexed.txt}", "user part of a URL"),
+        ("env_vars: {MINE: sk-0123456789abcdef}", "sk-"),
+        ("env_vars: {N: 1}", "env_vars"),
+        ("env_vars: [A=1]", "env_vars"),
+        ("excludes: big/", "excludes"),
+        ("working_dir: /x", "working_dir"),
+        ("- a", "not a table"),
     ],
 )
-def test_what_cannot_work_is_said_before_anything_is_sent(arguments, said, project, server, capsys):
+def test_runtime_environment_with_a_key_or_a_wrong_entry_is_rejected(text, error, project, server, monkeypatch, capsys):
+    monkeypatch.setenv("INDEX_TOKEN", SECRET) if error == "INDEX_TOKEN" else None
+    (project / "env.yaml").write_text(text)
+    (project / "indexed.txt").write_text("--index-url https://me:hunter2@packages.example/simple\npolars\n")
+    assert main([*NEEDS_A_KEY, "--runtime-env", "env.yaml"]) == 2
+    line = capsys.readouterr().err
+    assert error in line
+    assert not any(key in line for key in (SECRET, "hunter2", "0123456789"))
+    assert server.submitted == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pip: ['git+ssh://git@github.com/me/mine']",
+        "pip: ['--index-url=https://me:${INDEX_PASSWORD}@packages.example/simple']",
+        "env_vars: {WANDB_RUN_ID: 0123456789abcdef0123456789abcdef}",
+    ],
+)
+def test_runtime_environment_without_a_key_is_sent(project, server, text):
+    (project / "env.yaml").write_text(text)
+    assert main(["submit", "recipes/mine.toml", "--runtime-env", "env.yaml"]) == 0
+
+
+@pytest.mark.parametrize("variable", ["SOME_TOKEN", "MY_SERVICE", "MY_SERVICE_FILE", None])
+@pytest.mark.parametrize("argument", ["model.path=https://h/{}", "--options=--out {}"])
+def test_key_in_settings_or_options_is_rejected(argument, variable, project, server, monkeypatch, capsys):
+    """The key of a variable with a secret's name, of one that the recipe names, of its file, or one of a known form."""
+    key = SECRET if variable else WRITTEN_KEY
+    (project / "key").write_text(key)
+    if variable:
+        monkeypatch.setenv(variable, str(project / "key") if variable.endswith("_FILE") else key)
+    named = ("backend.type=openai", "backend.model=m", "backend.api_key_env=MY_SERVICE")
+    assert main(["submit", "recipes/mine.toml", *named, argument.format(key)]) == 2
+    assert key not in capsys.readouterr().err
+    assert server.submitted == []
+
+
+def packed(folder, excludes):
+    """Return the names of the files that change Ray's package of a folder."""
+    before = get_uri_for_directory(str(folder), include_gitignore=True, excludes=excludes)
+    names = set()
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        text = path.read_bytes()
+        path.write_bytes(text + b"changed")
+        if get_uri_for_directory(str(folder), include_gitignore=True, excludes=excludes) != before:
+            names.add(path.name)
+        path.write_bytes(text)
+    return names
+
+
+def test_pattern_of_the_user_cannot_include_secrets_or_weights(project):
+    (project / "src").mkdir()
+    for name in ("code.py", ".env", "tls.pem", "w.safetensors"):
+        (project / "src" / name).write_text(SECRET)
+    (project / "env.yaml").write_text("excludes: ['!src/.env', '!src/*.pem', '!*.safetensors', 'env.yaml', 'recipes']")
+    excludes = job_for(runtime_env=Path("env.yaml"))["runtime_env"]["excludes"]
+    assert packed(project, excludes) == {"code.py"}
+
+
+def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_path_factory, monkeypatch):
+    """The path may have a link in it, and the name may have characters of patterns."""
+    link = tmp_path_factory.mktemp("links") / "home"
+    link.symlink_to(project)
+    (project / "keys").mkdir()
+    for name, variable in (("a", "TAVILY_API_KEY"), ("b [1]!", "OTHER_API_KEY"), ("c", "THIRD_TOKEN")):
+        (project / "keys" / name).write_text(SECRET)
+        monkeypatch.setenv(f"{variable}_FILE", f"{link}/keys/{name}")
+    (project / "keys" / "notes").write_text("")
+    excludes = job_for("envs.search=tavily")["runtime_env"]["excludes"]
+    assert packed(project, excludes) == {"mine.toml", "notes"}
+    assert _get_excludes(project, excludes)(project / "keys" / "a")
+
+
+# --- rejected before anything is sent -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["nowhere.toml"], "nowhere.toml"),
+        (["recipes/mine.toml", "envs.mix={nonsense=1}"], "nonsense"),
+        (["recipes/mine.toml", "--working-dir", "gone"], "--working-dir"),
+        (["../outside.toml"], "--working-dir"),
+        (["recipes/mine.toml", "envs.recording.path=tools.jsonl"], "envs.recording.path"),
+        (["recipes/mine.toml", "agent.memory.type=folder", "agent.memory.path=hints"], "agent.memory.path"),
+        (["recipes/mine.toml", "--phase", "evaluate", "--options=--out results"], "--out"),
+        (["runs", "--phase", "resume"], "runs"),
+        (["recipes/mine.toml", "--phase", "resume", "--options=--dry-run"], "--options"),
+        (["runs/mine", "num_steps=20", "--phase", "resume"], "settings"),
+    ],
+)
+def test_request_that_cannot_work_is_rejected(arguments, named, project, server, capsys):
     with RunFolder.create(load_run_config(None, ["name=mine"])):
         pass
+    (project.parent / "outside.toml").write_text("")
     assert main(["submit", *arguments]) == 2
-    assert said in capsys.readouterr().err
-    assert server.client.submitted == []
+    assert named in capsys.readouterr().err
+    assert server.submitted == []
 
 
-def test_tracker_that_only_the_cluster_has_is_submitted(project, server, monkeypatch):
-    """Regression: it had to be installed where the job is sent from, too."""
-    monkeypatch.setattr("ray_jobs.run.trackers.importlib.util.find_spec", lambda name: None)
-    assert main(["submit", "recipes/mine.toml", 'trackers=["wandb"]']) == 0
+@pytest.mark.parametrize(
+    ("error", "part"),
+    [
+        (AuthenticationError("no"), "get-auth-token"),
+        (requests.exceptions.ConnectionError("http://me:hunter2@h refused"), "--address"),
+        (
+            RuntimeError('failed: Traceback (most recent call last):\n  File "x"\nValueError: mine exists\n.'),
+            "mine exists",
+        ),
+    ],
+)
+def test_error_of_the_job_server_is_one_line_without_a_password(error, part, project, server, monkeypatch, capsys):
+    def fail(**_):
+        raise error
+
+    monkeypatch.setattr(server, "submit_job", fail)
+    assert main(["submit", "recipes/mine.toml"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert part in line
+    assert "hunter2" not in line
 
 
-def test_folder_of_the_name_of_the_demo_model_is_not_taken_for_it(project, server):
-    (project / "demo").mkdir()
-    assert main(["submit", "recipes/mine.toml", "model.path=demo"]) == 0
+def test_cluster_whose_agents_still_start_is_retried(project, server, monkeypatch):
+    answers = [RuntimeError("No available agent to submit job, please try again later."), None]
 
+    def answer(**_):
+        if (error := answers.pop(0)) is not None:
+            raise error
 
-def test_recipe_outside_of_what_travels_is_refused(project, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "r.toml"
-    elsewhere.write_text("")
-    with pytest.raises(JobError, match="lies outside of the working directory"):
-        plan(recipe=str(elsewhere))
-
-
-def test_relative_output_folder_is_refused_where_nobody_could_find_it_again(project):
-    with pytest.raises(JobError, match=r"output_dir = 'runs' is relative.*give a folder there that does"):
-        plan(here=False)
-    assert plan("output_dir=/mnt/runs", here=False).metadata["run"] == "/mnt/runs/mine"
-
-
-def free_port():
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
-
-
-@pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "127.0.0.1:{port}"])
-def test_address_where_nobody_listens_is_said_at_once(address, project, capsys):
-    address = address.format(port=free_port())
-    assert main(["jobs", "--address", address]) == 2
-    said = capsys.readouterr().err
-    assert f"no Ray cluster at {address}: nothing listens" in said
-    assert "`ray start --head" in said
-
-
-def test_address_comes_from_the_flag_else_from_the_environment(project, monkeypatch):
-    asked = []
-    monkeypatch.setattr(jobs_client, "_dashboard_url", lambda named: asked.append(named) or named)
-    monkeypatch.setattr(jobs_client, "JobSubmissionClient", lambda url: ScriptedClient())
-    monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
-    jobs_client.connect("http://flag:8265")
-    monkeypatch.setenv("RAY_ADDRESS", "from-ray-address:6379")
-    jobs_client.connect(None)
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://api:8265")
-    jobs_client.connect(None)
-    jobs_client.connect(None)
-    assert asked == ["http://flag:8265", "from-ray-address:6379", "http://api:8265", "auto"]
-
-
-def test_ray_client_address_is_refused_with_the_right_ones(project, capsys):
-    assert main(["jobs", "logs", "j", "--address", "ray://head:10001"]) == 2
-    assert "give http://host:8265, where the dashboard listens" in capsys.readouterr().err
-
-
-def test_cluster_whose_agents_still_start_is_asked_again(server, project, monkeypatch):
-    answers = [RuntimeError("status code 500: No available agent to submit job, please try again later."), None]
-    monkeypatch.setattr(server.client, "submit_job", lambda **fields: raise_or_return(answers.pop(0)), raising=False)
-    monkeypatch.setattr(submit, "ASK_AGAIN_S", 0.0)
-    submit._send(server, plan())
+    monkeypatch.setattr(server, "submit_job", answer)
+    assert main(["submit", "recipes/mine.toml"]) == 0
     assert answers == []
 
 
-@pytest.mark.parametrize("said", ["No available agent to submit job, please try again later.", "disk full"])
-def test_cluster_that_never_takes_the_job_is_one_clear_error(server, project, monkeypatch, said):
-    monkeypatch.setattr(server.client, "submit_job", lambda **_: raise_or_return(RuntimeError(said)), raising=False)
-    monkeypatch.setattr(submit, "STARTS_WITHIN_S", -1.0)
-    with pytest.raises(JobError, match=f"refused: {said}"):
-        submit._send(server, plan())
+# --- following ----------------------------------------------------------------------------------------
 
 
-def raise_or_return(answer):
-    if isinstance(answer, Exception):
-        raise answer
+def test_log_continues_after_a_broken_stream(monkeypatch, capsys):
+    monkeypatch.setattr(submit, "POLL_S", 0.0)
+    lost = RuntimeError("WebSocket connection closed unexpectedly with close code 1006")
+    away = requests.exceptions.ConnectionError("Connection refused")
+    states = [JobStatus.PENDING, JobStatus.RUNNING, away, JobStatus.RUNNING, JobStatus.SUCCEEDED]
+    streams = [["one\ntw", lost], ["one\n", "two\n"], ["one\ntwo\nthree \x1b[2J\n"]]
+    assert follow_job(ScriptedClient(states, streams), "mine") == 0
+    output = capsys.readouterr().out
+    assert "one\ntwo\nthree \n" in output
+    assert [output.count(word) for word in ("one", "two", "pending")] == [1, 1, 1]
 
 
-def test_unknown_job_is_answered_with_those_that_there_are(server, capsys):
-    assert main(["jobs", "logs", "gone"]) == 2
-    assert "knows no job 'gone'; the newest it knows: mine-train-1" in capsys.readouterr().err
+@pytest.mark.parametrize(("status", "code"), [(JobStatus.FAILED, 1), (JobStatus.STOPPED, 1)])
+def test_unsuccessful_job_is_exit_code_1(status, code):
+    assert follow_job(ScriptedClient([status]), "mine") == code
 
 
-def test_status_of_a_failed_job_ends_with_what_to_fix_and_exit_code_1(server, capsys):
-    server.client.log = "start engine ...\nagentflow: error: rollout.num_threads = 9 is more than 2; set it to 2\n"
-    assert run_status(None, "mine-train-1") == 1
-    assert "why rollout.num_threads = 9 is more than 2; set it to 2" in capsys.readouterr().out
+def test_server_that_stays_away_ends_the_command(monkeypatch):
+    monkeypatch.setattr(submit, "PATIENCE_S", -1.0)
+    with pytest.raises(requests.exceptions.ConnectionError):
+        follow_job(ScriptedClient([requests.exceptions.ConnectionError("refused")]), "mine")
 
 
-@pytest.mark.parametrize(
-    ("fields", "log", "why"),
-    [
-        ({}, "ModuleNotFoundError: No module named 'ray_jobs'", "submit from the project's folder"),
-        ({}, "ModuleNotFoundError: No module named 'peft'", "the module 'peft' is missing on the cluster"),
-        ({"driver_exit_code": -9}, "step 3", "memory runs out"),
-        ({"driver_exit_code": None, "message": "pip install failed"}, "", "not get as far as its command: pip install"),
-        (
-            {"driver_exit_code": None, "driver_node_id": "n", "message": "Job supervisor actor died: node lost"},
-            "step 3",
-            "its command was lost, with its machine or with Ray's process that started it: Job supervisor actor died",
-        ),
-        ({"driver_exit_code": 1}, "boom\nValueError: x\n\n", "exit code 1, last line: ValueError: x"),
-    ],
-)
-def test_failure_is_explained(fields, log, why):
-    assert why in why_failed(make_job(**fields), log.splitlines())
+def test_ctrl_c_leaves_the_job_running(monkeypatch):
+    def interrupt(coroutine):
+        coroutine.close()
+        raise KeyboardInterrupt
 
-
-@pytest.mark.parametrize(
-    ("phase", "goes_on"),
-    [
-        ("train", "--phase resume` goes on with /mnt/runs/mine"),
-        ("resume", "--phase resume` goes on with /mnt/runs/mine"),
-        ("collect", "what it wrote is kept: the same `agentflow submit` again goes on from there"),
-        ("evaluate", "what it wrote is kept: the same `agentflow submit` again goes on from there"),
-    ],
-)
-def test_stopped_job_says_how_its_run_goes_on(server, capsys, phase, goes_on):
-    server.client.known = [make_job(status=JobStatus.RUNNING, metadata={"run": "/mnt/runs/mine", "phase": phase})]
-    assert run_stop(None, "mine-train-1") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "mine-train-1: stopped" in said
-    assert goes_on in said
-
-
-def test_log_cannot_command_the_terminal():
-    assert printable("a\x1b[31mred\x1b]0;title\x07b\rc\n\td") == "ared]0;titlebc\n\td"
-    assert visible("a\x1b[31mred\x9b\nb\u82f9") == r"a\x1b[31mred\x9b\nb\u82f9".replace(r"\u82f9", "\u82f9")
-
-
-@pytest.mark.parametrize("named", [None, "\x1b]0;evil\x07job"])
-def test_what_others_called_their_jobs_commands_no_terminal(named, server, monkeypatch, capsys):
-    """Regression: whoever may submit a job could write escape sequences to the terminal of who looks at it."""
-    monkeypatch.setenv("COLUMNS", "200")
-    evil = "\x1b]0;evil\x07[red]"
-    job = make_job(
-        submission_id="\x1b]0;evil\x07job",
-        entrypoint=f"python {evil}.py",
-        metadata={"recipe": evil, f"key{evil}": evil, "run": f"/{evil}"},
-        status=JobStatus.STOPPED,
-    )
-    server.client.known = [job]
-    run_status("http://here:8265", named)
-    if named:
-        run_stop("http://here:8265", named)
-    said = capsys.readouterr().out
-    assert r"\x1b]0;evil\x07[red]" in said
-    assert r"\x1b]0;evil\x07job" in said
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
-
-
-def test_job_table_shows_metadata_and_nothing_of_the_environment():
-    table = job_table(make_job(metadata={"commit": "abc"}, runtime_env={"env_vars": {"K": SECRET}}))
-    cells = [str(cell) for column in table.columns for cell in column._cells]
-    assert "abc" in cells
-    assert not any(SECRET in cell for cell in cells)
+    monkeypatch.setattr(asyncio, "run", interrupt)
+    assert follow_job(ScriptedClient([JobStatus.RUNNING]), "mine") == 130

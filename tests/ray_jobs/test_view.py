@@ -13,7 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
 
-from envs.serving import ListenError, new_token, with_token
+from configs.errors import UserError
+from envs.serving import new_token, with_token
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
 from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
@@ -361,7 +362,7 @@ def test_folder_without_a_run_is_rejected(tmp_path):
 def test_used_port_is_rejected(folder):
     import socket
 
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ListenError, match="--port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="--port"):
         run_view([folder], port=taken.getsockname()[1], browser=False)
 
 

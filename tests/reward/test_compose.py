@@ -104,7 +104,7 @@ def test_centered_credit_is_deaf_to_the_scores_and_says_which_credit_it_was():
     assign_credit(scored, scheme="outcome_centered", prm_weight=0.5)
     turns = [attempt.turns[0] for attempt in attempts]
     assert [turn.advantage for turn in turns] == [turn.outcome_part for turn in turns] == [0.75, -0.25, -0.25, -0.25]
-    assert [turn.same_steps for turn in turns] == [(0.75,), (-0.25,), (-0.25,), (-0.25,)]
+    assert {turn.same_steps for turn in turns} == {(0.75, -0.25, -0.25, -0.25)}
     credit = attempts[0].credit
     assert (credit.scheme, credit.weight, credit.totals.mean) == ("outcome_centered", 0.0, 0.25)
 
@@ -174,8 +174,8 @@ def test_trajectory_that_found_no_room_for_a_first_turn_has_no_sample():
 
 
 def test_turn_count_and_score_count_must_agree():
-    with pytest.raises(ValueError):
-        credited(make_pair(raw=((0.2,), (0.5,))), "outcome_gated")
+    with pytest.raises(ValueError, match="shorter"):
+        make_pair(raw=((0.2,), (0.5,)))
 
 
 def test_malformed_turn_gets_nothing_however_it_is_scored_and_a_valid_one_at_least_the_floor():
@@ -201,7 +201,7 @@ def test_reward_map_matches_golden_values():
     for case in golden["cases"]:
         raw = case["raw"] if case["raw_note"] is None else float(case["raw_note"])
         if case["reward"] == "error":
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match="number"):
                 map_score(raw, valid=case["valid"])
         else:
             assert map_score(raw, valid=case["valid"]) == pytest.approx(case["reward"]), case
@@ -209,7 +209,7 @@ def test_reward_map_matches_golden_values():
 
 @pytest.mark.parametrize("raw", [math.nan, math.inf, -math.inf])
 def test_score_that_is_not_finite_is_an_error_and_never_a_number(raw):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="number"):
         map_score(raw, valid=True)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="number"):
         credited(make_pair(raw=((0.2, raw), (0.5,))), "outcome_gated")

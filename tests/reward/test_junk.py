@@ -1,9 +1,8 @@
-from dataclasses import replace
-
 import pytest
 
 from reward.prm.decoys import CANARIES, canaries, junk_steps, spoilt_steps
 from reward.prm.step_text import StepText
+from tests.changed import replace
 
 
 def make_step(task, step=0, *, decision=None, valid=True):

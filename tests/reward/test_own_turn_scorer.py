@@ -8,7 +8,7 @@ import pytest
 
 from configs.learner import LearnerConfig
 from configs.loading import load_run_config
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.types import Task
 from learner.credit import assign_credit
 from reward.judging import GroupJudge, OutcomeReward
@@ -17,7 +17,6 @@ from rollout.types import Completion, Group, Trajectory, Turn
 from tests.changed import replace
 
 SCORERS = """
-from tests.changed import replace
 import time
 
 def looked(task, answer, turns):

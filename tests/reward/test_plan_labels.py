@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from envs.datasets.families import build_catalogue
@@ -8,6 +6,7 @@ from envs.types import Task
 from reward.labels import LabelError
 from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
+from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 FAMILIES = ("lookup", "two_lookup", "three_lookup", "chain", "arith", "branch")

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from configs.errors import UserError
@@ -7,6 +5,7 @@ from envs.types import Task
 from reward.labels import StepLabel
 from reward.prm.step_text import step_texts
 from reward.prm.training import held_out_tasks, prm_data
+from tests.changed import replace
 from tests.reward.test_step_text import EPISODE, TASK
 
 

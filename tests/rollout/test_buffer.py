@@ -90,7 +90,7 @@ async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
         assert buffer.complete(permit.lease, b"kept", ready())
     batch = await train(buffer, 1)
     assert batch.untrained == ((State.ALL_WRONG, "", b"dropped"),)
-    assert next((row.id, row.state) for row in batch.rows) == ("g000000", State.ALL_WRONG)
+    assert (batch.rows[0].id, batch.rows[0].state) == ("g000000", State.ALL_WRONG)
     assert buffer.counts.all_wrong == 1
 
 

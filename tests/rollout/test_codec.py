@@ -31,7 +31,7 @@ from rollout.types import (
     packed_floats,
 )
 
-TEXTS = st.text(st.characters(), max_size=20)
+TEXTS = st.text(max_size=20)
 
 
 @st.composite

@@ -8,14 +8,14 @@ from scripted import ScriptedTokenizer, make_task, text_of
 
 from configs.errors import UserError
 from configs.learner import TeacherConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from ray_jobs.phases.cold_start import check_played, kept_demonstrations, scores_of
 from rollout.agent.demonstrations import load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
 from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError, openai_messages
-from rollout.types import Completion, Trajectory, Turn
+from rollout.types import Completion, Trajectory, Turn, packed_floats, packed_ids
 from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
@@ -155,7 +155,6 @@ async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text, say
 
 
 TEACHERS = """
-from tests.changed import replace
 import threading
 
 def plain(task, messages, tools):
@@ -189,7 +188,7 @@ def malformed(error):
 def of_tokens(count):
     turn = malformed(None)
     ids = tuple(range(count))
-    return replace(turn, completion=replace(turn.completion, token_ids=ids, logprobs=(0.0,) * count))
+    return replace(turn, tokens=packed_ids(ids), logprobs=packed_floats([0.0] * count))
 
 
 def played(number, answer, failure=None):

@@ -1,9 +1,7 @@
 """Text from outside reaches a model as a marked quotation, whatever it says."""
 
-from dataclasses import replace
-
-from envs.http import ServiceLimits
 from envs.tools.guard import BlockList, GuardedTool
+from envs.tools.http import ServiceLimits
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolCall, ToolResult
@@ -12,6 +10,7 @@ from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.chat import ChatFormat
 from rollout.codec import trajectory_line, trajectory_of
 from rollout.engines.wrappers import SYSTEM, FrozenModel
+from tests.changed import replace
 from tests.envs.local_server import Answer, LocalServer
 from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, decision, make_agent, run, text_of
 

@@ -65,7 +65,7 @@ async def test_the_first_calls_get_the_recorded_replies_and_the_rest_is_sampled(
         again = await p.attempt.end()
     assert len(p.engine.requests) == 3 - num_turns
     for one, other in zip(again[:num_turns], past, strict=False):
-        assert one.completion is other.completion
+        assert one.completion == other.completion
         assert (one.prompt_token_ids, one.tool_call, one.tool_result) == (
             *(other.prompt_token_ids, other.tool_call),
             other.tool_result,

@@ -1,26 +1,45 @@
-"""GGUF files and Modelfiles: a policy for Ollama and llama.cpp."""
+"""GGUF files and Modelfiles for Ollama and llama.cpp, and how much quantization changes a policy."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.wording import reason
+from configs.errors import reason
 from learner.export import WEIGHTS, ExportError
 from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from torch import Tensor
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from xgrammar import CompiledGrammar
+
+Prompt = tuple[int, ...]
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_FINE = ("bf16", "f16", "q8_0")
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PRE_TOKENIZERS = {
+    ("gpt2",): "gpt-2",
+    ("digits", "gpt2"): "smollm",
+    (_WORDS % "", "bytes"): "qwen2",
+    (_WORDS % "{1,3}", "bytes"): "llama-bpe",
+}
+"""GGUF's names for the steps of a tokenizer.json's pre-tokenizer."""
 
 
 def go_template(pieces: ChatPieces) -> str:
-    """The chat template in Go's language. It only appends: a turn that was rendered once stays as it was, so that the
-    server's cache and the policy see the dialogue that training saw. No marker trims white space, which a template's
-    fixed text may end in."""
+    """Return the chat template in Go's template language.
+
+    It only appends: rendered turns never change, so the policy sees the dialogue of training, and the server's cache
+    stays valid. No marker trims white space, because the template's fixed texts may end in it.
+    """
     system = f'{{{{ if eq $m.Role "system" }}}}{pieces.before_system}{{{{ $m.Content }}}}'
     lone = f"{{{{ if eq $i 0 }}}}{pieces.before_lone_user}"
     second = f"{{{{ else if eq $i 1 }}}}{pieces.before_user}"
@@ -31,33 +50,25 @@ def go_template(pieces: ChatPieces) -> str:
 
 
 def render_modelfile(gguf_name: str, template: str, parameters: Mapping[str, object]) -> str:
-    """Raises ValueError for a template that a Modelfile cannot hold."""
+    """Return the Modelfile of a GGUF file."""
     if '"""' in template:
-        raise ValueError('a chat template with """ in it cannot stand in a Modelfile')
+        raise ValueError('a Modelfile cannot hold a chat template that contains """')
     lines = [f"FROM ./{gguf_name}", f'TEMPLATE """{template}"""']
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
-        lines += [f'PARAMETER {name} "{one}"' if isinstance(one, str) else f"PARAMETER {name} {one}" for one in values]
+        lines += [f'PARAMETER {name} "{v}"' if isinstance(v, str) else f"PARAMETER {name} {v}" for v in values]
     return "\n".join(lines) + "\n"
 
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_FINE = ("bf16", "f16", "q8_0")
-
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_PRE_TOKENIZERS = {
-    ("gpt2",): "gpt-2",
-    ("digits", "gpt2"): "smollm",
-    (_WORDS % "", "bytes"): "qwen2",
-    (_WORDS % "{1,3}", "bytes"): "llama-bpe",
-}
-
-
 def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) -> None:
-    """Matrices in `quantization` (embeddings and the head in at least 8 bits), vectors in float32; one tensor is in
-    memory at a time. Raises ExportError for a model that has no faithful GGUF form, OSError when the disk is full."""
+    """Write matrices in `quantization` (embeddings and the head in at least 8 bits) and vectors in float32.
+
+    One tensor is in memory at a time.
+
+    Raises:
+        ExportError: The model has no exact GGUF form.
+        OSError: The disk is full.
+    """
     import gguf
     from transformers import AutoConfig, AutoTokenizer
 
@@ -85,15 +96,15 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tensor:
-    """One weight: where it comes from, and how it is stored. `heads`: its rows are rotary pairs of so many heads, which
-    Llama's GGUF form interleaves."""
-
     file: Path
     source: str
+    """Its name in the safetensors file."""
     name: str
+    """Its name in the GGUF file."""
     shape: tuple[int, ...]
     type: "GGMLQuantizationType"
     heads: int | None
+    """If set, its rows are rotary pairs of this number of heads, which GGUF interleaves for Llama."""
 
     def announce(self, writer: "GGUFWriter") -> None:
         from gguf.quants import quant_shape_to_byte_shape
@@ -123,13 +134,12 @@ def _architecture(config: "PreTrainedConfig") -> str:
     kind = str(config.model_type)
     if kind not in ARCHITECTURES:
         raise ExportError(
-            f"GGUF is written for the architectures {', '.join(ARCHITECTURES)}, this model is '{kind}'; "
-            "export it with --format hf"
+            f"GGUF export supports {', '.join(ARCHITECTURES)}, and this model is '{kind}'; export it with --format hf"
         )
     rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if rope != "default" or getattr(config, "use_sliding_window", False):
         raise ExportError(
-            f"GGUF is written for plain rotary positions, this model has rope_type '{rope}' or a sliding window; "
+            f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}' or a sliding window; "
             "export it with --format hf"
         )
     return kind
@@ -199,13 +209,13 @@ def _add_tokenizer(
     try:
         parts = json.loads((model_path / "tokenizer.json").read_text())
     except (OSError, ValueError) as error:
-        raise ExportError(f"{model_path.name} has no tokenizer.json that can be read: {reason(error)}") from error
+        raise ExportError(f"{model_path.name} has no readable tokenizer.json: {reason(error)}") from error
     known, added = parts["model"]["vocab"], parts["added_tokens"]
     last = max([*known.values(), *(token["id"] for token in added)])
     if last >= vocab_size:
         raise ExportError(
-            f"the tokenizer has a token {last}, and the model knows those below its vocab_size = {vocab_size}, as many "
-            "as a GGUF file may name; export it with --format hf"
+            f"the tokenizer has a token {last}, and a GGUF file can only name those below the model's vocab_size = "
+            f"{vocab_size}; export it with --format hf"
         )
     texts = [f"[PAD{index}]" for index in range(vocab_size)]
     types = [TokenType.UNUSED] * vocab_size
@@ -223,30 +233,31 @@ def _add_tokenizer(
         index = getattr(tokenizer, f"{role}_token_id", None)
         if index is not None:
             getattr(writer, f"add_{role}_token_id")(index)
-    writer.add_add_bos_token(_server_begins(tokenizer))
+    # The server must add the beginning-of-text token unless the chat template does; it must never appear twice.
+    bos = tokenizer.bos_token
+    adds_bos = bos is not None and tokenizer("x").input_ids[0] == tokenizer.bos_token_id
+    if adds_bos and tokenizer.chat_template:
+        adds_bos = not chat_pieces(tokenizer).before_lone_user.startswith(bos)
+    writer.add_add_bos_token(adds_bos)
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def _server_begins(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether a server puts the token that begins every text before a dialogue. Where the chat template writes it, it
-    would stand there twice, as it never did in training."""
-    bos = tokenizer.bos_token
-    if bos is None or tokenizer("x").input_ids[0] != tokenizer.bos_token_id:
-        return False
-    return not (tokenizer.chat_template and chat_pieces(tokenizer).before_lone_user.startswith(bos))
-
-
 def pre_tokenizer_name(parts: dict[str, Any]) -> str:
-    """GGUF's name for how a tokenizer.json splits text before byte-pair encoding. The name of another splitting would
-    give the model tokens that it was never trained on. Raises ExportError when GGUF has no name for it."""
+    """Return GGUF's name for how a tokenizer.json splits text before byte-pair encoding.
+
+    A wrong name would give the model tokens that it was never trained on.
+
+    Raises:
+        ExportError: GGUF has no name for it.
+    """
     pre = parts.get("pre_tokenizer") or {}
     steps = pre.get("pretokenizers", [pre])
     name = _PRE_TOKENIZERS.get(tuple(map(_step, steps)))
     if parts["model"].get("type") != "BPE" or name is None:
         raise ExportError(
-            "GGUF is written for byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, this one splits text "
-            "another way; export it with --format hf"
+            "GGUF export supports the byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, and this one "
+            "splits text differently; export it with --format hf"
         )
     return name
 
@@ -260,3 +271,113 @@ def _step(step: dict[str, Any]) -> str:
     if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
         return str(step["pattern"].get("Regex", ""))
     return str(kind)
+
+
+# -------------------------------------------------------------------------------- quantization gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizationGap:
+    """The difference between the merged model and its GGUF file on the merged model's greedy answers.
+
+    Log-probs are in nats, of the whole vocabulary at temperature 1.
+    """
+
+    num_prompts: int
+    num_tokens: int
+    mean_abs_logprob: float
+    """Mean difference of the log-prob of a written token."""
+    max_abs_logprob: float
+    mean_kl: float
+    """Mean KL divergence per token, from the merged model's distribution to the file's."""
+    same_top: float
+    """Share of the tokens at which both models rank the same token first."""
+    same_answers: int
+    """Prompts for which the file writes exactly the same answer."""
+
+
+def measure_gap(
+    merged: Path, gguf: Path, prompts: Sequence[Prompt], *, grammar: str, max_new_tokens: int
+) -> QuantizationGap:
+    """Compare greedy answers under a grammar. One model is in memory at a time, in float32."""
+    import torch
+    import xgrammar
+    from transformers import AutoConfig, AutoTokenizer
+
+    vocab_size = int(AutoConfig.from_pretrained(merged).vocab_size)
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
+    with loaded_model(merged) as model:
+        answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
+        expected = [_logprobs(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    with loaded_model(gguf) as model:
+        file_answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
+        actual = [_logprobs(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    reference, quantized = torch.cat(expected), torch.cat(actual)
+    written = torch.tensor([token for answer in answers for token in answer])[:, None]
+    gaps = (reference.gather(1, written) - quantized.gather(1, written)).abs()
+    kl = (reference.exp() * (reference - quantized)).sum(dim=1)
+    return QuantizationGap(
+        num_prompts=len(prompts),
+        num_tokens=len(written),
+        mean_abs_logprob=float(gaps.mean()),
+        max_abs_logprob=float(gaps.max()),
+        mean_kl=float(kl.mean()),
+        same_top=float((quantized.argmax(dim=1) == reference.argmax(dim=1)).float().mean()),
+        same_answers=sum(answer == other for answer, other in zip(answers, file_answers, strict=True)),
+    )
+
+
+@contextmanager
+def loaded_model(path: Path) -> "Iterator[PreTrainedModel]":
+    """Load a model folder or a GGUF file in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    source: dict[str, object] = {"pretrained_model_name_or_path": path}
+    if path.suffix == ".gguf":
+        source = {
+            "pretrained_model_name_or_path": path.parent,
+            "gguf_file": path.name,
+            "quantization_config": GgufConfig(dequantize=True),
+        }
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    yield model.eval()
+
+
+def greedy_answer(
+    model: "PreTrainedModel",
+    prompt: Prompt,
+    max_new_tokens: int,
+    grammar: "CompiledGrammar | None" = None,
+) -> Prompt:
+    """Return the token ids that the model writes greedily, with its end token; optionally under a grammar."""
+    import torch
+
+    processors = []
+    if grammar is not None:
+        from xgrammar.contrib.hf import LogitsProcessor
+
+        processors = [LogitsProcessor(grammar)]
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            logits_processor=processors or None,
+            # A single answer is never padded. The model may have several end tokens, but the pad must be one.
+            pad_token_id=0,
+        )
+    return tuple(output[0, len(prompt) :].tolist())
+
+
+def _logprobs(model: "PreTrainedModel", prompt: Prompt, answer: Prompt) -> "Tensor":
+    """Return `[len(answer), V]`: the distribution of each token of the answer."""
+    import torch
+
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits.float(), dim=-1)

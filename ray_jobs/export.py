@@ -1,4 +1,4 @@
-"""Export a policy: a merged Hugging Face model, a GGUF file, a Modelfile, and what proves where they come from."""
+"""Export a policy: a merged Hugging Face model, a GGUF file, a Modelfile, and a manifest of their origin."""
 
 import importlib.metadata
 import json
@@ -12,25 +12,18 @@ from typing import Any
 
 from rich.console import Console
 
+from configs.errors import reason
 from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
-from configs.wording import reason
 from envs.datasets.own import OwnSources
 from envs.datasets.sampler import held_out_tasks
-from envs.tools.own_tool import function_schemas
+from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
-from ray_jobs.export.gguf import go_template, render_modelfile, write_gguf
-from ray_jobs.run.begun import (
-    RunFolderError,
-    begun_config,
-    check_trained_alike,
-    checkpoint_at,
-    run_of,
-    started_in,
-)
+from ray_jobs.gguf import go_template, measure_gap, render_modelfile, write_gguf
+from ray_jobs.run.begun import RunFolderError, begun_config, check_trained_alike, checkpoint_at, run_of, started_in
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.agent import build_chat
 from rollout.agent.planner import opening, planner_grammar
@@ -44,20 +37,30 @@ PROMPT_SEED = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Which policy, and the run's settings that say how its adapter is folded in; their relative paths start in `home`.
-    `checkpoint` None: the base."""
+    """The policy to export."""
 
     config: RunConfig
     home: Path
+    """The folder in which the config's relative paths start."""
     checkpoint: Path | None
+    """None is the base model."""
     manifest: dict[str, Any] | None
+    """The checkpoint's manifest."""
 
 
 def run_export(
     source: str, recipe: Path | None, target: Path, *, formats: Sequence[str], quantization: str, num_prompts: int
 ) -> None:
-    """Writes the folder `target` whole or not at all. `num_prompts` planner prompts measure the quantisation; 0 leaves
-    it unmeasured. Raises ExportError, CheckpointError, PreflightError, RunFolderError."""
+    """Write the export to the new folder `target`, completely or not at all.
+
+    Args:
+        source: As `find_source` takes it.
+        recipe: The recipe of a checkpoint outside of a run folder.
+        target: The folder to create.
+        formats: `hf`, `gguf` or both.
+        quantization: The type of the GGUF file's matrices.
+        num_prompts: Planner prompts for measuring the quantization; 0 does not measure it.
+    """
     console = Console()
     policy = find_source(source, recipe)
     with chdir(policy.home):
@@ -65,30 +68,46 @@ def run_export(
     if policy.checkpoint:
         check_trained_alike(policy.checkpoint, policy.config, model_path)
     _check_room(target, 3 * size_of_weights(model_path))
-    openings = _drawn_openings(policy, num_prompts) if "gguf" in formats else []
-    with _whole(target) as partial:
+    prompts: list[tuple[str, str]] = []
+    if "gguf" in formats:
+        try:
+            with chdir(policy.home):
+                prompts = planner_openings(policy.config, num_prompts)
+        except (ValueError, OSError, KeyError) as error:
+            raise ExportError(
+                f"no planner prompts can be drawn to measure the quantization: {reason(error)}; correct it, or skip "
+                "the measurement with --prompts 0"
+            ) from error
+    model, facts = policy.config.model, None
+    with _whole_folder(target) as partial:
+        merged = partial / HF_FOLDER
         with console.status("merging"):
-            merged = _merge(policy, model_path, partial / HF_FOLDER)
-        facts: dict[str, Any] = {"gguf": None}
+            adapter = (policy.checkpoint / "adapter.safetensors").read_bytes() if policy.checkpoint else None
+            precision = policy.config.rollout.engine.precision
+            write_merged_model(
+                model_path, adapter, merged, rank=model.lora_rank, alpha=model.lora_alpha, dtype=precision
+            )
         if "gguf" in formats:
             with console.status(f"writing GGUF in {quantization}"):
-                facts["gguf"] = _write_gguf(policy.config, merged, partial, quantization, openings)
+                facts = _write_gguf(policy.config, merged, partial, quantization, prompts)
         if "hf" not in formats:
             shutil.rmtree(merged)
-        _write_manifest(partial, policy, model_path, facts)
+        manifest = _manifest(policy, model_path) | {"gguf": facts, "files": file_digests(partial)}
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     console.print(f"exported {policy.checkpoint or 'the base model'} to {target}", markup=False)
-    gap = (facts["gguf"] or {}).get("gap")
-    if gap:
+    if facts and (gap := facts["gap"]):
         console.print(
-            f"{quantization}: mean |log-prob gap| {gap['mean_abs_logprob']:.4f} nats, mean KL "
-            f"{gap['mean_kl']:.5f}, same greedy answer after {gap['same_answers']} of {gap['num_prompts']} planner "
-            "prompts"
+            f"{quantization}: mean |log-prob gap| {gap['mean_abs_logprob']:.4f} nats, mean KL {gap['mean_kl']:.5f}, "
+            f"same greedy answer for {gap['same_answers']} of {gap['num_prompts']} planner prompts"
         )
 
 
 def find_source(source: str, recipe: Path | None) -> Source:
-    """`none` (the recipe's base model), a run folder (its newest good checkpoint), a checkpoint or its adapter file.
-    Without a recipe the settings are those of the run that the checkpoint lies in."""
+    """Return the policy that `source` names.
+
+    `source` is `none` (the recipe's base model), a run folder (its newest valid checkpoint), a checkpoint or its
+    adapter file. Without a recipe the settings are those of the run that the checkpoint belongs to.
+    """
     if source == "none":
         return Source(config=load_run_config(recipe), home=Path.cwd(), checkpoint=None, manifest=None)
     checkpoint = checkpoint_at(Path(source).expanduser())
@@ -96,68 +115,40 @@ def find_source(source: str, recipe: Path | None) -> Source:
     if recipe:
         config, home = load_run_config(recipe), Path.cwd()
     elif run := run_of(checkpoint):
-        config, home = _settings_of(run)
+        try:
+            config, home = begun_config(run), started_in(run)
+        except RunFolderError as error:
+            raise ExportError(f"{error}; or move the checkpoint out of it and pass --recipe RECIPE") from error
     else:
-        raise ExportError(f"{checkpoint} lies in no run folder; name the recipe it was trained with: --recipe RECIPE")
+        raise ExportError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
     return Source(config=config, home=home, checkpoint=checkpoint, manifest=manifest)
-
-
-def _settings_of(run: Path) -> tuple[RunConfig, Path]:
-    """Those of a run, and the folder that it was started in."""
-    try:
-        return begun_config(run), started_in(run)
-    except RunFolderError as error:
-        raise ExportError(f"{error}; or copy the checkpoint out of it and name its recipe: --recipe RECIPE") from error
-
-
-def _merge(policy: Source, model_path: Path, target: Path) -> Path:
-    adapter = (policy.checkpoint / "adapter.safetensors").read_bytes() if policy.checkpoint else None
-    model, dtype = policy.config.model, policy.config.rollout.engine.precision
-    write_merged_model(model_path, adapter, target, rank=model.lora_rank, alpha=model.lora_alpha, dtype=dtype)
-    return target
 
 
 def _write_gguf(
     config: RunConfig, merged: Path, folder: Path, quantization: str, openings: Sequence[tuple[str, str]]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     gguf = folder / f"model-{quantization}.gguf"
     write_gguf(merged, gguf, quantization, name=f"agentflow {config.name}")
     chat = build_chat(merged)
     template = go_template(chat.pieces)
     parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
     (folder / "Modelfile").write_text(render_modelfile(gguf.name, template, parameters))
-    prompts = [chat.prompt(*text) for text in openings]
     gap = None
-    if prompts:
-        from ray_jobs.export.gap import measure_gap
-
+    if prompts := [chat.prompt(*texts) for texts in openings]:
         grammar = planner_grammar(config.envs.actions, function_schemas(config.envs))
         max_tokens = config.rollout.max_turn_tokens
-        gap = measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=max_tokens)
+        gap = asdict(measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=max_tokens))
     return {
         "file": gguf.name,
         "quantization": quantization,
         "template": template,
         "parameters": parameters,
-        "gap": asdict(gap) if gap else None,
+        "gap": gap,
     }
 
 
-def _drawn_openings(policy: Source, count: int) -> list[tuple[str, str]]:
-    """As `planner_openings`, where the run was started. Raises ExportError."""
-    try:
-        with chdir(policy.home):
-            return planner_openings(policy.config, count)
-    except (ValueError, OSError, KeyError) as error:
-        raise ExportError(
-            f"the planner prompts that measure the quantisation cannot be drawn: {reason(error)}; put it right, or "
-            "leave it unmeasured with --prompts 0"
-        ) from error
-
-
 def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
-    """The system's and the user's words before the first decision on so many held-out tasks; none where an agent of
-    one's own writes its prompts."""
+    """Return the system and user messages of the planner's first turn on held-out tasks; none for a custom agent."""
     if not count or not isinstance(config.agent, PlannerAgentConfig):
         return []
     path = Path(config.envs.data_path) if config.envs.data_path else None
@@ -168,8 +159,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
         return [opening(tools, task, agent.max_steps, prompt=agent.prompt) for task in tasks]
 
 
-def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[str, object]) -> None:
-    manifest = {
+def _manifest(policy: Source, model_path: Path) -> dict[str, Any]:
+    return {
         "schema": SCHEMA,
         "source": {
             "run": policy.config.name,
@@ -182,11 +173,8 @@ def _write_manifest(folder: Path, policy: Source, model_path: Path, facts: dict[
             "lora_alpha": policy.config.model.lora_alpha,
             "agent": policy.config.agent.type,
         },
-        **facts,
         "packages": {name: importlib.metadata.version(name) for name in ("gguf", "transformers", "safetensors")},
-        "files": file_digests(folder),
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
 
 
 def _check_room(target: Path, needed: int) -> None:
@@ -196,14 +184,14 @@ def _check_room(target: Path, needed: int) -> None:
     free = shutil.disk_usage(nearest).free
     if free < needed:
         raise ExportError(
-            f"exporting takes up to {needed / 2**20:.0f} MiB below '{nearest}', which has {free / 2**20:.0f} MiB free; "
-            "free some, or choose another folder"
+            f"the export needs up to {needed / 2**20:.0f} MiB below '{nearest}', which has {free / 2**20:.0f} MiB "
+            "free; free some, or choose another folder"
         )
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A folder to write in, which becomes `target` when everything is there."""
+def _whole_folder(target: Path) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `target` if the body succeeds."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -219,12 +207,14 @@ def _whole(target: Path) -> Iterator[Path]:
 
 
 def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
-    """The manifest of an export of which these files match their digest. Raises ExportError."""
+    """Return the manifest of an export after checking the digests of these files."""
     try:
         manifest = dict(json.loads((folder / MANIFEST).read_text()))
         for name in files:
             if digest_of(folder / name) != manifest["files"][name]:
-                raise ExportError(f"{folder / name} is not the file that was exported: its sha256 differs")
+                raise ExportError(f"{folder / name} was changed after the export: its sha256 differs; export again")
     except (OSError, ValueError, KeyError) as error:
-        raise ExportError(f"{folder} is no complete export ({reason(error)}); run `agentflow export` again") from error
+        raise ExportError(
+            f"{folder} is not a complete export ({reason(error)}); run `agentflow export` again"
+        ) from error
     return manifest

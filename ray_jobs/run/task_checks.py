@@ -1,0 +1,256 @@
+"""Checks of a recipe's tasks: they exist, can be scored, and training tasks are apart from held-out ones."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.errors import did_you_mean, listed, reason
+from configs.learner import FileConfig, PlansConfig
+from configs.run import RunConfig
+from ray_jobs.run.model_folder import PreflightError
+
+if TYPE_CHECKING:
+    from envs.datasets.generated import GeneratedTask
+    from envs.datasets.own import OwnSources
+    from envs.types import Task
+
+
+def check_mixes(config: RunConfig) -> None:
+    """Check that the data sets of the mixes exist."""
+    from envs.datasets.benchmarks import BENCHMARKS
+    from envs.datasets.families import FAMILIES
+    from envs.datasets.registry import BUILT_IN
+
+    known = (*config.envs.datasets, *BUILT_IN)
+    for name in config.envs.datasets:
+        if name in BUILT_IN or name in BENCHMARKS:
+            raise PreflightError(f"envs.datasets.{name}: '{name}' is a built-in data set or benchmark; rename yours")
+    for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
+        for name in mix:
+            if name not in known:
+                near = did_you_mean(name, known)
+                raise PreflightError(f"{key} names unknown data set '{name}'; known: {', '.join(known)}{near}")
+    if config.envs.choice == "learnable":
+        names = [name for name, share in config.envs.mix.items() if share > 0]
+        others = [name for name in names if name not in FAMILIES]
+        if others or len(names) < 2:
+            raise PreflightError(
+                f"envs.choice = 'learnable' needs two or more families of generated tasks ({', '.join(FAMILIES)}) in "
+                f"envs.mix and nothing else, not {listed(others or names)}; change the mix, or set envs.choice=mix"
+            )
+
+
+def check_tasks(config: RunConfig, *, training: bool) -> None:
+    """Draw every kind of task once: read files, download public data sets, compare counts."""
+    from envs.datasets.own import OwnSources
+    from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
+
+    _check_all_is_drawn(config)
+    mix = config.envs.mix
+    path = Path(config.envs.data_path) if config.envs.data_path else None
+    try:
+        own = OwnSources.of(config)
+        held_out = evaluation_tasks(config)
+        _check_examples_are_not_held_out(config, held_out)
+        if training:
+            _check_recordings_are_not_held_out(config, held_out)
+            training_tasks(config)
+        _check_never_trained_on(config, held_out, with_teacher=own.with_teacher)
+        _check_references({*mix, *config.evaluation_mix}, path, own)
+        if training:
+            _check_plans(config, cold_start_tasks(config))
+    except (ValueError, OSError, KeyError) as error:
+        evaluated = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
+        raise PreflightError(
+            f"the tasks of envs.mix = {_shown(mix)}{evaluated} cannot be drawn: {reason(error)}"
+        ) from error
+
+
+def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Task]":
+    """Return the tasks of the trajectories that a PRM is trained on, as `collection_tasks` draws them.
+
+    Raises:
+        PreflightError: They cannot be drawn, or are fewer than two.
+    """
+    from envs.datasets.own import OwnSources
+    from envs.datasets.sampler import collection_tasks
+
+    own = OwnSources.of(config)
+    try:
+        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, own=own)
+    except (ValueError, OSError, KeyError) as error:
+        raise PreflightError(
+            f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"
+        ) from error
+    if len(tasks) < 2:
+        raise PreflightError(
+            f"a PRM needs two tasks, one for training and one for its quality, and envs.mix has {len(tasks)}; add "
+            "some, or use outcomes alone: reward.credit=outcome"
+        )
+    return tasks
+
+
+def _check_all_is_drawn(config: RunConfig) -> None:
+    """Check that a custom data set or file is not forgotten; beside a written mix, data sets may be unused."""
+    from envs.datasets.own import OWN
+
+    drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*OWN, "aime", "game24")
+    unread = [name for name in config.envs.datasets if name not in drawn]
+    if unread and "mix" not in config.envs.model_fields_set:
+        raise PreflightError(
+            f"envs.datasets.{unread[0]} is in no mix, so the tasks of {_shown(config.envs.mix)} would be drawn; set "
+            f"envs.mix={{{unread[0]}=1.0}}"
+        )
+    if config.envs.data_path and not drawn.keys() & set(from_file):
+        raise PreflightError(
+            f"envs.data_path = '{config.envs.data_path}' is read by none of {listed(drawn)}; put one of "
+            f"{', '.join(from_file)} into envs.mix, for example envs.mix={{own_text=1.0}}, or leave the file out"
+        )
+
+
+def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
+    """Check that the planner can write every plan that the cold start demonstrates."""
+    from rollout.engines.wrappers import demonstrated_plans
+
+    if not isinstance(config.cold_start, PlansConfig):
+        return
+    actions, max_steps = config.envs.actions, config.planner.max_steps
+    plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
+    missing = dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)
+    if missing:
+        raise PreflightError(
+            f"the cold start's plans call {listed(missing, 'and')}, which envs.actions = {json.dumps(actions)} leaves "
+            "out; add them, or set cold_start.num_demonstrations=0"
+        )
+    longest = max(map(len, plans), default=0)
+    if longest > max_steps:
+        raise PreflightError(
+            f"the cold start's plans have up to {longest} steps, and agent.max_steps = {max_steps}; set "
+            f"agent.max_steps={longest}, or cold_start.num_demonstrations=0"
+        )
+
+
+def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> None:
+    """Check that a data set's own reference answers score as solved. A custom scorer is called once.
+
+    Raises:
+        ValueError, OwnCodeError: A task without a scorer, two tasks with one id, or a wrong reference.
+    """
+    from envs.datasets.own import OWN, module_tasks, own_tasks
+    from reward.scorers import score_answer
+    from reward.scorers.text import aliases
+    from rollout.filters import SOLVED
+
+    scored: set[str] = set()
+    datasets: dict[str, str] = {}
+    for name in sorted(names.intersection((*OWN, *own.datasets))):
+        halves: Iterable[list[Task]]
+        if name in own.datasets:
+            halves = module_tasks(name, own.datasets[name], own.with_teacher).values()
+        else:
+            halves = own_tasks(name, path, as_written=own.scorer is not None).values()
+        for task in (own.scored(task) for half in halves for task in half):
+            if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
+                raise ValueError(f"'{other}' and '{task.dataset}' both have a task '{task.id}'; rename a data set")
+            scorer = task.scorer or task.dataset
+            if scorer in own.datasets:
+                raise ValueError(
+                    f"{task.id} has no scorer: set envs.datasets.{scorer}.scorer or reward.scorer, or give it one"
+                )
+            custom = ":" in scorer
+            if custom and scorer in scored:
+                continue
+            scored.add(scorer)
+            place = "" if task.dataset in own.datasets else f"{path}: "
+            wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which '{scorer}' does not accept"
+            try:
+                score = score_answer(task, task.answer if custom else aliases(task.answer)[0])
+            except ValueError as error:
+                raise ValueError(wrong) from error
+            if not custom and score != SOLVED:
+                raise ValueError(wrong)
+
+
+def _shown(mix: Mapping[str, object]) -> str:
+    return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"
+
+
+def _check_examples_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]") -> None:
+    from envs.datasets.split import question_key
+
+    shown = {
+        question_key(example.removeprefix("Task: ").partition("\n{")[0]): number
+        for number, example in enumerate(config.planner.prompt.examples, start=1)
+    }
+    for task in held_out:
+        if number := shown.get(question_key(task.question)):
+            raise PreflightError(
+                f"agent.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
+            )
+
+
+def _check_recordings_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]") -> None:
+    """Check that no user message, and no line of one, in the cold start's conversations is a held-out question."""
+    if not isinstance(config.cold_start, FileConfig):
+        return
+    from envs.datasets.split import question_key
+    from rollout.agent.demonstrations import read_conversations
+
+    shown = {
+        question_key(text): conversation.place
+        for conversation in read_conversations(config.cold_start.path)
+        for message in conversation.said_by_users()
+        for text in (message, *message.split("\n"))
+    }
+    for task in held_out:
+        if place := shown.get(question_key(task.question)):
+            raise PreflightError(
+                f"{place}: the cold start would imitate a conversation about {task.id}, a held-out task; remove it "
+                "from the file, or let the data set train on that question by its 'split'"
+            )
+
+
+def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, with_teacher: bool) -> None:
+    """Check that no training question is also held out.
+
+    The halves of one data set are apart by construction, and so are generated families; two other data sets may share
+    a question.
+    """
+    from envs.datasets.families import FAMILIES
+    from envs.datasets.sampler import never_trained_on
+
+    drawn = (name for mix in (config.envs.mix, config.evaluation_mix) for name, share in mix.items() if share > 0)
+    if len({*drawn} - FAMILIES.keys()) < 2:
+        return
+    kept = never_trained_on(held_out, config.envs, with_teacher=with_teacher)
+    first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
+    if first is not None:
+        raise PreflightError(
+            f"envs.mix = {_shown(config.envs.mix)} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
+            f"tasks, first {first.id} of '{first.dataset}'; remove these questions from one of the data sets, or hold "
+            "them out in all of them by their 'split'"
+        )
+
+
+def notes_before_start(config: RunConfig) -> list[str]:
+    """Return warnings about a recipe that passed its checks: training questions that resemble held-out ones."""
+    from envs.datasets.own import OWN, own_tasks
+    from envs.datasets.sampler import evaluation_tasks
+    from envs.leakage import find_leaks
+
+    notes = []
+    names = sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN})
+    # Only the tasks that are drawn: the time grows with the product of both numbers.
+    held_out = evaluation_tasks(config) if names else []
+    for name in names:
+        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        questions = [(task.id, task.question) for task in halves["train"]]
+        if leaks := find_leaks(questions, [task.question for task in held_out if task.dataset == name]):
+            notes.append(
+                f"{len(leaks)} of {len(questions)} training questions of {name} resemble a held-out one, first "
+                f"{leaks[0]}; what is memorised may count as solved: keep such questions in one half by a field "
+                '"split"'
+            )
+    return notes

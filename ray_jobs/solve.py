@@ -1,0 +1,98 @@
+"""The agent and its tools without training: solve one question, serve the tools, run one file in the sandbox."""
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from configs.errors import UserError, printable, reason
+from configs.run import RunConfig
+from envs.sandbox import Sandbox
+from envs.tools.toolbox import Toolbox
+from envs.types import Task, ToolUnavailableError
+from ray_jobs.run.local import open_worker
+from rollout.codec import trajectory_line
+from rollout.records import append_line
+from rollout.types import StopReason, Turn, is_answer
+
+if TYPE_CHECKING:
+    from envs.mcp_server import Transport
+
+_REASONS: Mapping[StopReason, str] = {
+    "answered": "the answer was empty",
+    "verified": "the answer was empty",
+    "format": "the replies were malformed, or the last step was no answer",
+    "context": "the context is full; raise rollout.engine.max_model_len, or lower agent.max_steps",
+    "infrastructure": "the engine or a tool failed, or it took longer than rollout.episode_timeout_s",
+}
+"""Why a trajectory has no answer."""
+
+
+def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Path | None) -> int:
+    """Solve one question and print its steps. Return 0 if there is an answer, else 1.
+
+    `trace` gets one line in the format of a run's trajectories.jsonl, without a reward because there is no reference.
+    """
+    console = Console()
+    task = Task(id="question", dataset="question", question=question, answer="")
+
+    def plain(text: str) -> str:
+        # What a model or a tool wrote must neither style the console nor control the terminal.
+        return escape(printable(text))
+
+    def show(turn: Turn) -> None:
+        if turn.format_error:
+            console.print(f"[red]malformed[/red]: {plain(turn.format_error)}")
+        elif turn.tool_call and turn.tool_result:
+            console.print(
+                f"[bold]{plain(turn.tool_call.name)}[/bold] {plain(turn.tool_call.arguments)}  "
+                f"[dim]{plain(turn.thought)}[/dim]\n  -> {plain(turn.tool_result.text)}"
+            )
+
+    with console.status("loading the engine"), open_worker(config, adapter) as worker:
+        attempt = worker.attempt(task, task.id, group_id="solve", temperature=0.0, seed=config.seed, on_turn=show)
+        trajectory = asyncio.run(attempt)
+    if trace is not None:
+        try:
+            trajectory.phase = "solve"
+            append_line(trace, trajectory_line(trajectory))
+        except OSError as error:
+            raise UserError(f"--trace '{trace}' cannot be written: {error.strerror}; name another file") from error
+    if not is_answer(trajectory.answer):
+        console.print(f"no answer: {plain(trajectory.failure or _REASONS[trajectory.stop_reason])}")
+        return 1
+    console.print(f"[bold green]answer[/bold green] {plain(trajectory.answer)}")
+    return 0
+
+
+def run_serve_tools(config: RunConfig, *, transport: "Transport", host: str, port: int) -> None:
+    """Serve the tools over MCP until the client disconnects (stdio) or the process is interrupted."""
+    from envs.mcp_server import serve
+
+    with Toolbox(config.envs) as toolbox:
+        if toolbox.sandbox and toolbox.sandbox.without:
+            print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
+        asyncio.run(serve(toolbox, transport=transport, host=host, port=port))
+
+
+def run_code(path: str, timeout_s: float = 5.0) -> int:
+    """Run a Python file in the sandbox and print its output. Return 0 if it ended without an error, else 1."""
+    try:
+        code = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"'{path}' cannot be read: {reason(error)}; name a Python file in UTF-8") from error
+    try:
+        with Sandbox() as sandbox:
+            print(f"code sandbox: {sandbox.state}", file=sys.stderr)
+            result = sandbox.run(code, timeout_s=timeout_s)
+    except ToolUnavailableError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(result.text, end="" if result.text.endswith("\n") else "\n")
+    if result.error:
+        print(f"error: {result.error}", file=sys.stderr)
+    return 1 if result.error else 0

@@ -1,0 +1,176 @@
+"""Checks of a recipe's tasks: data sets, counts, references, demonstrations, and held-out questions."""
+
+import json
+import sys
+
+import pytest
+
+from configs.loading import load_run_config
+from envs.datasets.own import module_tasks
+from envs.datasets.sampler import evaluation_tasks
+from ray_jobs.run.preflight import PreflightError
+from ray_jobs.run.task_checks import check_mixes, check_tasks, notes_before_start, prm_tasks
+
+NO_COLD_START = "cold_start.num_demonstrations=0"
+
+
+def config(*overrides):
+    return load_run_config(None, overrides)
+
+
+def check(*overrides, training=True):
+    check_mixes(config(*overrides))
+    check_tasks(config(*overrides), training=training)
+
+
+def refusal(*overrides, training=True):
+    with pytest.raises(PreflightError) as caught:
+        check(*overrides, training=training)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_rows(file, *rows):
+    """Write questions and their halves as a data set; every answer is `a`."""
+    lines = (json.dumps({"question": question, "answer": "a", "split": split}) + "\n" for question, split in rows)
+    file.write_text("".join(lines))
+    return f"envs.data_path={file}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["envs.mix={nonsense=1}"], "envs.mix"),
+        (["envs.mix={game24=1}"], "envs.mix"),
+        (["envs.mix={lookup=0.5, game24=0.5}", "envs.choice=learnable"], "envs.choice"),
+        (["envs.mix={lookup=1.0, chain=0.0}", "envs.choice=learnable"], "envs.choice"),
+        (["envs.datasets={words={source='words:load'}}"], "envs.datasets.words"),
+        (["envs.datasets.aime.source=a:b"], "envs.datasets.aime"),
+        (["envs.datasets.hotpotqa.source=a:b"], "envs.datasets.hotpotqa"),
+        (["envs.data_path=questions.jsonl", "envs.mix={lookup=1.0}"], "envs.data_path"),
+        (['envs.actions=["think","search","answer"]'], "envs.actions"),
+        (["envs.mix={lookup=1, three_lookup=1}", "agent.max_steps=4"], "agent.max_steps=5"),
+    ],
+)
+def test_tasks_that_cannot_work_name_the_setting(settings, named):
+    assert named in refusal(*settings)
+
+
+def test_demonstrations_are_checked_as_they_are_played():
+    """Two wrong demonstrations are guesses, which need one action and one step."""
+    guesses = ("seed=1", "cold_start.num_demonstrations=2", "cold_start.wrong_share=1", "envs.mix={arith=1}")
+    check(*guesses, 'envs.actions=["answer"]', "agent.max_steps=1")
+    check("envs.mix={lookup=0.5, chain=0.5}", "envs.choice=learnable")
+
+
+@pytest.mark.parametrize("mix", ["{own_text=1}", "{own_text=0.3,lookup=0.7}"])
+def test_too_few_held_out_rows_name_the_largest_setting_that_works(tmp_path, mix):
+    data = write_rows(tmp_path / "mine.jsonl", *((f"q{n}", "train" if n % 2 else "eval") for n in range(14)))
+    settings = [f"envs.mix={mix}", data, NO_COLD_START]
+    advice = refusal(*settings).partition("set ")[2].split()[0]
+    key, _, number = advice.partition("=")
+    assert key == "evaluation.num_tasks"
+    check(*settings, advice)
+    assert advice in refusal(*settings, f"{key}={int(number) + 1}")
+
+
+@pytest.mark.parametrize("for_prm", [0, 1])
+def test_run_without_two_tasks_for_its_prm_is_rejected(for_prm, tmp_path, monkeypatch):
+    (tmp_path / "tasks_for_a_prm.py").write_text(
+        f"def load():\n    splits = ['prm'] * {for_prm} + ['train', 'eval'] * 12\n"
+        "    return [{'question': f'q{n}', 'answer': 'x', 'split': split} for n, split in enumerate(splits)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tasks_for_a_prm", raising=False)
+    module_tasks.cache_clear()
+    source = "envs.datasets={mine={source='tasks_for_a_prm:load', scorer='text'}}"
+    with pytest.raises(PreflightError, match=r"reward\.credit=outcome"):
+        prm_tasks(config("envs.mix={mine=1}", source, NO_COLD_START, "label.type=monte_carlo"))
+
+
+def test_reference_that_its_own_scorer_does_not_accept_is_rejected(tmp_path):
+    settings = (write_rows(tmp_path / "mine.jsonl", ("1 + 1?", "eval"), ("?", "train")), NO_COLD_START)
+    assert "own_math-" in refusal("envs.mix={own_math=1}", *settings, "evaluation.num_tasks=1")
+    check("envs.mix={own_text=1}", *settings, "evaluation.num_tasks=1")
+
+
+def test_hub_data_set_without_a_network_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    assert "envs.datasets.sums" in refusal("envs.mix={sums=1}", "envs.datasets.sums.source=hf:mine/sums", NO_COLD_START)
+
+
+# --- held-out questions -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sharing(tmp_path, monkeypatch):
+    """Three data sets with the same question: `own_text` trains on it, `held` and `known` hold it out."""
+    (tmp_path / "sharing_tasks.py").write_text(
+        "def held():\n"
+        "    yield {'question': 'Who wrote  it', 'answer': 'x', 'split': 'eval'}\n"
+        "    yield {'question': 'Who else?', 'answer': 'x', 'split': 'train'}\n"
+        "def known():\n"
+        "    yield {'question': 'WHO wrote it?', 'answer': 'x', 'split': 'eval'}\n"
+        "    yield {'question': 'When?', 'answer': 'x', 'split': 'train'}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    data = write_rows(tmp_path / "mine.jsonl", ("who wrote it?", "train"), ("Where?", "eval"))
+    sources = [f"{name} = {{source = 'sharing_tasks:{name}', scorer = 'text'}}" for name in ("held", "known")]
+    yield (data, f"envs.datasets={{{', '.join(sources)}}}", "evaluation.num_tasks=2", NO_COLD_START)
+    sys.modules.pop("sharing_tasks", None)
+
+
+def test_held_out_question_that_another_data_set_trains_on_is_rejected(sharing):
+    for mix in (
+        ["envs.mix={own_text=1, held=1}"],
+        ["envs.mix={own_text=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1"],
+    ):
+        for training in (True, False):
+            assert "held-1" in refusal(*sharing, *mix, training=training)
+    check(*sharing, "envs.mix={own_text=0, known=1, held=1}")
+    check(*sharing, "envs.mix={own_text=0, known=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1")
+
+
+def test_example_that_solves_a_held_out_task_of_this_run_is_rejected(tmp_path):
+    """The seed decides which rows the run holds out, and only those are compared."""
+    data = write_rows(tmp_path / "mine.jsonl", *((f"q{n}?", "eval" if n else "train") for n in range(30)))
+    settings = ("envs.mix={own_text=1}", data, "evaluation.num_tasks=1", NO_COLD_START)
+    [held_out] = evaluation_tasks(config(*settings))
+
+    def with_example(question):
+        example = f'Task: {question}\n{{"thought":"t","action":"answer","action_input":"a"}}'
+        return (*settings, f"agent.prompt.examples={json.dumps([example])}")
+
+    assert held_out.id in refusal(*with_example(held_out.question.upper()))
+    check(*with_example(next(f"q{n}?" for n in (1, 2) if f"q{n}?" != held_out.question)))
+
+
+@pytest.mark.parametrize(("text", "rejected"), [("Answer in a word.\nQ1 ?", True), ("q2?", True), ("q0?", False)])
+def test_recorded_conversation_about_a_held_out_task_is_rejected(tmp_path, text, rejected):
+    recorded = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": part}, {"role": "assistant", "content": "a"}] for part in ("other?", text)]
+    recorded.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    data = write_rows(tmp_path / "mine.jsonl", *((f"q{n}?", "eval" if n else "train") for n in range(3)))
+    agent = ("agent.command=cat", "reward.credit=outcome", f"cold_start={{path='{recorded}'}}")
+    settings = (*agent, "envs.mix={own_text=1}", data, "evaluation.num_tasks=2")
+    if rejected:
+        assert f"{recorded}, line 2" in refusal(*settings)
+    else:
+        check(*settings)
+
+
+def test_similar_questions_of_both_halves_are_noted(tmp_path):
+    """Only the held-out questions that evaluation draws are compared."""
+    file = tmp_path / "mine.jsonl"
+    held_out = [(f"In which year did ship number {n} leave the harbour of the town?", "eval") for n in range(40)]
+    trained = ("A farmer has 31 hens and sells 12 of them at the market. How many hens are left?", "train")
+    similar = ("A farmer has 31 hens and sells 12 of them on the market. How many hens remain?", "eval")
+    settings = ("envs.mix={own_text=1}", write_rows(file, *held_out, trained), "evaluation.num_tasks=1")
+    [drawn] = evaluation_tasks(config(*settings))
+    place = [question for question, _ in held_out].index(drawn.question)
+    for position, count in ((place, 1), ((place + 1) % 40, 0)):
+        write_rows(file, *held_out[:position], similar, *held_out[position + 1 :], trained, ("Who wrote it?", "train"))
+        assert len(notes_before_start(config(*settings))) == count
+    assert notes_before_start(config("envs.mix={game24=1}")) == []
