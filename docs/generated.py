@@ -189,8 +189,7 @@ def commands_of(app: App) -> Iterator[str]:
 def metrics() -> Iterator[str]:
     """Yield tables of every metric, histogram and text of a run."""
     from envs.datasets.families import FAMILIES
-    from ray_jobs.run.bottleneck import LIMITS
-    from ray_jobs.run.metrics import GROUPS, LIVE, LOGGED
+    from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
     from ray_jobs.run.trackers import HISTOGRAMS, TEXTS
 
     family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")

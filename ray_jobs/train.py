@@ -34,7 +34,7 @@ from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
-from ray_jobs.run.bottleneck import StepTimes
+from ray_jobs.run.metrics import StepTimes
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown

@@ -10,7 +10,7 @@ from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
 from learner.types import StepResult
-from ray_jobs.run.bottleneck import (
+from ray_jobs.run.metrics import (
     Limit,
     StepTimes,
     average_shares,

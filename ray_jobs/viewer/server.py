@@ -197,7 +197,7 @@ MOST_RUNS = 2
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
-    """Serve until interrupted. Raises ViewError for a folder that is no run's, and UserError."""
+    """Serve until interrupted. Raises UserError for a folder without a run or a used port."""
     import uvicorn
 
     from envs.serving import new_token, with_token

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_jobs.run.bottleneck import (
+from ray_jobs.run.metrics import (
     LIMITS,
     Shares,
     StepTimes,

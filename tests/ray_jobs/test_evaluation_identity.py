@@ -1,6 +1,5 @@
 import json
 import sys
-from dataclasses import replace
 
 import pytest
 from evaluating import config_for, model_in
@@ -10,6 +9,7 @@ from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
+from tests.changed import replace
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 

@@ -162,8 +162,8 @@ def test_records_have_the_order_of_the_tasks_and_attempts_are_greedy(evaluated):
         return EngineError("gone") if len(first) == 1 else "no"
 
     run = evaluated(answer)
-    assert [row.task.id for row in run.rows] == [task.id for task in run.tasks]
-    assert {row.id.partition("/")[0] for row in run.rows} == {"eval_after"}
+    assert [row["task_id"] for row in run.rows] == [task.id for task in run.tasks]
+    assert {row["id"].partition("/")[0] for row in run.rows} == {"eval_after"}
     assert {asked[2:] for asked in run.asked} == {(0, 0.0)}
 
 
@@ -177,7 +177,7 @@ def test_untouched_model_gets_tasks_of_each_data_set(evaluated, tmp_path):
         lambda task, seed: task.answer, *own, f"envs.data_path={tmp_path}/own.jsonl", phase="eval_untouched"
     )
     assert {task.dataset for task in run.tasks[:3]} == {"lookup"}
-    assert Counter(row.task.dataset for row in run.rows) == {"lookup": 2, "own_integer": 1}
+    assert Counter(row["dataset"] for row in run.rows) == {"lookup": 2, "own_integer": 1}
 
 
 def test_each_data_set_has_its_share_of_the_tasks_while_training():

@@ -133,18 +133,7 @@ def test_training_the_prm_writes_its_quality_on_held_out_tasks(tmp_path, loaded,
     run_train_prm(config)
     quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())
     assert (quality["digest"], quality["num_tasks_held_out"]) == ("d1", 1)
-    said = capsys.readouterr().out
-    assert "PRM on tasks it never saw: Spearman within group" in said
-    assert f"use it with reward.credit.prm_path={tmp_path}/r/prm" in said
-
-
-def test_a_prm_is_never_trained_on_the_labels_of_another_labeller(tmp_path, loaded, monkeypatch):
-    monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
-    config = config_for(tmp_path, *SMALL, "label.type=plan")
-    run_collect(config, None)
-    run_label(config, None, dry_run=False)
-    with pytest.raises(NothingCollectedError, match="holds no labels of monte_carlo; run `agentflow label` with the"):
-        run_train_prm(config_for(tmp_path, *SMALL, "label.type=monte_carlo"))
+    assert f"reward.credit.prm_path={tmp_path}/r/prm" in capsys.readouterr().out
 
 
 def test_an_adapter_of_another_scale_is_refused_before_an_engine_is_loaded(tmp_path):

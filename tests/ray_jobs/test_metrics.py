@@ -7,8 +7,7 @@ import torch
 from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
 from learner.types import StepResult, TrainBatch
-from ray_jobs.run.bottleneck import LIMITS, StepTimes
-from ray_jobs.run.metrics import BY_NAME, GROUPS, LIVE, LOGGED
+from ray_jobs.run.metrics import BY_NAME, GROUPS, LIMITS, LIVE, LOGGED, StepTimes
 from ray_jobs.run.progress import step_metrics
 from rollout.lifecycle import Batch, GroupCounts
 
