@@ -1,7 +1,7 @@
-"""The one public name: `agentflow.learner.losses` is the module `learner.losses` that the package itself imports.
+"""The public package name: `agentflow.learner.losses` is the module `learner.losses`.
 
-The packages stand at the top level of the repository, and so do their names where it is installed. Another package of
-one of these names that comes first on the path is refused here, in words, before half of each is imported.
+The packages are installed at the top level. Another package of the same name that comes first on the path is reported
+before a mixture of both is imported.
 """
 
 import importlib
@@ -13,20 +13,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-PACKAGES = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
 __path__: list[str] = []
 
 
-class _Below(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `agentflow.X` as X, the same object: a class has one identity, whichever name it was imported by."""
+def _packages() -> tuple[str, ...]:
+    check_names(("configs",))
+    from configs import PACKAGES
+
+    return PACKAGES
+
+
+class _SubmoduleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Import `agentflow.X` as the module X, so that each class has one identity under both names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         real = fullname.removeprefix(f"{__name__}.")
-        if real == fullname or real.partition(".")[0] not in PACKAGES:
+        if real == fullname or real.partition(".")[0] not in _packages():
             return None
-        check_names()
+        check_names(_packages())
         if importlib.util.find_spec(real) is None:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
@@ -37,30 +43,30 @@ class _Below(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module is whole already, but has the spec of its second name: it gets its own back."""
+        # The module was executed under its real name; give it its own spec back.
         spec = module.__spec__
         assert spec is not None
         module.__spec__ = spec.loader_state
 
 
-def check_names() -> None:
-    """Raises ImportError where another package hides one of ours."""
+def check_names(packages: Sequence[str]) -> None:
+    """Raise ImportError if another package hides one of these packages."""
     home = Path(__file__).resolve().parent
-    for name in PACKAGES:
-        found = importlib.util.find_spec(name)
-        places = [Path(place).resolve() for place in (found and found.submodule_search_locations) or ()]
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        places = [Path(place).resolve() for place in (spec and spec.submodule_search_locations) or ()]
         if home / name not in places:
-            other = found.origin if found else "nothing"
+            other = spec.origin if spec else "nothing"
             raise ImportError(
-                f"agentflow needs its package '{name}' in {home}, and Python finds {other}; rename that one, or take "
-                "its folder off PYTHONPATH or start in another folder"
+                f"agentflow needs its package '{name}' in {home}, but Python finds {other}; rename the other package, "
+                "remove its folder from PYTHONPATH, or start in another folder"
             )
 
 
 def main() -> int:
-    """The `agentflow` command; returns its exit code."""
+    """Run the `agentflow` command and return its exit code."""
     try:
-        check_names()
+        check_names(_packages())
     except ImportError as error:
         print(f"agentflow: error: {error}", file=sys.stderr)
         return 2
@@ -69,5 +75,5 @@ def main() -> int:
     return command()
 
 
-# First, or Python's own finder would find the submodules of a package a second time, below its public name.
-sys.meta_path.insert(0, _Below())
+# Python's own finder would import the submodules a second time under their public name.
+sys.meta_path.insert(0, _SubmoduleFinder())

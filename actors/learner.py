@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from actors.cluster import Handle
-from configs.own import search_in
+from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
 from learner.credit import assign_credit

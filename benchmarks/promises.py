@@ -218,13 +218,18 @@ def keys(seed: int) -> Measured:
 
 def viewer(seed: int) -> Measured:
     """Ask the viewer for a run without its token, with a wrong one, and from another origin."""
+    from envs.types import Task
+    from rollout.codec import trajectory_line
+    from rollout.types import Trajectory
+
     rng = random.Random(seed)
     word = f"word{rng.getrandbits(64):x}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text("{}")
-        row = {"id": f"{word}/0", "group_id": word, "phase": "train", "task_id": word, "question": word, "reward": 1.0}
-        (folder / "trajectories.jsonl").write_text(json.dumps(row | {"turns": []}) + "\n")
+        task = Task(id=word, dataset="arith", question=word, answer="1")
+        attempt = Trajectory(id=f"{word}/0", group_id=word, task=task, turns=(), answer="1", stop_reason="answered")
+        (folder / "trajectories.jsonl").write_bytes(trajectory_line(attempt))
         command = [sys.executable, "-m", "ray_jobs.cli", "view", name, "--port", "0", "--no-browser"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             try:

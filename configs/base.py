@@ -1,40 +1,51 @@
-"""The base of every configuration model: frozen, and a key nobody declared is an error."""
+"""The base class and shared types of all configuration models."""
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, get_args
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
+Precision = Literal["bfloat16", "float32"]
+Dtype = Literal["auto", "bfloat16", "float32"]
+CPU_INFO = Path("/proc/cpuinfo")
+
 OwnPath = Annotated[str, AfterValidator(os.path.expanduser)]
-"""A file or a folder; `~` is the home of whoever calls the command."""
+"""A file or a folder; `~` is the home of the user."""
 
 
 def no_truth(value: object) -> object:
-    """For a number: Python takes true for 1; what it is called is no number."""
+    """Turn a boolean into a text that no number field accepts: Python would take true for 1."""
     return str(value).lower() if isinstance(value, bool) else value
 
 
 class Config(BaseModel):
+    """A frozen configuration model that rejects unknown keys."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, values: object) -> object:
+    def _reject_booleans_as_numbers(cls, values: object) -> object:
         if not isinstance(values, Mapping):
             return values
-        return {key: no_truth(value) if cls._is_number(key) else value for key, value in values.items()}
+        fields = cls.model_fields
+        numbers = {name for name in fields if _is_number(fields[name].annotation)}
+        return {key: no_truth(value) if key in numbers else value for key, value in values.items()}
 
-    @classmethod
-    def _is_number(cls, key: object) -> bool:
-        field = cls.model_fields.get(str(key))
-        return field is not None and not {int, float}.isdisjoint((field.annotation, *get_args(field.annotation)))
+
+def _is_number(annotation: object) -> bool:
+    return not {int, float}.isdisjoint((annotation, *get_args(annotation)))
 
 
 def typed(default: str, **by_key: str) -> BeforeValidator:
-    """For a union that a `type` tells apart: a text is a table with this `type` alone. A table without one has the type
-    that `by_key` gives for a key in it, else `default`. A setting exists only in the types in which it has an
-    effect."""
+    """Return a validator that completes the `type` of a discriminated union.
+
+    A text becomes a table with this `type`. A table without `type` gets the one that `by_key` maps one of its keys to,
+    else `default`.
+    """
 
     def with_type(value: object) -> object:
         if isinstance(value, str):
@@ -47,12 +58,44 @@ def typed(default: str, **by_key: str) -> BeforeValidator:
 
 
 def types_of(annotation: object) -> dict[str, type[Config]]:
-    """The models of such a union by their `type`; empty for any other annotation."""
+    """Return the models of a discriminated union by their `type`; empty for any other annotation."""
     models = [part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, Config)]
-    found = {
+    by_type = {
         name: model
         for model in models
         if "type" in model.model_fields
         for name in get_args(model.model_fields["type"].annotation)
     }
-    return found if len(found) > 1 else {}
+    return by_type if len(by_type) > 1 else {}
+
+
+def precision_of(dtype: Dtype, device: Literal["cpu", "cuda"]) -> Precision:
+    """Return the precision that a recipe's `dtype` means on this machine."""
+    return fastest_precision(device) if dtype == "auto" else dtype
+
+
+def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
+    """Return bfloat16 for a GPU and for a CPU that multiplies it at full speed, else float32.
+
+    Such CPUs are Intel's with AMX and AMD's with AVX-512. Measured at the sizes of the demo's layers, bfloat16 is 1.8
+    times as slow as float32 on an Intel CPU with AVX-512 alone, and 5 to 40 times without AVX-512.
+    """
+    info = _cpu_info(CPU_INFO)
+    flags = info.get("flags", "").split()
+    fast_amd = "AuthenticAMD" in info.get("vendor_id", "") and "avx512_bf16" in flags
+    return "bfloat16" if device == "cuda" or "amx_bf16" in flags or fast_amd else "float32"
+
+
+def lacks_avx512() -> bool:
+    """Return True for an x86 CPU without AVX-512, False for any other or unknown CPU."""
+    flags = _cpu_info(CPU_INFO).get("flags", "").split()
+    return bool(flags) and "avx512f" not in flags
+
+
+@lru_cache
+def _cpu_info(path: Path) -> dict[str, str]:
+    try:
+        lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+    except OSError:
+        return {}
+    return {name.strip(): value for name, value in lines.items()}

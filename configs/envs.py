@@ -1,4 +1,4 @@
-"""The world the agent acts in: task mix, tools, code sandbox."""
+"""The environment of the agent: task mix, tools, code sandbox."""
 
 import math
 import re
@@ -14,7 +14,7 @@ BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
     *("wikipedia_search", "web_search", "google_search", "base_generator"),
 )
-_SOURCE = re.compile(r"mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SOURCE = r"^(mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 _DATA = re.compile(r"hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _HOST = re.compile(r"[^\s/@:*?#\[\]]+")
@@ -37,58 +37,44 @@ class SandboxConfig(Config):
     """Wall-clock limit of one code call."""
     memory_mb: int = Field(default=1024, ge=128)
     """Address-space limit of one code process."""
-    idle_memory_mb: int = Field(default=2048, ge=0)
-    """What the code processes of a rollout worker may hold together between their steps, beyond the libraries that
-    they share; above it the largest are ended, and their next step says that names are gone."""
     tier: Literal["auto", "namespaces", "landlock"] = "auto"
-    """The walls: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a container
-    with the default profile (Linux 6.12 or later). `auto` takes the first of the two that the machine gives."""
+    """The isolation: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a
+    container with the default profile (Linux 6.12 or later). `auto` takes the first one that the machine gives."""
 
 
 class WebConfig(Config):
-    """What comes from outside: searches, pages, and the results of one's own tools."""
+    """Results from outside: searches, pages, and custom tools."""
 
     finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
-    """Who finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY and
-    GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY."""
+    """The service that finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY
+    and GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY and also reads the pages that it finds."""
     wikipedia_url: str = Field(default="https://en.wikipedia.org/w/api.php", pattern=r"^https?://\S+$")
-    """The wiki's api.php: another language, or a mirror of one's own."""
-    max_results: int = Field(default=3, ge=1, le=10)
-    """Pages per search, and passages that `web_search` shows."""
+    """The wiki's api.php: another language, or a mirror."""
     time_limit_s: float = Field(default=30.0, gt=0, le=600)
     """Wall-clock limit of one question to a service, attempts and pauses included, and of a call of an MCP server's
-    tool; a page is given up after half of it. Any call that takes 20 times as long leaves its attempt unscored."""
-    requests_per_minute: float = Field(default=60.0, gt=0, le=100_000)
-    """Each service is asked no faster than this by one worker."""
-    pages_per_minute: float = Field(default=120.0, gt=0, le=100_000)
-    """Pages are fetched no faster than this by one worker."""
-    max_page_bytes: int = Field(default=1_000_000, ge=1000, le=50_000_000)
-    """A page is cut there, also after decompression."""
+    tool; a page has half of it. Any call that takes 20 times as long leaves its attempt unscored."""
     allowed_hosts: tuple[str, ...] = ()
     """Servers, each "host:port", that pages may be fetched from although they are not on the public internet."""
     blocked_hosts: tuple[str, ...] = (
         *("artofproblemsolving.com", "huggingface.co", "kaggle.com", "4nums.com", "github.com"),
         "githubusercontent.com",
     )
-    """Hosts, with their subdomains, that print benchmarks together with the answers: built-in tools read nothing of
-    theirs."""
+    """Hosts, with their subdomains, that publish benchmarks with answers: the built-in tools read nothing from them."""
     blocked_questions: OwnPath | None = None
-    """File of held-out questions, one a line, plain or JSON with `question`: a result that holds one is left out."""
-    cache_entries: int = Field(default=1024, ge=0)
-    """Results that a worker keeps of each tool in memory, for an hour; 0 keeps none."""
+    """File of held-out questions, one per line, plain or JSON with `question`: results that hold one are left out."""
 
     @field_validator("allowed_hosts")
     @classmethod
-    def _servers_are_told_apart_by_their_port(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_allowed_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         for host in hosts:
-            found = _HOST_PORT.fullmatch(host)
-            if not found or int(found[2]) > 65535:
+            match = _HOST_PORT.fullmatch(host)
+            if not match or int(match[2]) > 65535:
                 raise ValueError(f"'{host}' must be host:port, such as wiki.local:8080 or [::1]:8080")
         return hosts
 
     @field_validator("blocked_hosts")
     @classmethod
-    def _blocked_are_whole_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_blocked_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         for host in hosts:
             if not _HOST.fullmatch(host):
                 raise ValueError(f"'{host}' must be a host alone, such as kaggle.com, which blocks its subdomains, too")
@@ -104,54 +90,40 @@ class WebConfig(Config):
         return wikipedia_url
 
 
-class OwnToolConfig(Config):
-    source: str
+class ToolConfig(Config):
+    """A custom tool."""
+
+    source: str = Field(pattern=_SOURCE)
     """`module:name` of a function with typed arguments, or of a class with the parts of `envs.types.Tool`; or a tool
-    of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` where it has several."""
+    of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` if it has several."""
     description: str = ""
-    """What the planner is told of an MCP server's tool in a few words, in the place of the server's own; a function
-    says so in its docstring, a class itself."""
+    """A few words for the planner about an MCP server's tool, instead of the server's own; functions and classes have
+    their own description."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
     stateless: bool = False
-    """Whether a class or an MCP server answers equal calls alike, whatever came before: `envs.recording`, which does,
-    takes no other. A function is taken for such a tool."""
+    """Whether a class or an MCP server answers equal calls alike, whatever came before: required by `envs.recording`.
+    Functions are always treated as stateless."""
 
     @property
     def is_mcp(self) -> bool:
         return self.source.startswith("mcp:")
 
-    @field_validator("source")
-    @classmethod
-    def _source_is_code_or_a_server(cls, source: str) -> str:
-        if not _SOURCE.fullmatch(source):
-            raise ValueError(
-                "must be module:name of a function or a class, as in my_tools:weather, or mcp: with the address of an "
-                "MCP server"
-            )
-        return source
-
     @model_validator(mode="after")
-    def _outsiders_are_described(self) -> "OwnToolConfig":
-        if self.is_mcp != bool(self.description):
-            raise ValueError("an MCP server's tool needs a description; a function or a class brings its own")
-        return self
-
-    @model_validator(mode="after")
-    def _key_is_named_and_safe(self) -> "OwnToolConfig":
+    def _check(self) -> "ToolConfig":
         address = self.source.removeprefix("mcp:").partition("#")[0]
+        if self.is_mcp != bool(self.description):
+            raise ValueError("description must be set for an MCP server's tool, and only for it")
         if self.is_mcp and (where := exposed_key(address)):
             raise ValueError(
-                f"source holds what looks like a key, {where}, and the run folder, the report and the process list "
-                "would show it; take it out, put it into an environment variable, and name that one with api_key_env"
+                f"source seems to hold a key, {where}, which the run folder, the report and the process list would "
+                "show; put it into an environment variable and name that one with api_key_env"
             )
         if self.api_key_env is None:
             return self
         if not self.is_mcp:
-            raise ValueError(
-                "api_key_env is for an MCP server; a function or a class reads its key from the environment"
-            )
+            raise ValueError("api_key_env is for an MCP server; functions and classes read keys from the environment")
         if address.startswith("http://") and in_clear_text(address):
             raise ValueError("source would send the key in clear text: use https")
         return self
@@ -204,38 +176,41 @@ class OwnDatasetConfig(Config):
 
 
 class RecordingConfig(Config):
+    """Recorded tool results, so that two policies get the same results."""
+
     path: OwnPath | None = None
     """File of tool results as JSON lines; none: nothing is recorded. Not for tools that remember earlier calls."""
     mode: Literal["record", "replay"] = "record"
-    """`record` asks what the file lacks and writes it down; `replay` asks nobody, and an attempt at a task that needs
-    what the file lacks ends unscored."""
+    """`record` requests what the file lacks and adds it; `replay` requests nothing, and an attempt that needs a
+    missing result ends unscored."""
 
     @model_validator(mode="after")
-    def _something_is_replayed(self) -> "RecordingConfig":
+    def _check(self) -> "RecordingConfig":
         if self.mode == "replay" and self.path is None:
-            raise ValueError("mode = 'replay' needs path, the file that is replayed: without it tools would be asked")
+            raise ValueError("mode = 'replay' needs path, the file to replay")
         return self
 
 
+BASE_GENERATOR_TOKENS = 128
+"""Length limit of an answer of `base_generator`."""
+
+
 class BaseGeneratorConfig(Config):
+    """The model behind the tool `base_generator`."""
+
     base_url: str | None = Field(default=None, pattern=r"^https?://[^\s@?#]+[^\s@?#/]$")
     """Root of a server that speaks the OpenAI chat-completions protocol; none: the run's own frozen base model."""
     model: str = ""
     """The server's name of the model."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds the API key; none sends no key."""
-    max_tokens: int = Field(default=128, ge=1, le=8192)
-    """Length limit of an answer."""
 
     @model_validator(mode="after")
-    def _server_is_whole_and_safe(self) -> "BaseGeneratorConfig":
-        for name in ("model", "api_key_env"):
-            if self.base_url is None and getattr(self, name):
-                raise ValueError(
-                    f"{name} is for a server: set base_url, or leave {name} out and the run's base is asked"
-                )
+    def _check(self) -> "BaseGeneratorConfig":
+        if self.base_url is None and (self.model or self.api_key_env):
+            raise ValueError("model and api_key_env are for a server: set base_url, or leave them out")
         if self.base_url is not None and not self.model:
-            raise ValueError("base_url needs model, the server's name of the model to ask")
+            raise ValueError("base_url needs model, the server's name of the model")
         if self.base_url is not None and self.api_key_env is not None and in_clear_text(self.base_url):
             raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
         return self
@@ -257,15 +232,13 @@ class EnvsConfig(Config):
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
     Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""
-    tools: dict[str, OwnToolConfig] = {}
-    """Further actions by name: tools of one's own, and of MCP servers."""
+    tools: dict[str, ToolConfig] = {}
+    """Further actions by name: custom tools, and tools of MCP servers."""
     search: Literal["offline", "tavily"] = "offline"
     """`offline` searches the generated catalogue; `tavily` needs TAVILY_API_KEY."""
     search_latency_s: float = Field(default=0.0, ge=0, le=60)
-    """Simulates a remote search service: an offline search takes so long in the median, with a heavy tail, and 10 s at
-    most. For measurements; the same query takes equally long in every run."""
-    search_results: int = Field(default=1, ge=1, le=10)
-    """Passages per offline search; of all others envs.web.max_results says how many."""
+    """Simulated median latency of an offline search, with a heavy tail up to 10 s. For measurements; the same query
+    takes equally long in every run."""
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
     sandbox: SandboxConfig = SandboxConfig()
@@ -279,7 +252,7 @@ class EnvsConfig(Config):
         if "answer" not in actions:
             raise ValueError("actions must contain 'answer', or no task could ever end")
         if len(set(actions)) != len(actions):
-            raise ValueError("an action stands twice")
+            raise ValueError("actions must not contain an action twice")
         return actions
 
     @model_validator(mode="after")

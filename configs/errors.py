@@ -1,41 +1,117 @@
-"""What a user sees of an error: one line that says what to do. Imports nothing heavy, so that sandboxes stay small."""
+"""User errors, readable descriptions of library errors, and cleaning of untrusted text and JSON.
+
+Imports nothing heavy, because the sandbox loads this module in every process.
+"""
 
 import difflib
+import json
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+MAX_JSON_DEPTH = 100
+"""Depth limit of JSON that is passed on: many readers and writers give up at 200."""
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class UserError(RuntimeError):
-    """An error whose message is one line that says what is wrong and what to do. The command line prints that line,
-    without a traceback, and ends with exit code 2; also where an actor raised it."""
+    """An error whose message is one line that says what is wrong and what to do.
+
+    The command line prints that line without a traceback and ends with exit code 2, also if an actor raised the error.
+    """
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message, "; did you mean 'train'?", or nothing where no known word is near. Of dotted names the last
-    part decides, and then the table."""
+    """Return "; did you mean 'train'?" for a similar known word, or an empty string.
+
+    Dotted names are compared by their last part; among equally named ones, the same table is preferred.
+    """
     leaves: dict[str, list[str]] = {}
     for name in known:
         leaves.setdefault(name.rpartition(".")[2], []).append(name)
     table, _, leaf = word.rpartition(".")
     close = difflib.get_close_matches(leaf, leaves)
-    beside = [name for found in close for name in leaves[found] if name.rpartition(".")[0] == table]
-    near = (beside if table else [])[:1] or [name for found in close[:1] for name in leaves[found]]
+    same_table = [name for match in close for name in leaves[match] if name.rpartition(".")[0] == table]
+    near = (same_table if table else [])[:1] or [name for match in close[:1] for name in leaves[match]]
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
 
 
+def reason(error: Exception) -> str:
+    """Return the cause of an error in one line, for use in a message about a file or its content."""
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"there is no {Path(error.filename).name}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if isinstance(error, KeyError):
+        return f"{error} is missing in it"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON, {error}"
+    details = getattr(error, "errors", None)
+    if isinstance(error, ValueError) and callable(details):
+        # pydantic's ValidationError, which is not imported here.
+        first = details()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return " ".join(str(error).split())
+
+
+def unwritable(folder: Path) -> str | None:
+    """Return why a folder cannot be created or written to, or None if it can."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return None
+    return f"'{nearest}' {'is not writable' if nearest.is_dir() else 'is not a folder'}"
+
+
+def listed(names: Iterable[str], word: str = "or") -> str:
+    """Return the names as "'a', 'b' or 'c'"."""
+    *most, last = (repr(name) for name in names)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
 def printable(text: str) -> str:
-    """What models and web pages may have written, for a terminal: without control characters, which it would obey."""
-    return _CONTROL.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text.replace("\r\n", "\n")))
+    """Remove control characters and terminal codes from untrusted text before it is printed."""
+    return _CONTROL.sub("", _TERMINAL_CODE.sub("", text.replace("\r\n", "\n")))
 
 
 def visible(text: str) -> str:
-    """What others gave a name to, for a line of a terminal: with its control characters written out, as `\\x1b`."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], text)
+    r"""Escape control characters, as in `\x1b`, in an untrusted name that is printed."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], text)
 
 
 def whole_letters(text: str) -> str:
-    """With a question mark for half a surrogate pair: JSON can hold one and a model may write one, but it has no UTF-8,
-    no tokenizer reads it, and it would break whoever sends it or writes it down."""
+    """Replace lone surrogates by question marks.
+
+    JSON can hold them and a model can write them, but they have no UTF-8 encoding and no tokenizer accepts them.
+    """
     return text.encode(errors="replace").decode()
+
+
+def each_text(value: object, change: Callable[[str], str]) -> object:
+    """Return a JSON value with every string and object key changed; raises RecursionError."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [each_text(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(name): each_text(item, change) for name, item in value.items()}
+    return value
+
+
+def in_whole_letters(value: object) -> object:
+    """Return a JSON value without lone surrogates; raises RecursionError."""
+    return each_text(value, whole_letters)
+
+
+def check_depth(value: object, most: int = MAX_JSON_DEPTH) -> None:
+    """Raise RecursionError if more than `most` lists and objects are nested in each other."""
+    if not isinstance(value, (list, dict)):
+        return
+    if not most:
+        raise RecursionError
+    for item in value.values() if isinstance(value, dict) else value:
+        check_depth(item, most - 1)

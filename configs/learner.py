@@ -5,9 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, OwnPath, typed
-from configs.own import ImportPath, own_function
-from configs.processor import Dtype, Precision, precision_of
+from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
+from configs.plugins import ImportPath, own_function
 
 
 class ModelConfig(Config):
@@ -255,7 +254,7 @@ class LearnerConfig(Config):
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss needs log-probs of the policy that RL starts with."""
+        """True if the loss needs log-probs of the policy that RL starts with."""
         if isinstance(self.loss, CustomLossConfig):
             return self.loss.reference
         return isinstance(self.loss, FlowGrpoConfig) and self.loss.kl_weight > 0

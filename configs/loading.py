@@ -1,58 +1,70 @@
-"""From a TOML recipe and dotted overrides to a checked RunConfig, with one-line errors."""
+"""Loading of a TOML recipe with dotted overrides into a checked RunConfig, with one-line errors."""
 
 import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from configs.errors import UserError, did_you_mean
-from configs.own import search_in
+from configs.base import types_of
+from configs.errors import UserError, did_you_mean, reason
+from configs.plugins import search_in
 from configs.run import RunConfig
-from configs.wording import describe, reason
 
 RECIPES = Path(__file__).with_name("recipes")
 
-
-class ConfigError(UserError):
-    """A recipe or an override that cannot be used; the message is one line for a person."""
+_NEVER_QUOTED = {"api_key_env", "base_url", "command", "source", "url", "wikipedia_url"}
+"""Settings that may contain a key by mistake."""
 
 
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read `recipe` (a file, a run's config.json, or the name of a built-in one), apply `a.b=value` overrides in order,
-    validate. Raises ConfigError."""
-    found = find_recipe(recipe) if recipe else None
-    values = _read(found) if found else {}
+    """Read a recipe, apply `a.b=value` overrides in order, and validate.
+
+    Args:
+        recipe: A file, a run's config.json, or the name of a built-in recipe.
+        overrides: Dotted keys with values.
+
+    Raises:
+        UserError: If the recipe or an override cannot be used.
+    """
+    path = find_recipe(recipe) if recipe else None
+    values = _read(path) if path else {}
     for override in overrides:
-        _apply(values, override)
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise UserError(f"override '{override}' must look like learner.learning_rate=2e-6")
+        try:
+            _set(values, key.strip(), _parse_value(text.strip()))
+        except UserError as error:
+            raise UserError(f"override '{override}': {error}") from None
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(describe(detail, RunConfig) for detail in error.errors())) from None
-    if found and found.suffix != ".json" and config.names_code and config.code_path is None:
-        config = config.model_copy(update={"code_path": str(found.parent)})
+        raise UserError("; ".join(_describe(detail) for detail in error.errors())) from None
+    if path and path.suffix != ".json" and config.names_code and config.code_path is None:
+        config = config.model_copy(update={"code_path": str(path.parent)})
     search_in(config.code_path)
     return config
 
 
 def find_recipe(recipe: Path) -> Path:
-    """A built-in recipe where no file but one of them has this name, with or without its ending; else `recipe`."""
+    """Return the built-in recipe of this name, with or without its suffix, unless a file of this name exists."""
     built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
 
 
 def value_of(config: RunConfig, key: str) -> Any:
-    """The value at a dotted key."""
+    """Return the value at a dotted key."""
     return reduce(getattr, key.split("."), config)
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
-    """The configuration with other values at these dotted keys, checked again. Raises pydantic's ValidationError."""
+    """Return the configuration with other values at these dotted keys; raises pydantic's ValidationError."""
     values = config.model_dump()
     for key, value in changes.items():
         _set(values, key, value)
@@ -60,7 +72,7 @@ def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
 
 
 def render_config(config: RunConfig) -> str:
-    """The resolved configuration as TOML that loads back to the same configuration."""
+    """Return the resolved configuration as TOML that loads back to the same configuration."""
     lines: list[str] = []
     _render_table(config.model_dump(mode="json"), (), lines)
     return "\n".join(lines) + "\n"
@@ -71,7 +83,7 @@ def _render_table(table: dict[str, object], path: tuple[str, ...], lines: list[s
         lines += ["", f"[{'.'.join(map(_render_key, path))}]"]
     for key, value in table.items():
         if value is None:
-            # TOML has no word for absence, and a key nobody sees is a key nobody finds.
+            # TOML has no null; the comment shows that the key exists.
             lines.append(f"# {key} is not set")
         elif not isinstance(value, dict):
             lines.append(f"{_render_key(key)} = {_render_value(value)}")
@@ -85,7 +97,7 @@ def _render_key(key: str) -> str:
 
 
 def _render_value(value: object) -> str:
-    """JSON's strings, booleans and arrays are TOML's; so are its numbers, except those that are not finite."""
+    # JSON's strings, booleans, arrays and finite numbers are valid TOML.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
@@ -96,25 +108,15 @@ def _read(path: Path) -> dict[str, object]:
     try:
         return dict(json.loads(path.read_text())) if in_json else tomllib.loads(path.read_text())
     except FileNotFoundError:
-        built_in = sorted(one.stem for one in RECIPES.glob("*.toml"))
-        raise ConfigError(
+        built_in = sorted(file.stem for file in RECIPES.glob("*.toml"))
+        raise UserError(
             f"recipe '{path}' does not exist; name a file, or one of {', '.join(built_in)}"
             f"{did_you_mean(path.stem, built_in)}"
         ) from None
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
+        raise UserError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
     except OSError as error:
-        raise ConfigError(f"recipe '{path}' cannot be read: {error.strerror}") from None
-
-
-def _apply(values: dict[str, object], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"override '{override}' must look like learner.learning_rate=2e-6")
-    try:
-        _set(values, key.strip(), _parse_value(text.strip()))
-    except ConfigError as error:
-        raise ConfigError(f"override '{override}': {error}") from None
+        raise UserError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 
 
 def _set(values: dict[str, object], key: str, value: object) -> None:
@@ -123,17 +125,64 @@ def _set(values: dict[str, object], key: str, value: object) -> None:
     for parent in parents:
         child = table.setdefault(parent, {})
         if isinstance(child, str):
-            # What a `type` alone stands for.
+            # A text stands for a table with this `type` alone.
             child = table[parent] = {"type": child}
         if not isinstance(child, dict):
-            raise ConfigError(f"'{parent}' is a value, not a table")
+            raise UserError(f"'{parent}' is a value, not a table")
         table = child
     table[leaf] = value
 
 
 def _parse_value(text: str) -> object:
-    """TOML value where it parses as one (numbers, lists, tables, true), the bare text otherwise."""
+    # A bare text that is not a TOML value is a string.
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _describe(detail: Any) -> str:
+    """Return pydantic's message with the dotted key in front and the rejected value behind it."""
+    key = _dotted_key(detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        known = list(setting_names(RunConfig))
+        if key in known:
+            return f"unknown key '{key}': the chosen `type` does not have it"
+        near = did_you_mean(key, known) or "; `agentflow train --dry-run` prints every key that exists"
+        return f"unknown key '{key}'{near}"
+    message = detail["msg"].removeprefix("Value error, ")
+    value = detail.get("input")
+    if isinstance(value, dict) or not _NEVER_QUOTED.isdisjoint(detail["loc"]):
+        return f"{key}: {message}"
+    return f"{key}: {message} (got {json.dumps(value, default=str)})"
+
+
+def _dotted_key(location: tuple[str | int, ...]) -> str:
+    """Return the location of an error without the union types that pydantic puts between the keys."""
+    keys: list[str] = []
+    model: type[BaseModel] | None = RunConfig
+    types: Mapping[str, type[BaseModel]] = {}
+    for part in map(str, location):
+        if part in types:
+            model, types = types[part], {}
+            continue
+        keys.append(part)
+        if model and (field := model.model_fields.get(part)):
+            types = types_of(field.annotation)
+            model = None if types else next(iter(_models_of(field.annotation)), None)
+    return ".".join(keys) or "recipe"
+
+
+def setting_names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all settings; NAME stands for the names in a table that the user chooses."""
+    for name, field in model.model_fields.items():
+        models = _models_of(field.annotation)
+        below = f"{prefix}{name}.NAME." if get_origin(field.annotation) is dict else f"{prefix}{name}."
+        yield from dict.fromkeys(setting for inner in models for setting in setting_names(inner, below))
+        if not models:
+            yield prefix + name
+
+
+def _models_of(annotation: object) -> list[type[BaseModel]]:
+    parts = (annotation, *get_args(annotation))
+    return [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]

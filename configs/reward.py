@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.api_keys import PlainUrl, in_clear_text, on_this_machine
 from configs.base import Config, OwnPath, typed
-from configs.own import ImportPath
+from configs.plugins import ImportPath
 
 
 class CollectConfig(Config):

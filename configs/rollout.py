@@ -8,10 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
-from configs.base import Config, OwnPath, typed
-from configs.own import ImportPath
-from configs.processor import Dtype, Precision, precision_of
-from configs.wording import reason
+from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
+from configs.errors import reason
+from configs.plugins import ImportPath
 
 
 class RuleConfig(Config):

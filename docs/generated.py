@@ -188,18 +188,16 @@ def commands_of(app: App) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield tables of every metric, histogram and text of a run."""
-    from ray_jobs.metrics.bottleneck import LIMITS
-    from ray_jobs.metrics.table import BY_NAME, CHARTS, LIVE
-    from ray_jobs.metrics.tensorboard import HISTOGRAMS, TEXTS
-
     from envs.datasets.families import FAMILIES
+    from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
+    from ray_jobs.run.trackers import HISTOGRAMS, TEXTS
 
     family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
     columns = ("metric", "unit", "meaning")
-    for question, charts in CHARTS.items():
-        shown = [BY_NAME[name] for names in charts.values() for name in names]
+    for group, title in GROUPS.items():
+        shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]
         rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in shown]
-        yield f"\n## {question}"
+        yield f"\n## {title}"
         yield from _table(columns, dict.fromkeys(rows))
     yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."
     yield from _table(columns, [(f"`{one.name}`", one.unit, one.says) for one in LIVE])

@@ -1,4 +1,4 @@
-"""The switched-on tools as an MCP server: stdio for one client, HTTP for many, with a code REPL for each session."""
+"""The switched-on tools as an MCP server: stdio for one client, HTTP for many, each session with its own state."""
 
 import contextlib
 import secrets
@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from fastmcp import Context, FastMCP
+from fastmcp import FastMCP
 from fastmcp.server.dependencies import get_context
 from fastmcp.tools.base import ToolResult as McpResult
 from mcp.types import TextContent
@@ -30,34 +30,30 @@ from envs.types import Tool, ToolResult, ToolUnavailableError
 Transport = Literal["stdio", "http"]
 
 TOKEN_VARIABLE = "AGENTFLOW_TOOLS_TOKEN"
-"""Holds the token of the server over HTTP; where it is unset, every start has another one."""
+"""Holds the token of the HTTP server; if it is unset, each start makes a new one."""
 MAX_INPUT_CHARS = 100_000
 NO_SESSION = "no-session"
 MAX_SESSIONS = 64
 IDLE_S = 900.0
-"""A session that nobody used for so long is closed when room for another one is needed."""
-
-
-class ServerRefusedError(UserError):
-    """The server cannot be started or a session cannot be opened; the message says why and what to do."""
+"""A session that is unused for this time is closed when another one needs its place."""
 
 
 @dataclass(slots=True)
 class _Session:
-    """Tools of one session, which `owner` opened; `num_calls` are in the middle of being answered."""
-
     tools: dict[str, Tool]
     episode: AbstractContextManager[list[Tool]]
     owner: str
+    """The client that opened it."""
     last_used: float = field(default_factory=time.monotonic)
     num_calls: int = 0
+    """Calls that are running."""
 
 
 class Sessions:
-    """The open sessions by their id, at most `max_sessions`.
+    """The open sessions by id, at most `max_sessions`.
 
-    One client may have them all while it is alone. When there is no room, the client with the most gives up the session
-    that it has not used for longest, to one that would still have fewer; a session in the middle of a call stays.
+    A single client may use all of them. If there is no free place, the client with the most sessions loses the one
+    that it has not used for the longest time, to a client that then still has fewer. Sessions with running calls stay.
     """
 
     def __init__(self, toolbox: Toolbox, *, max_sessions: int = MAX_SESSIONS, idle_s: float = IDLE_S) -> None:
@@ -70,17 +66,17 @@ class Sessions:
         return len(self._open)
 
     def open(self, session_id: str, *, owner: str = "") -> None:
-        """Raises ServerRefusedError when all places are taken, and none by a client that must give one up."""
+        """Open a session; raises UserError if all places are in use and no client has to give one up."""
         self._close_idle()
-        if len(self._open) >= self._max_sessions and not self._close_of_greediest(owner):
-            raise ServerRefusedError(
+        if len(self._open) >= self._max_sessions and not self._close_of_largest_owner(owner):
+            raise UserError(
                 f"all {self._max_sessions} sessions are in use; close one, or wait {self._idle_s:.0f} s of idleness"
             )
         episode = self._toolbox.episode()
         self._open[session_id] = _Session({tool.name: tool for tool in episode.__enter__()}, episode, owner)
 
     def close(self, session_id: str) -> bool:
-        """End a session and whatever runs in it; False where there is none of this id."""
+        """End a session and its running calls; return False if there is none of this id."""
         session = self._open.pop(session_id, None)
         if session is not None:
             session.episode.__exit__(None, None, None)
@@ -95,8 +91,10 @@ class Sessions:
 
     @contextmanager
     def lent(self, session_id: str | None, *, owner: str = "") -> Iterator[dict[str, Tool]]:
-        """The tools of a session, which is opened for `owner` where it is new; None: of one that ends with this call,
-        and counts for nobody. While they are lent the session is not idle. Raises ServerRefusedError as `open` does."""
+        """Lend the tools of a session for one call. A new session is opened for `owner`, see `open`.
+
+        Without an id, the session ends with this call and counts for no client.
+        """
         if session_id is None:
             session_id = secrets.token_hex(16)
             try:
@@ -121,66 +119,66 @@ class Sessions:
             if session.num_calls == 0 and session.last_used < oldest:
                 self.close(session_id)
 
-    def _close_of_greediest(self, newcomer: str) -> bool:
-        """Make room at the cost of the client with the most sessions; False where `newcomer` would have as many."""
+    def _close_of_largest_owner(self, newcomer: str) -> bool:
+        """Close a session of a client with the most; return False if `newcomer` would then have as many."""
         num_of = Counter(session.owner for session in self._open.values())
-        greedy = {owner for owner, num in num_of.items() if num > num_of[newcomer] + 1}
-        at_rest = [
+        larger = {owner for owner, num in num_of.items() if num > num_of[newcomer] + 1}
+        candidates = [
             (-num_of[session.owner], session.last_used, session_id)
             for session_id, session in self._open.items()
-            if session.owner in greedy and session.num_calls == 0
+            if session.owner in larger and session.num_calls == 0
         ]
-        return bool(at_rest) and self.close(min(at_rest)[2])
+        return bool(candidates) and self.close(min(candidates)[2])
 
 
 def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> FastMCP:
-    """A FastMCP server that offers the toolbox's tools, but not the planner's own moves (`think`, `answer`).
+    """Return a FastMCP server that offers the toolbox's tools, except the planner's own moves `think` and `answer`.
 
-    Every failure is a result with `isError` and its category in `_meta.error`; UNAVAILABLE is the one that the caller's
-    input did not cause. The toolbox stays the caller's to close.
+    Every failure is a result with `isError` and its category in `_meta.error`; the category UNAVAILABLE is a fault that
+    the caller's input did not cause. The caller closes the toolbox.
     """
-    own = Sessions(toolbox) if sessions is None else sessions
+    all_sessions = Sessions(toolbox) if sessions is None else sessions
 
     @contextlib.asynccontextmanager
     async def lifespan(server: object) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            own.close_all()
+            all_sessions.close_all()
 
     server = FastMCP("agentflow-tools", lifespan=lifespan)
     with toolbox.episode() as tools:
         for tool in tools:
             if not isinstance(tool, ThinkTool | AnswerTool):
-                _offer(server, own, tool.name, tool.description, transport)
-    _offer_sessions(server, own)
+                _offer(server, all_sessions, tool.name, tool.description, transport)
+    _offer_sessions(server, all_sessions, transport)
     return server
 
 
 def _offer(server: FastMCP, sessions: Sessions, name: str, description: str, transport: Transport) -> None:
     async def call(
-        input: Annotated[str, Field(max_length=MAX_INPUT_CHARS, description="what the tool is given, as plain text")],
+        input: Annotated[str, Field(max_length=MAX_INPUT_CHARS, description="the input of the tool, as plain text")],
         session: Annotated[str, Field(description="an id from open_session; empty: the connection's own")] = "",
     ) -> McpResult:
         if session and not sessions.holds(session):
             text = "No such session: it was never opened, or was idle for too long. Call open_session."
             return _mcp_result(ToolResult(text=text, error=NO_SESSION))
         try:
-            own = session or _connection_session(get_context(), transport)
-            with sessions.lent(own, owner=_client(get_context())) as tools:
+            own_session, client = _caller(transport)
+            with sessions.lent(session or own_session, owner=client) as tools:
                 return _mcp_result(await tools[name].call(input))
-        except (ToolUnavailableError, ServerRefusedError) as error:
+        except (ToolUnavailableError, UserError) as error:
             return _mcp_result(ToolResult(text=f"The tool is unavailable: {error}", error=UNAVAILABLE))
 
     server.tool(call, name=name, description=description, output_schema=None)
 
 
-def _offer_sessions(server: FastMCP, sessions: Sessions) -> None:
+def _offer_sessions(server: FastMCP, sessions: Sessions, transport: Transport) -> None:
     async def open_session() -> McpResult:
         session_id = secrets.token_hex(16)
         try:
-            sessions.open(session_id, owner=_client(get_context()))
-        except ServerRefusedError as error:
+            sessions.open(session_id, owner=_caller(transport)[1])
+        except UserError as error:
             return _mcp_result(ToolResult(text=str(error), error=UNAVAILABLE))
         return _mcp_result(ToolResult(text=session_id))
 
@@ -189,8 +187,8 @@ def _offer_sessions(server: FastMCP, sessions: Sessions) -> None:
             return _mcp_result(ToolResult(text="Closed."))
         return _mcp_result(ToolResult(text="No such session.", error=NO_SESSION))
 
-    opens = "open a session and get its id; calls that name it share variables and files, and nobody else's"
-    server.tool(open_session, description=opens, output_schema=None)
+    description = "open a session and get its id; calls that name it share variables and files, and no other call's"
+    server.tool(open_session, description=description, output_schema=None)
     server.tool(close_session, description="end a session that open_session opened", output_schema=None)
 
 
@@ -200,12 +198,14 @@ def _mcp_result(result: ToolResult) -> McpResult:
     return McpResult(content=content, meta=meta, is_error=result.error is not None)
 
 
-def _connection_session(context: Context, transport: Transport) -> str | None:
-    """The id of the session that the connection stands for; None for a request that stands alone."""
-    if transport == "stdio":
-        return "stdio"
-    header = _header(context)
-    return _session_of(header) if header else None
+def _caller(transport: Transport) -> tuple[str | None, str]:
+    """Return the session id of the caller's connection, or None without a connection, and the name of the client."""
+    context = get_context()
+    request = context.request_context.request if context.request_context else None
+    connection = (request.headers.get("mcp-session-id") or "") if request else ""
+    machine = request.client.host if request and request.client else ""
+    session = "stdio" if transport == "stdio" else _session_of(connection) if connection else None
+    return session, connection or machine
 
 
 def _session_of(connection: str) -> str:
@@ -213,8 +213,10 @@ def _session_of(connection: str) -> str:
 
 
 class ConnectionEnd:
-    """ASGI middleware: a client that hangs up ends the session that its connection stood for. That of one that breaks
-    off without a word ends when it was idle for long."""
+    """ASGI middleware that ends the session of a connection when its client closes it.
+
+    The session of a client that disappears without closing ends after it was idle.
+    """
 
     def __init__(self, app: ASGIApp, *, sessions: Sessions) -> None:
         self._app = app
@@ -226,35 +228,25 @@ class ConnectionEnd:
             self._sessions.close(_session_of(Headers(scope=scope).get("mcp-session-id", "")))
 
 
-def _client(context: Context) -> str:
-    """Who asks: a connection, or the machine that a request without one comes from."""
-    request = context.request_context.request if context.request_context else None
-    machine = request.client.host if request and request.client else ""
-    return _header(context) or machine
-
-
-def _header(context: Context) -> str:
-    request = context.request_context.request if context.request_context else None
-    return request.headers.get("mcp-session-id") or "" if request else ""
-
-
 async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK, port: int = 0) -> None:
-    """Serve until the client hangs up (stdio) or a signal comes (http), then close every session.
+    """Serve until the client closes the connection (stdio) or a signal arrives (http), then close every session.
 
-    With `port` 0 the system chooses one. Over http only who has the token is answered: that of TOKEN_VARIABLE, else a
-    new one, which then stands in the address that is printed on stderr. Raises ListenError when the address
-    cannot be had, and ApiKeyError.
+    Port 0 selects a free port. Over HTTP, requests need the token in TOKEN_VARIABLE, else a new one, which is part of
+    the address that is printed on stderr.
+
+    Raises:
+        UserError: If the address is not available or the token's file cannot be read.
     """
     sessions = Sessions(toolbox)
     server = build_server(toolbox, transport=transport, sessions=sessions)
     if transport == "stdio":
         await server.run_stdio_async(show_banner=False, log_level="ERROR")
         return
-    given = find_key(TOKEN_VARIABLE)
-    token = given or new_token()
+    configured = find_key(TOKEN_VARIABLE)
+    token = configured or new_token()
     with listen(host, port) as listener:
-        _announce(host, listener.getsockname()[1], None if given else token)
-        # "auto": off by default, and without it any web page could reach a loopback server under a name of its own.
+        _announce(host, listener.getsockname()[1], None if configured else token)
+        # "auto" prevents DNS rebinding: otherwise a web page could reach a loopback server under its own host name.
         await server.run_http_async(
             show_banner=False,
             log_level="ERROR",
@@ -271,7 +263,7 @@ def _announce(host: str, port: int, new_token: str | None) -> None:
     print(f"serving tools at {with_token(url, new_token) if new_token else url}", file=sys.stderr, flush=True)
     if host not in (LOOPBACK, "::1", "localhost"):
         print(
-            f"warning: {host} is reached in clear text, and whoever reads the token there can run code in the sandbox; "
-            "put a proxy with TLS before it",
+            f"warning: {host} is reached in clear text, and anyone who reads the token can run code in the sandbox; "
+            "put a proxy with TLS in front of it",
             file=sys.stderr,
         )

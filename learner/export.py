@@ -6,8 +6,8 @@ import shutil
 from itertools import islice
 from pathlib import Path
 
+from configs.base import Precision
 from configs.errors import UserError
-from configs.processor import Precision
 from rollout.engines.adapters import AdapterMerger
 
 WEIGHTS = "*.safetensors"

@@ -13,9 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from configs.base import Precision
 from configs.errors import UserError
 from configs.learner import LearnerConfig, ModelConfig
-from configs.processor import Precision
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Optimizer, Ranks, ShardedAdamW

@@ -26,7 +26,7 @@ from configs.learner import (
     GspoConfig,
     LossConfig,
 )
-from configs.own import OwnCodeError, failure
+from configs.plugins import OwnCodeError, failure
 from learner.corrections import correction_weights, masked_log_ratio
 
 MAX_REFERENCE_K3 = 10.0

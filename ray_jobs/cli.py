@@ -3,7 +3,6 @@
 Modules that take long to import are imported inside the commands.
 """
 
-import errno
 import os
 import shlex
 import signal
@@ -18,15 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import (
     App,
     CycloptsError,
-    MissingArgumentError,
     Parameter,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
 )
 from cyclopts.validators import Number
 
-from configs.errors import UserError, did_you_mean, printable
+from configs.errors import UserError, printable
 from ray_jobs.cli_options import (
     FORMATS,
     Adapter,
@@ -48,24 +43,14 @@ from ray_jobs.cli_options import (
     run_config,
     show_sandbox,
     split_arguments,
+    usage_error,
+    user_error,
 )
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
 
 STARTER = Path(__file__).parent / "starter"
-
-PLACE_ERRORS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
-)
-"""Errors of the operating system that come from the chosen path, not from a fault in this code."""
-
-FULL_OBJECT_STORE = (
-    "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
-    "start Ray with a larger object store or with --object-spilling-directory on another disk, and continue with "
-    "`agentflow resume`"
-)
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -83,8 +68,8 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; th
     """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it."""
     from pydantic import ValidationError
 
+    from configs.errors import reason
     from configs.run import RunConfig
-    from configs.wording import reason
 
     name = folder.absolute().name
     try:
@@ -422,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agentflow: {event}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return code
     except Exception as error:
-        line = _usage_error(error) if isinstance(error, CycloptsError) else _user_error(error)
+        line = usage_error(error) if isinstance(error, CycloptsError) else user_error(error)
         if line is None:
             raise
         print(f"agentflow: error: {printable(line)}", file=sys.stderr)
@@ -449,46 +434,6 @@ def _sigterm_interrupts(signals: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _usage_error(error: CycloptsError) -> str:
-    if isinstance(error, UnknownCommandError):
-        word = (error.unused_tokens or [""])[0]
-        return f"unknown command '{word}'; `agentflow help` lists them{did_you_mean(word, error.app or ())}"
-    near = ""
-    if isinstance(error, UnknownOptionError):
-        word = error.token.keyword or error.token.value
-        text = f"unrecognized arguments: {word}"
-        near = did_you_mean(word, (name for argument in error.argument_collection for name in argument.names))
-    elif isinstance(error, UnusedCliTokensError):
-        text = f"unrecognized arguments: {' '.join(error.unused_tokens or ())}"
-    elif isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
-        text = f"required: {error.argument.name}"
-    else:
-        text = " ".join(str(error).split()).removesuffix(".")
-    command = " ".join(("agentflow", *(error.command_chain or ())))
-    return f"{text[0].lower()}{text[1:]}; see `{command} --help`{near}"
-
-
-def _user_error(error: BaseException) -> str | None:
-    """Return one line for an error whose message is for the user; None for a bug, which needs its traceback."""
-    # Ray wraps the exception of an actor; the wrapper's text is the actor's traceback.
-    while isinstance(cause := getattr(error, "cause", None), BaseException):
-        error = cause
-    # Python's FileNotFoundError has a number; ours have a sentence with a remedy instead.
-    missing_file = type(error) is FileNotFoundError and error.errno is None
-    if missing_file or isinstance(error, UserError):
-        return " ".join(str(error).split())
-    # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
-    ray = sys.modules.get("ray.exceptions")
-    if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):
-        return FULL_OBJECT_STORE
-    if isinstance(error, OSError) and error.errno in PLACE_ERRORS and error.filename is not None:
-        return (
-            f"cannot use '{error.filename}': {error.strerror}; check its permissions and free space, or name another "
-            "place"
-        )
-    return None
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The arguments and options that several commands share."""
+"""The arguments and options that several commands share, and the lines that users see of errors."""
 
+import errno
 import json
 import math
 import shlex
@@ -8,10 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter, Token
+from cyclopts import (
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 from cyclopts.validators import Number
 
-from configs.errors import UserError
+from configs.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -141,3 +150,57 @@ def checkpoint_of(adapter: str | None) -> Path | None:
     from ray_jobs.run.begun import checkpoint_at
 
     return checkpoint_at(Path(adapter).expanduser())
+
+
+PLACE_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+"""Errors of the operating system that come from the chosen path, not from a fault in this code."""
+
+FULL_OBJECT_STORE = (
+    "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
+    "start Ray with a larger object store or with --object-spilling-directory on another disk, and continue with "
+    "`agentflow resume`"
+)
+
+
+def usage_error(error: CycloptsError) -> str:
+    """Return one line for a command line that cannot be parsed."""
+    if isinstance(error, UnknownCommandError):
+        word = (error.unused_tokens or [""])[0]
+        return f"unknown command '{word}'; `agentflow help` lists them{did_you_mean(word, error.app or ())}"
+    near = ""
+    if isinstance(error, UnknownOptionError):
+        word = error.token.keyword or error.token.value
+        text = f"unrecognized arguments: {word}"
+        near = did_you_mean(word, (name for argument in error.argument_collection for name in argument.names))
+    elif isinstance(error, UnusedCliTokensError):
+        text = f"unrecognized arguments: {' '.join(error.unused_tokens or ())}"
+    elif isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
+        text = f"required: {error.argument.name}"
+    else:
+        text = " ".join(str(error).split()).removesuffix(".")
+    command = " ".join(("agentflow", *(error.command_chain or ())))
+    return f"{text[0].lower()}{text[1:]}; see `{command} --help`{near}"
+
+
+def user_error(error: BaseException) -> str | None:
+    """Return one line for an error whose message is for the user; None for a bug, which needs its traceback."""
+    # Ray wraps the exception of an actor; the wrapper's text is the actor's traceback.
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
+    # Python's FileNotFoundError has a number; ours have a sentence with a remedy instead.
+    missing_file = type(error) is FileNotFoundError and error.errno is None
+    if missing_file or isinstance(error, UserError):
+        return " ".join(str(error).split())
+    # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
+    ray = sys.modules.get("ray.exceptions")
+    if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):
+        return FULL_OBJECT_STORE
+    if isinstance(error, OSError) and error.errno in PLACE_ERRORS and error.filename is not None:
+        return (
+            f"cannot use '{error.filename}': {error.strerror}; check its permissions and free space, or name another "
+            "place"
+        )
+    return None

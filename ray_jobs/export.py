@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
+from configs.errors import reason
 from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
-from configs.wording import reason
 from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import held_out_tasks
-from envs.tools.own_tool import function_schemas
+from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model

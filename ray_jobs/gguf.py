@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.wording import reason
+from configs.errors import reason
 from learner.export import WEIGHTS, ExportError
 from rollout.chat import ChatPieces, chat_pieces
 

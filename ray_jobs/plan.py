@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from configs.base import fastest_precision
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import did_you_mean
-from configs.processor import fastest_precision
 from configs.run import RunConfig
 from ray_jobs.run import model_memory as memory
 from ray_jobs.run.model_memory import GIB, KvCache, ModelShape, Part, PlanError, find_shape

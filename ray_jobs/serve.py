@@ -6,10 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from configs.backend import OllamaConfig
-from configs.errors import visible
+from configs.errors import reason, visible
 from configs.run import RunConfig
-from configs.wording import reason
-from envs.tools.own_tool import function_schemas
+from envs.tools.function_tool import function_schemas
 from ray_jobs.export import ExportError, planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
 from rollout.engines.engine import BackendError, GenerationRequest

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from configs.errors import UserError, printable
+from configs.errors import UserError, printable, reason
 from configs.run import RunConfig
-from configs.wording import reason
 from envs.sandbox import Sandbox
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError

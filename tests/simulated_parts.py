@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from configs.processor import Precision
+from configs.base import Precision
 from envs.types import Task, ToolCall, ToolResult
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack

@@ -7,14 +7,14 @@ import sys
 from agentflow.learner import advantages as below
 from agentflow.rollout.types import Turn as PublicTurn
 
-import agentflow
+from configs import PACKAGES
 from learner import advantages
 from rollout.types import Turn
 from tests.test_layers import ROOMS, ROOT
 
 
 def test_modules_and_classes_below_the_name_are_the_same_objects():
-    assert agentflow.PACKAGES == ROOMS
+    assert PACKAGES == ROOMS
     assert below is advantages
     assert PublicTurn is Turn
     assert pickle.loads(pickle.dumps(PublicTurn)) is Turn

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from configs.envs import OwnDatasetConfig
-from configs.errors import whole_letters
+from configs.errors import listed, whole_letters
 from configs.learner import TeacherConfig
-from configs.own import OwnCodeError, failure, own_function
+from configs.plugins import OwnCodeError, failure, own_function
 from configs.run import RunConfig
-from configs.wording import listed
 from envs.datasets.rows import SPLITS, Split, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
 from envs.types import Task
 

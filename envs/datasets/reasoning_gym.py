@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import cached_property
 
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.datasets.rows import question_key
 from envs.types import Task
 

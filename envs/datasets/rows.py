@@ -13,7 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from configs.wording import reason
+from configs.errors import reason
 from envs.types import Task
 
 if TYPE_CHECKING:

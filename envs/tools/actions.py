@@ -1,15 +1,19 @@
-"""Actions that need no page: thinking, giving the answer, running Python in the sandbox, and asking a frozen language
-model, the run's own untrained base or one behind an OpenAI-compatible address."""
+"""Actions without web access: think, answer, run Python in the sandbox, and ask a frozen language model."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from configs.envs import BaseGeneratorConfig
-from envs.http import RefusedError, ServiceLimits, ToolService, chat_advice, chat_completion
+from configs.envs import BASE_GENERATOR_TOKENS, BaseGeneratorConfig
+from configs.errors import UserError
 from envs.sandbox import Sandbox
-from envs.tools.keys import ToolSetupError, read_key
+from envs.tools.http import RequestError, Service, ServiceLimits, read_key
 from envs.types import ToolResult, ToolUnavailableError
+
+MAX_PROMPT_CHARS = 8000
+
+AskModel = Callable[[str], Awaitable[str]]
+"""From a prompt to the model's answer; raises ToolUnavailableError or an error of the engine."""
 
 
 class ThinkTool:
@@ -29,7 +33,7 @@ class AnswerTool:
 
 
 class PythonCodeTool:
-    """Later calls see the names of earlier ones. `close` ends the interpreter, also during a call."""
+    """A Python interpreter in the sandbox. Later calls see the names of earlier ones."""
 
     name = "code"
     description = "run Python (math, sympy, numpy); names persist, the last expression is shown"
@@ -43,21 +47,18 @@ class PythonCodeTool:
         run = partial(self._episode.run, arguments, timeout_s=self._timeout_s)
         try:
             result = asyncio.get_running_loop().run_in_executor(self._executor, run)
-        except RuntimeError as error:  # what a pool of threads raises after its end
+        except RuntimeError as error:  # raised by a thread pool after its shutdown
             raise ToolUnavailableError("the sandbox is closed") from error
         return await result
 
     def close(self) -> None:
+        """End the interpreter, also during a call."""
         self._episode.close()
 
 
-MAX_PROMPT_CHARS = 8000
-
-AskModel = Callable[[str], Awaitable[str]]
-"""A prompt to the model's answer. Raises ToolUnavailableError, or its own engine's error, when the model is gone."""
-
-
 class BaseGeneratorTool:
+    """A language model without tools: the run's own untrained base, or one behind an OpenAI-compatible address."""
+
     name = "base_generator"
     description = "ask a language model that has no tools; state everything it needs to know"
 
@@ -72,30 +73,31 @@ class BaseGeneratorTool:
 
 
 def build_ask(config: BaseGeneratorConfig, limits: ServiceLimits, own_model: AskModel | None) -> AskModel:
-    """The model that the configuration names, asked greedily; `own_model` is the run's. Raises ToolSetupError."""
-    if config.base_url is not None:
-        key = ""
-        if variable := config.api_key_env:
-            key = read_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
-        service = ToolService(config.base_url, limits, key=key, name="base_generator")
-        return lambda prompt: service.ask(lambda: _attempt(service, config, prompt))
-    if own_model is None:
-        raise ToolSetupError(
-            "base_generator needs a model: set envs.base_generator.base_url and .model to an OpenAI-compatible "
-            "server, for here is no engine of a run to ask"
-        )
-    return own_model
+    """Return a function that asks the configured server, else the run's `own_model`, greedily; raises UserError."""
+    if config.base_url is None:
+        if own_model is None:
+            raise UserError(
+                "base_generator needs a model: set envs.base_generator.base_url and .model to an OpenAI-compatible "
+                "server, because this command has no engine of a run"
+            )
+        return own_model
+    key = ""
+    if variable := config.api_key_env:
+        key = read_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
+    service = Service("base_generator", config.base_url, limits, key=key)
 
+    async def attempt(prompt: str) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": config.model, "messages": messages, "temperature": 0, "max_tokens": BASE_GENERATOR_TOKENS}
+        try:
+            reply = await service.send("POST", "/chat/completions", body=body)
+        except RequestError as error:
+            if error.status is None or error.passing:
+                raise
+            raise RequestError(f"{error}; check envs.base_generator", status=error.status) from None
+        try:
+            return str(reply["choices"][0]["message"]["content"] or "")
+        except (LookupError, TypeError):
+            raise RequestError("status 200 without a chat completion") from None
 
-async def _attempt(service: ToolService, config: BaseGeneratorConfig, prompt: str) -> str:
-    body = {
-        "model": config.model,
-        "messages": [{"role": "user", "content": prompt}],
-        "temperature": 0,
-        "max_tokens": config.max_tokens,
-    }
-    try:
-        return chat_completion(await service.send("POST", "/chat/completions", body=body)).text
-    except RefusedError as error:
-        advice = chat_advice(error, "envs.base_generator", "check envs.base_generator")
-        raise RefusedError(f"{error}; {advice}") from None
+    return lambda prompt: service.ask(lambda: attempt(prompt))

@@ -1,5 +1,4 @@
-"""What stands around every tool that brings text in from outside: a block list, a cache, marks of foreign text, and a
-recording, so that two policies meet the same world."""
+"""Wrappers around every tool that returns outside text: a block list, a cache, marks of foreign text, a recording."""
 
 import asyncio
 import fcntl
@@ -10,66 +9,47 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import httpx
 
-from configs.errors import whole_letters
-from configs.wording import reason, unwritable
+from configs.errors import UserError, reason, unwritable, whole_letters
 from envs.leakage import word_grams
-from envs.tools.keys import ToolSetupError
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
 GRAM_WORDS = 13
-"""A text that shares a run of so many words with a held-out question is taken for a copy of it."""
+"""A text that shares a run of this many words with a held-out question is treated as a copy of it."""
 MIN_QUESTION_WORDS = 6
-"""A shorter question than GRAM_WORDS is matched whole; one shorter than this is too common a phrase to be matched."""
+"""Questions shorter than GRAM_WORDS are matched as a whole, but those below this are too common to be matched."""
+MAX_TEXT_CHARS = 100_000
+BLOCKED = "The result is left out: it holds a question of a benchmark."
 
 
 class BlockList:
-    """`hosts` block their subdomains too."""
+    """Hosts, with their subdomains, and held-out questions that no result may contain."""
 
     def __init__(self, hosts: Sequence[str] = (), questions: Iterable[str] = ()) -> None:
-        self.hosts = tuple((_host(f"http://{host.strip('.')}/") or host).lower() for host in hosts)
+        self._hosts = tuple((_host(f"http://{host.strip('.')}/") or host).lower() for host in hosts)
         self._grams: dict[int, set[int]] = {}
         for question in questions:
             words = min(GRAM_WORDS, len(word_grams(question, 1)))
             if words >= MIN_QUESTION_WORDS:
-                # Hashes, not texts: a benchmark has a million of them.
+                # Hashes save memory: a benchmark can have a million n-grams.
                 self._grams.setdefault(words, set()).update(map(hash, word_grams(question, words)))
 
     def allows(self, url: str, text: str) -> bool:
+        """Return whether neither the address nor the text is blocked."""
         return not self.blocks_host(_host(url)) and not self.blocks_text(text)
 
     def blocks_host(self, host: str) -> bool:
+        """Return whether the host or a parent domain of it is blocked."""
         host = host.strip(".").lower()
-        return any(host == blocked or host.endswith("." + blocked) for blocked in self.hosts)
+        return any(host == blocked or host.endswith("." + blocked) for blocked in self._hosts)
 
     def blocks_text(self, text: str) -> bool:
+        """Return whether the text holds a held-out question."""
         return any(not known.isdisjoint(map(hash, word_grams(text, words))) for words, known in self._grams.items())
-
-
-def read_questions(path: Path) -> list[str]:
-    """Held-out questions, one a line: plain text, or JSON with the field `question`.
-
-    Raises ValueError where the file cannot be read or a JSON line has no question.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
-    return [_question(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _question(line: str, path: Path, number: int) -> str:
-    if not line.startswith("{"):
-        return line
-    try:
-        return str(json.loads(line)["question"])
-    except (ValueError, KeyError):
-        raise ValueError(f"line {number} of '{path}' is no JSON object with the field 'question'") from None
 
 
 def _host(url: str) -> str:
@@ -79,15 +59,30 @@ def _host(url: str) -> str:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    result: ToolResult
-    expires: float
+def read_questions(path: Path) -> list[str]:
+    """Read held-out questions, one per line: plain text, or JSON with the field `question`.
+
+    Raises:
+        ValueError: If the file cannot be read or a JSON line has no question.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
+    questions = []
+    for number, line in enumerate(lines, 1):
+        try:
+            questions.append(str(json.loads(line)["question"]) if line.startswith("{") else line)
+        except (ValueError, KeyError):
+            raise ValueError(f"line {number} of '{path}' is not a JSON object with the field 'question'") from None
+    return [question for question in questions if question.strip()]
 
 
 class CachedTool:
-    """Equal calls share one answer for `max_age_s`, and one request while it is under way. Failures are not kept. The
-    least recently used of more than `max_entries` answers goes first."""
+    """A cache in front of a tool. Equal calls share one answer for `max_age_s`, and one request while it is running.
+
+    Failures are not cached. Above `max_entries` the least recently used answer is dropped.
+    """
 
     def __init__(self, tool: Tool, *, max_entries: int, max_age_s: float) -> None:
         self.name = tool.name
@@ -95,43 +90,37 @@ class CachedTool:
         self._tool = tool
         self._max_entries = max_entries
         self._max_age_s = max_age_s
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._under_way: dict[str, asyncio.Task[ToolResult]] = {}
+        self._entries: OrderedDict[str, tuple[ToolResult, float]] = OrderedDict()
+        self._running: dict[str, asyncio.Task[ToolResult]] = {}
 
     async def call(self, arguments: str) -> ToolResult:
         key = arguments.strip()
-        entry = self._entries.get(key)
-        if entry is not None and entry.expires > time.monotonic():
+        result, expires = self._entries.get(key, (None, 0.0))
+        if result is not None and expires > time.monotonic():
             self._entries.move_to_end(key)
-            return entry.result
-        task = self._under_way.get(key)
+            return result
+        task = self._running.get(key)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._ask(key))
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        # Shielded: whoever gives up waiting must not take the answer away from the others.
+            self._running[key] = task
+            task.add_done_callback(lambda _: self._running.pop(key, None))
+        # Shielded, so that a caller that gives up does not cancel the request of the others.
         return await asyncio.shield(task)
 
     async def _ask(self, key: str) -> ToolResult:
         result = await self._tool.call(key)
         if result.error is None:
-            self._entries[key] = _Entry(result, time.monotonic() + self._max_age_s)
+            self._entries[key] = result, time.monotonic() + self._max_age_s
             self._entries.move_to_end(key)
             while len(self._entries) > self._max_entries:
                 self._entries.popitem(last=False)
         return result
 
 
-MAX_TEXT_CHARS = 100_000
-BLOCKED = "The result is left out: it holds a question of a benchmark."
-
-
 class GuardedTool:
-    """Asks in whole letters; marks results as foreign, leaves out those with benchmark text, caps their size and the
-    time they take.
+    """A tool whose results are marked as foreign, checked for benchmark text, and bounded in size and time.
 
-    Whatever a tool raises but ToolUnavailableError becomes one: a fault of somebody's own tool ends an attempt at a
-    task unscored, and no run.
+    Any exception becomes ToolUnavailableError: a fault of a custom tool leaves an attempt unscored and ends no run.
     """
 
     def __init__(self, tool: Tool, block_list: BlockList, *, time_limit_s: float) -> None:
@@ -142,13 +131,6 @@ class GuardedTool:
         self._time_limit_s = time_limit_s
 
     async def call(self, arguments: str) -> ToolResult:
-        result = await self._call(arguments)
-        text = whole_letters(result.text[:MAX_TEXT_CHARS])
-        if self._block_list.blocks_text(text):
-            return ToolResult(text=BLOCKED, error="blocked", foreign=True)
-        return ToolResult(text=text, error=result.error, foreign=True)
-
-    async def _call(self, arguments: str) -> ToolResult:
         with faults_of(self.name):
             try:
                 async with asyncio.timeout(self._time_limit_s):
@@ -157,12 +139,15 @@ class GuardedTool:
                 raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
             if not isinstance(result, ToolResult):
                 raise ToolUnavailableError(f"{self.name} returned {type(result).__name__}, not a ToolResult")
-            return result
+        text = whole_letters(result.text[:MAX_TEXT_CHARS])
+        if self._block_list.blocks_text(text):
+            return ToolResult(text=BLOCKED, error="blocked", foreign=True)
+        return ToolResult(text=text, error=result.error, foreign=True)
 
 
 @contextmanager
 def faults_of(name: str) -> Iterator[None]:
-    """Whatever is raised within, but ToolUnavailableError, becomes one of this tool."""
+    """Turn any exception into a ToolUnavailableError of this tool."""
     try:
         yield
     except ToolUnavailableError:
@@ -172,87 +157,81 @@ def faults_of(name: str) -> Iterator[None]:
 
 
 def raised(error: BaseException) -> str:
-    """The kind of an error and where it was raised. What it says may hold a key or a page, and stays unsaid."""
+    """Return the type of an error and its location. The message is omitted: it may contain a key or page text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {os.path.basename(frame.filename)}, line {frame.lineno}"
 
 
-Mode = Literal["record", "replay"]
 Key = tuple[str, str]
+"""Tool name and arguments."""
 
 
 class Recording:
-    """Results by tool name and arguments in a file of JSON lines, the first one of a call for good.
+    """Tool results in a file of JSON lines. The first result of a call stays.
 
-    Several processes may record into one file; each sees what the others wrote.
+    Several processes may record into one file; each sees the results of the others.
     """
 
-    def __init__(self, path: Path, mode: Mode) -> None:
+    def __init__(self, path: Path, mode: Literal["record", "replay"]) -> None:
         self.path = path
         self.mode = mode
         self._results: dict[Key, ToolResult] = {}
         self._offset = 0
         if mode == "replay" and not path.is_file():
-            raise ToolSetupError(
-                f"there is no recording '{path}' to replay; record one first: envs.recording.mode=record"
-            )
+            raise UserError(f"there is no recording '{path}' to replay; record one first: envs.recording.mode=record")
         if path.is_dir():
-            raise ToolSetupError(f"envs.recording.path = '{path}' is a folder; name a file in it")
+            raise UserError(f"envs.recording.path = '{path}' is a folder; name a file in it")
         if mode == "record" and (why := unwritable(path.absolute().parent)):
-            raise ToolSetupError(f"recording '{path}' cannot be written: {why}")
+            raise UserError(f"envs.recording.path = '{path}' cannot be written: {why}")
         try:
-            self._read_on()
+            self._read_new_lines()
         except OSError as error:
-            raise ToolSetupError(f"recording '{path}' cannot be opened: {error.strerror}") from None
+            raise UserError(f"envs.recording.path = '{path}' cannot be opened: {error.strerror}") from None
 
     def get(self, key: Key) -> ToolResult | None:
+        """Return the recorded result of a call, or None."""
         if key not in self._results and self.mode == "record":
-            self._read_on()
+            self._read_new_lines()
         return self._results.get(key)
 
     def add(self, key: Key, result: ToolResult) -> ToolResult:
-        """The result that stands in the file from now on: the first that anybody recorded for this call."""
+        """Record a result unless another process was first, and return the recorded one."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        row = {"tool": key[0], "arguments": key[1], "text": result.text, "error": result.error}
         with self.path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            self._read_on()
+            self._read_new_lines()
             if key not in self._results:
                 if file.seek(0, os.SEEK_END) > self._offset:
-                    # A crash cut the last line off; ours must not become its end.
+                    # A crash cut the last line; remove the incomplete part.
                     file.truncate(self._offset)
-                file.write(_line(key, result))
-        self._read_on()
+                file.write(json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n")
+        self._read_new_lines()
         return self._results[key]
 
-    def _read_on(self) -> None:
-        """Takes up what was written since; a last line without its end is not there yet."""
+    def _read_new_lines(self) -> None:
         if not self.path.is_file():
             return
         with self.path.open("rb") as file:
             file.seek(self._offset)
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    break
-                key, result = self._parsed(line, number)
-                self._results.setdefault(key, result)
+                    break  # still being written
+                try:
+                    row = json.loads(line)
+                    key = (row["tool"], row["arguments"])
+                    self._results.setdefault(key, ToolResult(text=row["text"], error=row["error"], foreign=True))
+                except (ValueError, LookupError, TypeError):
+                    raise UserError(
+                        f"recording '{self.path}': line {number} after byte {self._offset} is not a recorded result"
+                    ) from None
                 self._offset += len(line)
-
-    def _parsed(self, line: bytes, number: int) -> tuple[Key, ToolResult]:
-        try:
-            row = json.loads(line)
-            result = ToolResult(text=row["text"], error=row["error"], foreign=True)
-            return (row["tool"], row["arguments"]), result
-        except (ValueError, LookupError, TypeError):
-            raise ToolSetupError(
-                f"recording '{self.path}': line {number} after byte {self._offset} is not a recorded result"
-            ) from None
 
 
 class RecordedTool:
-    """Answers from a recording. What it lacks is asked and recorded, or in replay is an infrastructure fault, for a
-    result that was never recorded would make the two worlds differ.
+    """A stateless tool with a recording: missing results are requested and recorded, or fail in replay.
 
-    For tools that answer a call in the same way whatever came before.
+    A replayed run must not request new results, because they would differ from those of the recorded run.
     """
 
     def __init__(self, tool: Tool, recording: Recording) -> None:
@@ -272,8 +251,3 @@ class RecordedTool:
                 "envs.recording.mode=record"
             )
         return self._recording.add(key, await self._tool.call(key[1]))
-
-
-def _line(key: Key, result: ToolResult) -> bytes:
-    row = {"tool": key[0], "arguments": key[1], "text": result.text, "error": result.error}
-    return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"

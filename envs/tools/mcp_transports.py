@@ -1,4 +1,7 @@
-"""Ways to an MCP server that bound what it may send: the protocol's own clients read a message of any size."""
+"""Transports to an MCP server that bound what it may send.
+
+The protocol's own clients read messages of any size.
+"""
 
 import asyncio
 import contextlib
@@ -20,19 +23,29 @@ from mcp_types import jsonrpc_message_adapter
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-# Its warnings quote servers, and a server may quote the key that it was sent.
+# Its warnings quote servers, and a server may quote the key that it received.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 _GRACE_S = 1.0
 _HTTP_TIMEOUT_S = 300.0
-"""Far above the limit of a call, which ends it first."""
+"""Far above the limit of a call, which applies first."""
+_background: set[asyncio.Task[None]] = set()
+"""Tasks that close connections; the event loop itself holds tasks only weakly."""
+
+
+def in_background(closing: Any) -> asyncio.Task[None]:
+    """Run a coroutine that closes a connection to its end, also if nothing waits for it."""
+    task = asyncio.get_running_loop().create_task(closing)
+    _background.add(task)
+    task.add_done_callback(_background.discard)
+    return task
 
 
 class BoundedStdio(ClientTransport):
-    """Starts `command` and speaks with it over its standard input and output, one JSON message a line.
+    """A command with which it exchanges JSON messages, one per line, over standard input and output.
 
-    A line of more than `max_bytes` ends the connection and stands in `fault`. The process gets PATH, HOME and the like,
-    `variables`, and no other variable of this one; with its children it is killed when the connection ends.
+    A line of more than `max_bytes` ends the connection and is reported in `fault`. The process gets PATH, HOME and the
+    like, and `variables`, but no other variable of this process. It is killed with its children at the end.
     """
 
     def __init__(self, command: Sequence[str], *, variables: Mapping[str, str], max_bytes: int) -> None:
@@ -65,10 +78,8 @@ class BoundedStdio(ClientTransport):
                     yield session
                 pumps.cancel_scope.cancel()
         finally:
-            # A shield of anyio's alone would let asyncio's own `cancel` through, and the process would stay.
-            ending = asyncio.create_task(_end(process))
-            _ending.add(ending)
-            ending.add_done_callback(_ending.discard)
+            # A shield of anyio alone lets asyncio's own `cancel` through, and the process would stay.
+            ending = in_background(_end(process))
             with anyio.CancelScope(shield=True):
                 await asyncio.shield(ending)
 
@@ -79,16 +90,55 @@ class BoundedStdio(ClientTransport):
         async with arriving:
             try:
                 while line := await process.stdout.readline():
-                    await arriving.send(_parsed(line))
+                    message: SessionMessage | Exception
+                    try:
+                        message = SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                    except ValueError as error:
+                        message = error
+                    await arriving.send(message)
             except ValueError:
                 self.fault = f"it sent a message of more than {self._max_bytes} bytes"
             except (anyio.BrokenResourceError, ConnectionError):
-                pass  # either side hung up
+                pass  # either side closed the connection
+
+
+async def _write(process: asyncio.subprocess.Process, leaving: "MemoryObjectReceiveStream[SessionMessage]") -> None:
+    assert process.stdin is not None
+    async with leaving:
+        with contextlib.suppress(ConnectionError):
+            async for message in leaving:
+                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                process.stdin.write(text.encode() + b"\n")
+                await process.stdin.drain()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Close the input of a process, then kill its process group, also if the event loop ends meanwhile."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await _wait_briefly(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await _wait_briefly(process)
+
+
+async def _wait_briefly(process: asyncio.subprocess.Process) -> None:
+    # asyncio reports the end of a process only after its output is read.
+    assert process.stdout is not None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_GRACE_S):
+            while await process.stdout.read(1 << 16):
+                pass
+            await process.wait()
 
 
 class BoundedHttp(StreamableHttpTransport):
-    """Streamable HTTP whose responses may have `max_bytes`, uncompressed; a longer one ends and stands in `fault`.
-    `headers` go out with every request."""
+    """Streamable HTTP whose uncompressed responses are bounded; a longer one ends and is reported in `fault`.
+
+    `headers` are sent with every request.
+    """
 
     def __init__(self, url: str, *, headers: Mapping[str, str], max_bytes: int) -> None:
         super().__init__(url, headers=dict(headers), httpx_client_factory=self._client)
@@ -102,32 +152,25 @@ class BoundedHttp(StreamableHttpTransport):
         auth: httpx2.Auth | None = None,
         follow_redirects: bool = False,
     ) -> httpx2.AsyncClient:
-        """Redirects are left to the session, which follows those within the server's own origin."""
+        # Redirects are left to the session, which follows those within the server's own origin.
         return httpx2.AsyncClient(
             headers=(headers or {}) | {"accept-encoding": "identity"},
             timeout=timeout or httpx2.Timeout(_HTTP_TIMEOUT_S),
             auth=auth,
-            transport=_BoundedResponses(self, self._max_bytes),
+            # A transport of its own ignores proxies of the environment.
+            transport=httpx2.AsyncHTTPTransport(),
+            event_hooks={"response": [self._bound]},
         )
 
-
-class _BoundedResponses(httpx2.AsyncHTTPTransport):
-    def __init__(self, owner: BoundedHttp, max_bytes: int) -> None:
-        super().__init__()
-        self._owner = owner
-        self._max_bytes = max_bytes
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
+    async def _bound(self, response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            self._refuse("it sent a compressed response that nobody asked for")
+            self._refuse("it sent a compressed response although only uncompressed ones are accepted")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream, self._max_bytes, self._refuse)
-        return response
 
     def _refuse(self, fault: str) -> None:
-        self._owner.fault = fault
+        self.fault = fault
         raise httpx2.ReadError(fault)
 
 
@@ -147,47 +190,3 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-async def _write(process: asyncio.subprocess.Process, leaving: "MemoryObjectReceiveStream[SessionMessage]") -> None:
-    assert process.stdin is not None
-    async with leaving:
-        with contextlib.suppress(ConnectionError):
-            async for message in leaving:
-                text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                process.stdin.write(text.encode() + b"\n")
-                await process.stdin.drain()
-
-
-def _parsed(line: bytes) -> SessionMessage | Exception:
-    try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except ValueError as error:
-        return error
-
-
-_ending: set[asyncio.Task[None]] = set()
-"""The event loop itself holds tasks only weakly."""
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """First the polite way, which is the end of its input; then its whole process group is killed, also where the event
-    loop ends meanwhile."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await _ended(process)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await _ended(process)
-
-
-async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Waits for a while. A process counts as ended only when nothing is left unread of what it wrote."""
-    assert process.stdout is not None
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_GRACE_S):
-            while await process.stdout.read(1 << 16):
-                pass
-            await process.wait()

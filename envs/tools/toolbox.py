@@ -1,4 +1,4 @@
-"""The tools of a run: each action that `envs.actions` names becomes a tool, opened fresh for every task."""
+"""The tools of a run: each action in `envs.actions` becomes a tool, opened separately for every task."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.envs import EnvsConfig
+from configs.errors import UserError
 from envs.datasets.families import build_catalogue
-from envs.http import ServiceLimits
 from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
+from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, Recording, faults_of, read_questions
-from envs.tools.keys import ToolSetupError
-from envs.tools.own_tool import check_own, function_tool, make_first, own_maker
+from envs.tools.http import ServiceLimits
 from envs.tools.search import OfflineSearchTool
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
@@ -23,14 +23,21 @@ if TYPE_CHECKING:
     from envs.sandbox import Sandbox, SandboxState
 
 OpenTool = Callable[[], AbstractContextManager[Tool]]
-"""Gives the tool of one episode, and ends it with the episode."""
+"""Opens the tool for one episode, and closes it at its end."""
 
 CACHE_AGE_S = 3600.0
+CACHE_ENTRIES = 1024
+REQUESTS_PER_MINUTE = 60.0
+"""Pace of one worker's requests to one service."""
+PAGES_PER_MINUTE = 120.0
+"""Pace of one worker's page fetches."""
+MAX_PAGE_BYTES = 1_000_000
+"""Limit of a page, before and after decompression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the tools of a run are made from."""
+    """The shared parts that the tools of a run are made from."""
 
     config: EnvsConfig
     block_list: BlockList
@@ -38,29 +45,38 @@ class Parts:
     own_model: AskModel | None
     sandbox: "Sandbox | None"
     finders: dict[str, PageFinder] = field(default_factory=dict)
-    """Those that a tool asks, by their services."""
+    """Search services by name. All tools share one object, so that the pace is that of the worker."""
 
     @property
     def limits(self) -> ServiceLimits:
-        web = self.config.web
-        return ServiceLimits(time_limit_s=web.time_limit_s, requests_per_minute=web.requests_per_minute)
+        return ServiceLimits(time_limit_s=self.config.web.time_limit_s, requests_per_minute=REQUESTS_PER_MINUTE)
+
+    def finder(self, name: str) -> PageFinder:
+        """Return the search service of this name."""
+        if name not in self.finders:
+            web = self.config.web
+            if name == "wikipedia":
+                self.finders[name] = WikipediaFinder(self.limits, base_url=web.wikipedia_url)
+            elif name == "google":
+                self.finders[name] = GoogleFinder(self.limits)
+            else:
+                self.finders[name] = TavilyFinder(self.limits, excluded_hosts=web.blocked_hosts)
+        return self.finders[name]
 
     def guarded(self, tool: Tool) -> Tool:
-        """A tool whose results come from outside: guarded, and recorded where the configuration says so."""
-        # Calls wait for their turn as well; the agent's own limit of an episode is the tighter one then.
+        """Return a guarded, and possibly recorded, tool whose results come from outside."""
+        # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
         guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * self.config.web.time_limit_s)
         return RecordedTool(guarded, self.recording) if self.recording else guarded
 
     def shared(self, tool: Tool) -> OpenTool:
-        """One tool for all episodes, guarded, that keeps what it was answered."""
-        entries = self.config.web.cache_entries
-        cached = CachedTool(tool, max_entries=entries, max_age_s=CACHE_AGE_S) if entries else tool
-        return _lent(self.guarded(cached))
+        """Return one guarded tool with a cache for all episodes."""
+        return _lent(self.guarded(CachedTool(tool, max_entries=CACHE_ENTRIES, max_age_s=CACHE_AGE_S)))
 
 
 def _code(parts: Parts) -> OpenTool:
     sandbox = parts.sandbox
-    assert sandbox is not None  # it is there wherever this action is
+    assert sandbox is not None  # opened together with this action
     return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.sandbox.timeout_s))
 
 
@@ -68,57 +84,27 @@ def _search(parts: Parts) -> OpenTool:
     config = parts.config
     if config.search == "tavily":
         return _page_search("search", "search the web with a short query of a few keywords", "tavily", parts)
-    offline = OfflineSearchTool(
-        build_catalogue().passages,
-        max_results=config.search_results,
-        max_chars=config.max_result_chars,
-        latency_s=config.search_latency_s,
-    )
-    return _lent(offline)
+    passages = build_catalogue().passages
+    return _lent(OfflineSearchTool(passages, max_chars=config.max_result_chars, latency_s=config.search_latency_s))
 
 
 def _page_search(name: str, description: str, finder: str, parts: Parts) -> OpenTool:
     max_chars = parts.config.max_result_chars
-    found = _finder(finder, parts)
-    return parts.shared(PageSearchTool(name, description, found, block_list=parts.block_list, max_chars=max_chars))
-
-
-def _finder(name: str, parts: Parts) -> PageFinder:
-    """One for all tools that ask this service: its pace is that of the worker, not of a tool."""
-    if name not in parts.finders:
-        parts.finders[name] = _new_finder(name, parts)
-    return parts.finders[name]
-
-
-def _new_finder(name: str, parts: Parts) -> PageFinder:
-    web = parts.config.web
-    if name == "wikipedia":
-        return WikipediaFinder(parts.limits, base_url=web.wikipedia_url, max_results=web.max_results)
-    if name == "google":
-        return GoogleFinder(parts.limits, max_results=web.max_results)
-    return TavilyFinder(parts.limits, max_results=web.max_results, excluded_hosts=web.blocked_hosts)
-
-
-def _web(parts: Parts) -> OpenTool:
-    config = parts.config
-    fetcher = PageFetcher(
-        ServiceLimits(
-            max_attempts=2,
-            time_limit_s=config.web.time_limit_s / 2,
-            requests_per_minute=config.web.pages_per_minute,
-            max_bytes=config.web.max_page_bytes,
-        ),
-        block_list=parts.block_list,
-        allowed_hosts=config.web.allowed_hosts,
-    )
-    tool = WebSearchTool(
-        fetcher,
-        _finder(config.web.finder, parts),
-        block_list=parts.block_list,
-        max_chars=config.max_result_chars,
-        max_passages=config.web.max_results,
-    )
+    tool = PageSearchTool(name, description, parts.finder(finder), block_list=parts.block_list, max_chars=max_chars)
     return parts.shared(tool)
+
+
+def _web_search(parts: Parts) -> OpenTool:
+    config = parts.config
+    limits = ServiceLimits(
+        max_attempts=2,
+        time_limit_s=config.web.time_limit_s / 2,
+        requests_per_minute=PAGES_PER_MINUTE,
+        max_bytes=MAX_PAGE_BYTES,
+    )
+    fetcher = PageFetcher(limits, block_list=parts.block_list, allowed_hosts=config.web.allowed_hosts)
+    finder = parts.finder(config.web.finder)
+    return parts.shared(WebSearchTool(fetcher, finder, block_list=parts.block_list, max_chars=config.max_result_chars))
 
 
 BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
@@ -127,7 +113,7 @@ BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
     "code": _code,
     "answer": lambda _: _lent(AnswerTool()),
     "wikipedia_search": partial(_page_search, "wikipedia_search", "find Wikipedia articles by keywords", "wikipedia"),
-    "web_search": _web,
+    "web_search": _web_search,
     "google_search": partial(_page_search, "google_search", "search Google with a short query", "google"),
     "base_generator": lambda parts: parts.shared(
         BaseGeneratorTool(build_ask(parts.config.base_generator, parts.limits, parts.own_model))
@@ -135,29 +121,36 @@ BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
 }
 
 
-def _own(name: str, parts: Parts) -> OpenTool:
-    """Somebody's own tool, guarded like all that comes from outside: a function, or made afresh for every episode."""
+def _custom(name: str, parts: Parts) -> OpenTool:
+    """Return a custom tool, guarded: a function is shared, any other tool is made for every episode."""
     config = parts.config.tools[name]
     if function := function_tool(name, config):
         return _lent(parts.guarded(function))
     if parts.recording and not config.stateless:
-        raise ToolSetupError(
-            f"envs.tools.{name} may keep state through a task, and envs.recording answers equal calls alike; set "
+        raise UserError(
+            f"envs.tools.{name} may keep state during a task, but envs.recording answers equal calls alike; set "
             f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording.path out"
         )
     limit_s, max_chars = parts.config.web.time_limit_s, parts.config.max_result_chars
-    make = own_maker(name, config, time_limit_s=limit_s, max_chars=max_chars)
+    make = custom_tool_factory(name, config, time_limit_s=limit_s, max_chars=max_chars)
 
     @contextmanager
-    def open_one() -> Iterator[Tool]:
+    def open_tool() -> Iterator[Tool]:
         with faults_of(name):
             made = make()
         with _closing(made) as tool:
             yield parts.guarded(tool)
 
-    with _closing(make_first(name, make)) as tool:
-        check_own(name, tool)
-    return open_one
+    try:
+        first = make()
+    except Exception as error:
+        raise UserError(
+            f"envs.tools.{name}: the tool cannot be made without arguments, as each task needs it: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    with _closing(first) as tool:
+        check_custom_tool(name, tool)
+    return open_tool
 
 
 def _lent(tool: Tool) -> OpenTool:
@@ -166,7 +159,6 @@ def _lent(tool: Tool) -> OpenTool:
 
 @contextmanager
 def _closing(tool: Any) -> Iterator[Any]:
-    """The tool; at the end its `close`, where it has one."""
     try:
         yield tool
     finally:
@@ -175,26 +167,35 @@ def _closing(tool: Any) -> Iterator[Any]:
 
 
 class Toolbox(AbstractContextManager["Toolbox"]):
-    """Holds what all episodes share. `episode` gives the switched-on tools, in the config's order.
+    """The parts that all episodes share.
 
-    `own_model` asks the run's frozen base model, for `base_generator`. Raises ToolSetupError when a tool cannot be
-    switched on: a key is missing, a class cannot be imported, a recording is not there; SandboxRefusedError where this
-    machine cannot give the sandbox of `code`.
+    Args:
+        config: The switched-on actions and their settings.
+        own_model: Asks the run's frozen base model, for `base_generator`.
+
+    Raises:
+        UserError: If a tool cannot be switched on: a key is missing, a class cannot be imported, a recording does not
+            exist, or this machine cannot provide the sandbox of `code`.
     """
 
     def __init__(self, config: EnvsConfig, *, own_model: AskModel | None = None) -> None:
+        questions = config.web.blocked_questions
+        try:
+            block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
+        except ValueError as error:
+            raise UserError(f"envs.web.blocked_questions: {error}") from None
         with ExitStack() as lifetime:
             sandbox = lifetime.enter_context(open_sandbox(config)) if "code" in config.actions else None
             parts = Parts(
                 config=config,
-                block_list=_block_list(config),
+                block_list=block_list,
                 recording=Recording(Path(path), config.recording.mode) if (path := config.recording.path) else None,
                 own_model=own_model,
                 sandbox=sandbox,
             )
             self.sandbox: SandboxState | None = sandbox.state if sandbox else None
             self._tools = [
-                BUILDERS[action](parts) if action in BUILDERS else _own(action, parts) for action in config.actions
+                BUILDERS[action](parts) if action in BUILDERS else _custom(action, parts) for action in config.actions
             ]
             self._lifetime = lifetime.pop_all()
 
@@ -206,24 +207,13 @@ class Toolbox(AbstractContextManager["Toolbox"]):
 
     @contextmanager
     def episode(self) -> Iterator[list[Tool]]:
-        """Tools for one task: a code REPL of its own, no state from any other task."""
+        """Open the tools for one task, in the configured order, without state from any other task."""
         with ExitStack() as stack:
-            yield [stack.enter_context(open_one()) for open_one in self._tools]
+            yield [stack.enter_context(open_tool()) for open_tool in self._tools]
 
 
 def open_sandbox(config: EnvsConfig) -> "Sandbox":
-    """The sandbox of the `code` tool. Raises SandboxRefusedError."""
+    """Open the sandbox of the `code` tool; raises SandboxRefusedError."""
     from envs.sandbox import Sandbox, SandboxSettings
 
-    settings = config.sandbox
-    return Sandbox(
-        SandboxSettings(memory_mb=settings.memory_mb, idle_memory_mb=settings.idle_memory_mb, tier=settings.tier)
-    )
-
-
-def _block_list(config: EnvsConfig) -> BlockList:
-    path = config.web.blocked_questions
-    try:
-        return BlockList(config.web.blocked_hosts, read_questions(Path(path)) if path else ())
-    except ValueError as error:
-        raise ToolSetupError(f"envs.web.blocked_questions: {error}") from None
+    return Sandbox(SandboxSettings(memory_mb=config.sandbox.memory_mb, tier=config.sandbox.tier))

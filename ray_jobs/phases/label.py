@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
-from envs.tools.own_tool import own_descriptions
+from envs.tools.function_tool import own_descriptions
 from ray_jobs.phases.collect import OtherPolicyError, side_by_side
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked

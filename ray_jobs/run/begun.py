@@ -1,14 +1,13 @@
-"""A run that has begun: its configuration, where it is now, and which of its checkpoints is meant."""
+"""A run that was started before: its configuration, its place, and its checkpoints."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError
-from configs.own import search_in
+from configs.errors import UserError, reason
+from configs.plugins import search_in
 from configs.run import RunConfig
-from configs.wording import reason
 from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run
@@ -44,7 +43,7 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def _newest(run: Path) -> Path:
-    """Those that cannot be used are told on stderr."""
+    """Return the newest usable checkpoint of a run; unusable ones are reported on stderr."""
     faults: list[str] = []
     for parent in ("checkpoints", "cold_start"):
         found, wrong = newest_checkpoint(run / parent)

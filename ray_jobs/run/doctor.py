@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from configs.base import fastest_precision
 from configs.errors import visible
-from configs.processor import fastest_precision
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
 from ray_jobs.run.preflight import card_driver, driver_error

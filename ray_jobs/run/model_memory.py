@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError, did_you_mean
-from configs.wording import reason
+from configs.errors import UserError, did_you_mean, reason
 from learner.demo_model import demo_model_dir
 from learner.packing import BLOCK_NODES
 

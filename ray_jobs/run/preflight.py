@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from configs.api_keys import ApiKeyError, certain_key, find_key, how_to_set, written_secret
 from configs.cluster import RANK_SHARE
+from configs.errors import unwritable
 from configs.learner import CustomLossConfig, PlansConfig
 from configs.loading import with_changes
 from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
-from configs.wording import unwritable
 from ray_jobs.run.model_folder import PreflightError, check_model, check_prm
 from ray_jobs.run.task_checks import check_mixes, check_tasks, prm_tasks
 from ray_jobs.run.trackers import check_trackers
@@ -163,7 +163,7 @@ def _check_settings(config: RunConfig, *, training: bool) -> "SandboxState | Non
 
 def _check_tools(config: RunConfig) -> None:
     """Open all tools but the code tool, which `check_sandbox` checks."""
-    from envs.tools.keys import ToolSetupError
+    from configs.errors import UserError
     from envs.tools.toolbox import Toolbox
 
     async def no_answer(prompt: str) -> str:
@@ -173,13 +173,13 @@ def _check_tools(config: RunConfig) -> None:
     try:
         # The engine that `base_generator` asks starts only with the run.
         Toolbox(others, own_model=no_answer if config.backend.type == "vllm" else None).close()
-    except ToolSetupError as error:
+    except UserError as error:
         raise PreflightError(str(error)) from error
 
 
 def _check_examples(config: RunConfig) -> None:
     """Check that the planner could write the decisions that its examples show."""
-    from envs.tools.own_tool import function_schemas
+    from envs.tools.function_tool import function_schemas
     from rollout.agent.planner import FormatError, parse_decision
 
     schemas = function_schemas(config.envs)

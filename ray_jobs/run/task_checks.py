@@ -6,10 +6,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import did_you_mean
+from configs.errors import did_you_mean, listed, reason
 from configs.learner import FileConfig, PlansConfig
 from configs.run import RunConfig
-from configs.wording import listed, reason
 from ray_jobs.run.model_folder import PreflightError
 
 if TYPE_CHECKING:

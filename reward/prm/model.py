@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from configs.base import fastest_precision
 from configs.learner import ModelConfig
-from configs.processor import fastest_precision
 from configs.reward import PrmConfig
 from configs.run import RunConfig
 from learner.backbone import Backbone

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from configs.errors import did_you_mean
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.types import Task
 from reward.scorers.custom import own_score
 from reward.scorers.game24 import is_solution

@@ -11,7 +11,7 @@ from numbers import Real
 
 import numpy as np
 
-from configs.own import OwnCodeError, check_call, failure, load_own, own_function
+from configs.plugins import OwnCodeError, check_call, failure, load_own, own_function
 from envs.types import Task
 from rollout.types import Group, StepScores, Trajectory, Turn
 

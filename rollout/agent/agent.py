@@ -11,8 +11,8 @@ from typing import Protocol
 
 from configs.rollout import ModuleConfig, RuleConfig
 from configs.run import RunConfig
+from envs.tools.function_tool import function_schemas
 from envs.tools.guard import raised
-from envs.tools.own_tool import function_schemas
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.planner import Decision, PlannerDialogue, PlannerReply, PlannerSettings, shown
 from rollout.chat import Chat, ChatFormat, ChatTemplateError

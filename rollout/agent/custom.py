@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from configs.errors import UserError
-from configs.own import failure, in_a_thread, own_function
+from configs.plugins import failure, in_a_thread, own_function
 from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.types import Task

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from configs.errors import UserError
 from configs.learner import ColdStartConfig, FileConfig, TeacherConfig
-from configs.own import in_a_thread, own_function
+from configs.plugins import in_a_thread, own_function
 from envs.types import Task
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt

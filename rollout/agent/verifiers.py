@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.datasets.rows import question_key
 from envs.types import Task
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, NotRequired, TypedDict
 
-from configs.json_values import check_depth
+from configs.errors import check_depth
 from envs.types import ToolCall
 from rollout.types import Message
 

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from configs.json_values import in_whole_letters
+from configs.errors import in_whole_letters
 from envs.serving import LOOPBACK, listen
 from rollout.endpoint import anthropic_messages, chat_completions, responses
 from rollout.endpoint.attempt import Attempt, Call, Reply, attempt_ended

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from configs.own import failure
+from configs.plugins import failure
 from envs.types import Task, ToolCall
 from rollout.chat import ChatFormat
 from rollout.endpoint.messages import ChatMessage, call_text, openai_assistant

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.processor import Precision
+from configs.base import Precision
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS, lora_request

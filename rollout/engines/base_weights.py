@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from configs.processor import Precision
+from configs.base import Precision
 from rollout.engines.adapters import weights_in
 from rollout.engines.read_back import JOINED, WHOLE
 from rollout.files import MemoryFolder

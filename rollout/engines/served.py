@@ -5,7 +5,6 @@ import logging
 import random
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -200,20 +199,20 @@ class OllamaEngine(_ServedEngine):
         )
         if reply.message.content is None:
             raise self._failure("the reply holds no text")
-        parsed = parse_reply(reply.message.content)
-        if reply.message.thinking or parsed.thinking is not None:
+        thinking, answer = parse_reply(reply.message.content)
+        if reply.message.thinking or thinking is not None:
             raise BackendError(
                 f"{self._config.base_url}: '{self._config.model}' thinks although `think` is false; serve it with the "
                 "template of its export (`agentflow serve`), or update Ollama"
             )
         reason = reply.done_reason
-        if not reply.done or (reason != "stop" and reason != "length"):
+        if not reply.done or reason not in ("stop", "length"):
             raise self._failure(f"the reply is not finished (done_reason {reason!r})")
         if reason == "length" and (reply.eval_count or 0) < request.max_tokens:
             raise ContextFullError(f"{self._config.base_url}: the context length cut the reply")
         return TextCompletion(
-            text=parsed.answer,
-            finish_reason=reason,
+            text=answer,
+            finish_reason="length" if reason == "length" else "stop",
             num_prompt_tokens=reply.prompt_eval_count or 0,
             num_tokens=reply.eval_count or 0,
         )
@@ -260,7 +259,8 @@ class OpenAiEngine(_ServedEngine):
             max_retries=config.max_retries,
             timeout=config.request_timeout_s,
             default_headers={"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()},  # type: ignore[dict-item]
-            http_client=_HttpClient(base_url=config.base_url, timeout=config.request_timeout_s),
+            # Declared for httpx2 only, but httpx is accepted as well.
+            http_client=_HttpClient(base_url=config.base_url, timeout=config.request_timeout_s),  # type: ignore[arg-type]
         )
 
     async def check(self) -> None:
@@ -284,7 +284,7 @@ class OpenAiEngine(_ServedEngine):
         elif request.json_schema is not None:
             schema = {"name": "decision", "strict": True, "schema": dict(request.json_schema)}
             body = {"response_format": {"type": "json_schema", "json_schema": schema}}
-        reply = await self._call(
+        reply: Any = await self._call(
             self._client.chat.completions.create(
                 model=self._config.model,
                 messages=chat_messages(request.messages),  # type: ignore[arg-type]  # a union of typed dicts
@@ -307,7 +307,7 @@ class OpenAiEngine(_ServedEngine):
         if reason != "stop" and reason != "length":
             raise self._failure(f"the reply is not finished (finish_reason {reason!r})")
         return TextCompletion(
-            text=parse_reply(text).answer if isinstance(text, str) else "",
+            text=parse_reply(text)[1] if isinstance(text, str) else "",
             finish_reason=reason,
             num_prompt_tokens=_count(usage, "prompt_tokens"),
             num_tokens=_count(usage, "completion_tokens"),
@@ -371,27 +371,16 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in messages]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedReply:
-    """A reply without the thinking block, as Qwen3 writes it, before the answer."""
+def parse_reply(text: str) -> tuple[str | None, str]:
+    """Separate a reply into thinking, None without a block of it, and answer.
 
-    thinking: str | None
-    """None without a block; empty for the empty block of Qwen3's template when thinking is off."""
-    answer: str
-    """Empty if the thinking never ended."""
-
-
-def parse_reply(text: str) -> ParsedReply:
-    """Separate thinking and answer.
-
-    Only a block at the start of the reply is thinking: a tag that a later JSON string quotes is text. The opening tag
-    may be missing (the template wrote it into the prompt), and so may the closing one (the reply was cut).
+    The answer is empty if the thinking never ended. Only a block at the start of the reply is thinking: a tag that a
+    later JSON string quotes is text. The opening tag may be missing (the template wrote it into the prompt), and so may
+    the closing one (the reply was cut).
     """
     opening = _OPENING.match(text)
     body = text[opening.end() :] if opening else text
     inside, closing, answer = body.partition(_CLOSING)
     if closing and (opening or not inside.lstrip().startswith("{")):
-        return ParsedReply(thinking=inside.strip(), answer=answer.lstrip())
-    if opening:
-        return ParsedReply(thinking=body.strip(), answer="")
-    return ParsedReply(thinking=None, answer=text)
+        return inside.strip(), answer.lstrip()
+    return (body.strip(), "") if opening else (None, text)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from configs.base import lacks_avx512
 from configs.learner import ModelConfig
-from configs.processor import lacks_avx512
 from configs.rollout import EngineConfig
 from rollout.engines.engine import GenerationRequest
 from rollout.types import Completion, VersionSwitch

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from actors import placement
-from configs.loading import ConfigError, load_run_config
+from configs.errors import UserError
+from configs.loading import load_run_config
 
 ON_CARDS = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
 
@@ -90,7 +91,7 @@ def test_the_holder_of_a_shared_base_takes_its_share_from_the_learners():
     ],
 )
 def test_a_base_that_cannot_be_shared_is_refused_with_the_setting(changes, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+    with pytest.raises(UserError, match=re.escape(says)):
         load_run_config(None, [*ON_CARDS, *SHARED_BASE, *changes])
 
 

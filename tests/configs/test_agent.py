@@ -1,19 +1,20 @@
-"""An agent of one's own in a recipe: what it is, and what does not go with it."""
+"""Custom agents in a recipe, and the settings that do not apply to them."""
 
 import pytest
 
+from configs.errors import UserError
 from configs.learner import FileConfig, TeacherConfig
-from configs.loading import ConfigError, load_run_config
+from configs.loading import load_run_config
 from configs.rollout import CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 
 ALONE = ["reward.credit=outcome", "cold_start.num_demonstrations=0"]
 
 
-def test_the_planner_acts_where_nobody_else_is_named():
+def test_the_planner_is_the_default_agent():
     assert load_run_config(None).agent == PlannerAgentConfig()
 
 
-def test_a_function_or_a_command_says_by_its_key_what_it_is():
+def test_the_key_decides_the_type_of_an_agent():
     function = load_run_config(None, ["agent.function=mine:solve", *ALONE])
     assert function.agent == FunctionAgentConfig(function="mine:solve")
     command = load_run_config(None, ["agent.command=python mine.py", "agent.model=gpt", *ALONE])
@@ -24,43 +25,43 @@ def test_a_function_or_a_command_says_by_its_key_what_it_is():
 
 @pytest.mark.parametrize("word", ["TAVILY_API_KEY=canary0123456789", "tvly-canary0123456789"])
 def test_a_command_holds_no_key(word):
-    with pytest.raises(ConfigError, match=r"^agent\.command: ") as caught:
+    with pytest.raises(UserError, match=r"^agent\.command: ") as caught:
         load_run_config(None, [f"agent.command=env {word} python mine.py", *ALONE])
     assert "canary" not in str(caught.value)
 
 
-def test_a_cold_start_says_by_its_key_where_its_demonstrations_are_from():
+def test_the_key_decides_the_type_of_a_cold_start():
     own = ["agent.function=mine:solve", "reward.credit=outcome"]
     taught = load_run_config(None, [*own, "cold_start.function=mine:teach"]).cold_start
     assert taught == TeacherConfig(function="mine:teach")
     recorded = load_run_config(None, [*own, "cold_start.path=chats.jsonl", "cold_start.num_passes=3"]).cold_start
     assert recorded == FileConfig(path="chats.jsonl", num_passes=3)
-    with pytest.raises(ConfigError, match=r"type = 'teacher' has .* 'plans' has it"):
+    with pytest.raises(UserError, match=r"cold_start\.wrong_share"):
         load_run_config(None, [*own, "cold_start.function=mine:teach", "cold_start.wrong_share=0.5"])
 
 
 def test_the_planner_has_no_teacher():
-    with pytest.raises(ConfigError, match=r"cold_start\.type = 'teacher' needs a custom agent"):
+    with pytest.raises(UserError, match=r"cold_start\.type"):
         load_run_config(None, ["cold_start.function=mine:teach"])
 
 
-def test_not_both():
-    with pytest.raises(ConfigError, match=r"unknown key 'agent\.command': type = 'function' has"):
+def test_a_function_and_a_command_exclude_each_other():
+    with pytest.raises(UserError, match=r"agent\.command"):
         load_run_config(None, ["agent.function=mine:solve", "agent.command=python mine.py", *ALONE])
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "key"),
     [
-        ("reward.credit=outcome_gated", "needs label.type = monte_carlo for a PRM"),
-        ("cold_start.num_demonstrations=8", "needs cold_start.type = 'teacher' or 'file', or cold_start.num_demon"),
-        ('backend={type="ollama", model="m"}', "needs backend = vllm"),
+        ("reward.credit=outcome_gated", "reward.credit"),
+        ("cold_start.num_demonstrations=8", "cold_start"),
+        ('backend={type="ollama", model="m"}', "backend"),
     ],
 )
-def test_what_needs_a_plan_or_the_planner_is_refused_in_one_sentence(override, says):
-    with pytest.raises(ConfigError, match=r"agent\.type = 'function' needs ") as caught:
+def test_a_setting_that_needs_the_planner_is_refused(override, key):
+    with pytest.raises(UserError) as caught:
         load_run_config(None, ["agent.function=mine:solve", *ALONE, override])
-    assert says in str(caught.value)
+    assert key in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -68,7 +69,7 @@ def test_what_needs_a_plan_or_the_planner_is_refused_in_one_sentence(override, s
     "override", ["agent.max_steps=6", "agent.format_retries=0", "agent.memory=in_process", "agent.lockstep=false"]
 )
 def test_settings_of_the_planner_are_unknown_to_a_custom_agent(override):
-    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+    with pytest.raises(UserError, match=override.partition("=")[0]):
         load_run_config(None, ["agent.function=mine:solve", *ALONE, override])
 
 
@@ -83,8 +84,8 @@ def test_a_prm_goes_with_any_agent_where_continuations_label_its_steps():
     assert load_run_config(None, [*own, "reward.credit.prm_path=prm"]).reward.prm_path == "prm"
 
 
-def test_steps_and_turn_length_of_the_planner_bind_nobody_else():
+def test_limits_of_the_planner_do_not_apply_to_custom_agents():
     long = ["rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
-    with pytest.raises(ConfigError, match="leaves no room for prompts"):
+    with pytest.raises(UserError, match="max_turn_tokens"):
         load_run_config(None, long)
     load_run_config(None, [*long, "agent.function=mine:solve", *ALONE])

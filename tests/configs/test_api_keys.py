@@ -1,4 +1,4 @@
-"""Where keys come from, and what is taken for one where none may stand."""
+"""Sources of API keys, and detection of keys in settings."""
 
 import os
 
@@ -13,8 +13,9 @@ from configs.api_keys import (
     without_secrets,
     written_secret,
 )
-from configs.envs import OwnToolConfig
-from configs.loading import ConfigError, load_run_config
+from configs.envs import ToolConfig
+from configs.errors import UserError
+from configs.loading import load_run_config
 
 KEY = "canary0123456789"
 
@@ -35,7 +36,7 @@ def test_a_key_comes_from_the_variable_else_from_the_file_that_another_names(mon
 
 
 @pytest.mark.parametrize("content", [f"{KEY}\nsecond", "", f"{KEY}\x00", f"{KEY}ü", b"\xff" + KEY.encode()])
-def test_a_file_without_a_key_is_said_without_its_content(content, monkeypatch, tmp_path):
+def test_a_bad_key_file_is_reported_without_its_content(content, monkeypatch, tmp_path):
     (tmp_path / "key").write_bytes(content if isinstance(content, bytes) else content.encode())
     monkeypatch.setenv("MY_KEY_FILE", str(tmp_path / "key"))
     with pytest.raises(ApiKeyError) as caught:
@@ -44,7 +45,7 @@ def test_a_file_without_a_key_is_said_without_its_content(content, monkeypatch, 
     assert KEY not in str(caught.value)
 
 
-def test_a_key_in_a_file_is_replaced_in_what_is_told_as_one_in_the_environment_is(monkeypatch, tmp_path):
+def test_a_key_from_a_file_is_redacted(monkeypatch, tmp_path):
     (tmp_path / "key").write_text("from-a-file/1\n")
     monkeypatch.setenv("SOME_API_KEY_FILE", str(tmp_path / "key"))
     assert (
@@ -96,7 +97,7 @@ EXPOSED = [
 
 
 @pytest.mark.parametrize(("text", "where"), EXPOSED)
-def test_a_key_in_an_address_is_found_and_told_without_it(text, where):
+def test_a_key_in_an_address_is_found(text, where):
     assert exposed_key(text) == where
 
 
@@ -130,21 +131,19 @@ def test_what_holds_no_key_is_left_alone(text):
         ('{url="http://h:80",package="@scope/name"}', None),
     ],
 )
-def test_what_is_certainly_a_key_is_told_from_names_that_begin_like_one(text, where):
+def test_certain_keys_and_names_that_begin_like_one(text, where):
     assert certain_key(text) == where
 
 
-@pytest.mark.parametrize(("text", "where"), EXPOSED)
-def test_a_recipe_with_a_key_in_it_is_refused_with_what_to_do_and_without_the_key(text, where):
+@pytest.mark.parametrize("text", [text for text, _ in EXPOSED])
+def test_a_recipe_with_a_key_is_refused_without_quoting_it(text):
     override = f"envs.tools={{lookup={{source={'mcp:' + text!r}, description='x'}}}}"
     if "'" in text:
         override = override.replace(repr("mcp:" + text), '"mcp:' + text + '"')
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         load_run_config(None, [override, 'envs.actions=["lookup", "answer"]'])
-    said = str(caught.value)
-    assert where in said
-    assert "api_key_env" in said
-    assert KEY not in said
+    assert "envs.tools.lookup" in str(caught.value)
+    assert KEY not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +162,16 @@ def test_a_recipe_with_a_key_in_it_is_refused_with_what_to_do_and_without_the_ke
     ],
 )
 def test_no_message_about_a_setting_quotes_the_key_in_it(override):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(UserError) as caught:
         load_run_config(None, [override])
     assert KEY not in str(caught.value)
 
 
 def test_the_key_of_an_mcp_server_is_named_and_goes_out_encrypted():
-    OwnToolConfig(source="mcp:https://h/mcp", description="x", api_key_env="MY_KEY")
-    OwnToolConfig(source="mcp:http://127.0.0.1:8765/mcp#code", description="x", api_key_env="MY_KEY")
-    OwnToolConfig(source="mcp:npx server", description="x", api_key_env="MY_KEY")
-    with pytest.raises(ValueError, match="would send the key in clear text: use https"):
-        OwnToolConfig(source="mcp:http://h/mcp", description="x", api_key_env="MY_KEY")
-    with pytest.raises(ValueError, match="a function or a class reads its key"):
-        OwnToolConfig(source="my_tools:Weather", api_key_env="MY_KEY")
+    ToolConfig(source="mcp:https://h/mcp", description="x", api_key_env="MY_KEY")
+    ToolConfig(source="mcp:http://127.0.0.1:8765/mcp#code", description="x", api_key_env="MY_KEY")
+    ToolConfig(source="mcp:npx server", description="x", api_key_env="MY_KEY")
+    with pytest.raises(ValueError, match="source"):
+        ToolConfig(source="mcp:http://h/mcp", description="x", api_key_env="MY_KEY")
+    with pytest.raises(ValueError, match="api_key_env"):
+        ToolConfig(source="my_tools:Weather", api_key_env="MY_KEY")

@@ -4,23 +4,23 @@ from configs.backend import OllamaConfig, OpenAiConfig
 
 
 def test_a_server_needs_the_name_of_its_model():
-    with pytest.raises(ValueError, match=r"model\n  Field required"):
+    with pytest.raises(ValueError, match="model"):
         OllamaConfig()
 
 
-def test_a_server_is_looked_for_on_this_machine():
+def test_servers_are_on_this_machine_by_default():
     assert OllamaConfig(model="m").base_url == "http://127.0.0.1:11434"
     assert OpenAiConfig(model="m").base_url == "http://127.0.0.1:8000/v1"
 
 
 def test_a_key_never_leaves_the_machine_in_clear_text():
-    with pytest.raises(ValueError, match="use https"):
+    with pytest.raises(ValueError, match="base_url"):
         OpenAiConfig(model="m", base_url="http://far.example/v1", api_key_env="KEY")
     OpenAiConfig(model="m", base_url="https://far.example/v1", api_key_env="KEY")
     OpenAiConfig(model="m", base_url="http://127.0.0.1:1/v1", api_key_env="KEY")
 
 
 @pytest.mark.parametrize("url", ["http://u:p@host/v1", "http://host/v1?key=1", "ftp://host"])
-def test_an_address_holds_nothing_but_an_address(url):
+def test_an_address_has_no_user_and_no_query(url):
     with pytest.raises(ValueError, match=r"base_url"):
         OpenAiConfig(model="m", base_url=url)

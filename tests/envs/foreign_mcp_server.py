@@ -1,4 +1,4 @@
-"""Somebody else's MCP server, well made or hostile: `python foreign_mcp_server.py WAY`."""
+"""A foreign MCP server, correct or hostile: `python foreign_mcp_server.py WAY`."""
 
 import asyncio
 import gzip
@@ -67,14 +67,6 @@ def honest() -> None:
             os._exit(1)
         return "alive again"
 
-    @server.tool
-    def crash(text: str) -> str:
-        os._exit(1)
-
-    @server.tool
-    def flood(text: str) -> str:
-        return "x" * (int(text) << 20)
-
     server.run(show_banner=False, log_level="CRITICAL")
 
 
@@ -95,8 +87,7 @@ def rubbish() -> None:
 
 
 class _HostilePages(BaseHTTPRequestHandler):
-    """64 MB of zeros in 64 KB, 8 MB of brackets, the key that it was sent as the name of a tool, or a redirect to
-    another host, as the path asks."""
+    """By path: 64 MB of zeros in 64 KB, 8 MB of brackets, the received key as a tool's name, or a redirect."""
 
     def do_POST(self) -> None:
         if self.path == "/quote":

@@ -1,4 +1,4 @@
-"""A web server on this machine that tests script: a function from request to answer."""
+"""A scripted web server on this machine: a function from request to answer."""
 
 import threading
 import time
@@ -66,7 +66,7 @@ class LocalServer:
                         server.sent += len(chunk)
                         time.sleep(reply.pause_s)
                 except OSError:
-                    # The client hung up, which is what most of these tests are about.
+                    # The client closed the connection, as most of these tests expect.
                     self.close_connection = True
 
             do_GET = do_POST = respond
@@ -75,3 +75,9 @@ class LocalServer:
                 pass
 
         return Handler
+
+
+def serving(*answers: Answer) -> LocalServer:
+    """Return a server that gives these answers in turn, and then repeats the last one."""
+    left = list(answers)
+    return LocalServer(lambda request: left.pop(0) if len(left) > 1 else left[0])

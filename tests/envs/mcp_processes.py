@@ -1,4 +1,4 @@
-"""The tool server as a real process, for the tests of both of its sides."""
+"""The tool server as a real process."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ class HttpServer:
 
     @property
     def path(self) -> str:
-        """With the token."""
+        """The path with the token."""
         parts = urlsplit(self.url)
         return f"{parts.path}?{parts.query}"
 
@@ -48,8 +48,10 @@ def http_server() -> AbstractContextManager[HttpServer]:
 
 @contextmanager
 def started(command: list[str]) -> Iterator[HttpServer]:
-    """A process that prints, as its first line, where it serves. Started from a terminal or in the background, it
-    listens to an interrupt: a shell has its background jobs, and their children, ignore it."""
+    """Start a process that prints where it serves as its first line.
+
+    It reacts to an interrupt even in a background job, whose children ignore interrupts by default.
+    """
     ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         process = subprocess.Popen(command, cwd=ROOT, env=_with_root(), stderr=subprocess.PIPE, text=True)

@@ -46,6 +46,7 @@ def test_every_benchmark_loads_from_a_folder_and_its_own_answer_is_right(name):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_file_with_another_number_of_items_is_refused(name):
+    assert BENCHMARKS[name].count == PUBLIC_COUNTS[name]
     with pytest.raises(ValueError):
         load_benchmark(name, SAMPLE)
 

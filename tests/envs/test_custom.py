@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from configs.envs import EnvsConfig, OwnDatasetConfig
 from configs.loading import load_run_config
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets.custom import CustomSources, file_tasks, load_file, module_tasks
@@ -26,6 +26,8 @@ from envs.datasets.sampler import (
 )
 from envs.types import Task
 from reward.scorers import score_answer
+from rollout.codec import trajectory_line, trajectory_of
+from rollout.types import Trajectory
 
 CAPITALS = [{"question": f"What is the capital of country {n}?", "answer": f"City {n}"} for n in range(20)]
 CODE = "def double(x):\n    return 2 * x\n"
@@ -387,6 +389,12 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     assert never_trained_on([*trained, *held_out], config.envs) == held_out
     assert module_tasks.cache_info().misses == 1
     assert custom.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
+
+
+def test_scorer_and_columns_are_kept_in_the_record_of_a_trajectory():
+    task = Task(id="t", dataset="d", question="q", answer="a", scorer="m:f", scoring_limit_s=2.0, metadata={"level": 3})
+    trajectory = Trajectory(id="x", group_id="g", task=task, turns=(), answer="a", stop_reason="answered")
+    assert trajectory_of(trajectory_line(trajectory)).task == task
 
 
 class ScriptedSources:

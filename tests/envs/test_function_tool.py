@@ -1,4 +1,4 @@
-"""A tool that is a plain or async function: what the planner is told, what it may write, what comes back."""
+"""Plain and async functions as tools: description, arguments, grammar and results."""
 
 import asyncio
 import functools
@@ -9,9 +9,9 @@ from typing import Any, Literal, Optional
 import pytest
 
 from configs.envs import EnvsConfig
+from configs.errors import UserError
 from configs.run import RunConfig
-from envs.tools.keys import ToolSetupError
-from envs.tools.own_tool import function_schemas
+from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.agent import build_agent
@@ -66,12 +66,12 @@ def finds(city: str):
 
 
 def leaves(city: str):
-    """Ends the process, if it is let."""
+    """Tries to end the process."""
     sys.exit(3)
 
 
 def refuses(city: str):
-    """Says itself what was wrong."""
+    """Returns an error itself."""
     return ToolResult(text="no such city", error="unknown_city")
 
 
@@ -81,7 +81,7 @@ def where(city: str):
 
 
 def plots(function: str, given: int = 1):
-    """Has an argument of a name that our own functions use."""
+    """Has arguments with the names of internal variables."""
     return f"{function} {given}"
 
 
@@ -110,23 +110,23 @@ def untyped(city, days: int):
 
 
 def of_a_table(filters: dict[str, str]):
-    """A table is no argument."""
+    """A table."""
 
 
 def of_anything(value: Any):
-    """Nor is anything at all."""
+    """Any type."""
 
 
 def of_pairs(pairs: list[tuple[int, int]]):
-    """Nor a list of pairs."""
+    """A list of pairs."""
 
 
 def of_many(*cities: str):
-    """Nor as many as there are."""
+    """Variadic."""
 
 
-def of_a_stranger(city: "NoSuchType"):  # noqa: F821
-    """Nor a type that is not there."""
+def of_an_unknown_type(city: "NoSuchType"):  # noqa: F821
+    """An unknown type."""
 
 
 def config(*names):
@@ -139,7 +139,7 @@ async def call(name, arguments):
         return await tools[1].call(arguments)
 
 
-def test_the_planner_is_told_name_docstring_and_typed_arguments():
+def test_the_prompt_shows_docstring_and_typed_arguments():
     with Toolbox(config("weather", "shout", "mean", "now")) as toolbox, toolbox.episode() as tools:
         assert system_prompt(tools).splitlines()[2:-1] == [
             """weather: The forecast of a city. {"city": str, "days": int = 3, "unit": Literal['C', 'F'] = 'C'}""",
@@ -149,7 +149,7 @@ def test_the_planner_is_told_name_docstring_and_typed_arguments():
         ]
 
 
-def test_arguments_are_a_schema_and_one_text_is_none():
+def test_arguments_become_a_schema_unless_they_are_one_text():
     schemas = function_schemas(config("weather", "shout", "mean"))
     assert schemas.keys() == {"weather", "mean"}
     assert schemas["weather"] == {
@@ -189,80 +189,62 @@ async def test_arguments_reach_the_function_and_null_is_its_default():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "wrong"),
     [
-        ('{"city":1}', "city: Input should be a valid string"),
-        ('{"city":"x","days":"2"}', "days: Input should be a valid integer"),
-        ('{"city":"x","days":true}', "days: Input should be a valid integer"),
-        ('{"city":"x","unit":"K"}', "unit: Input should be 'C' or 'F'"),
-        ('{"days":1}', "missing a required argument: 'city'"),
-        ('{"city":"x","where":1}', "got an unexpected keyword argument 'where'"),
-        ("Oslo", "not a JSON object"),
-        ("[1]", "not a JSON object"),
+        ('{"city":1}', "city"),
+        ('{"city":"x","days":"2"}', "days"),
+        ('{"city":"x","days":true}', "days"),
+        ('{"city":"x","unit":"K"}', "unit"),
+        ('{"days":1}', "'city'"),
+        ('{"city":"x","where":1}', "'where'"),
+        ("Oslo", "JSON"),
+        ("[1]", "JSON"),
     ],
 )
-async def test_wrong_arguments_are_a_result_of_one_line(arguments, said):
+async def test_wrong_arguments_are_a_result_of_one_line(arguments, wrong):
     result = await call("weather", arguments)
-    assert (result.text, result.error) == (f"Wrong arguments: {said}", "bad_arguments")
+    assert (result.error, wrong in result.text, "\n" in result.text) == ("bad_arguments", True, False)
 
 
-async def test_an_argument_may_have_any_name():
+async def test_names_threads_and_values_that_json_lacks():
     assert (await call("plots", '{"function":"x^2","given":2}')).text == "x^2 2"
+    assert (await call("distances", "Oslo")).text == "{('Oslo', 'Bergen'): 463}"
+    # A plain function does not block the event loop.
+    assert (await call("where", "Oslo")).text == "false"
 
 
-async def test_half_a_surrogate_pair_that_json_spells_reaches_no_function():
-    """Regression: it did, and could be sent and written nowhere."""
+async def test_a_function_gets_no_lone_surrogates():
     result = await call("spells", r'{"words":["\ud83d","\ud83d\ude00"],"last":"\udc00"}')
     assert result.text == r"['?', '\U0001f600', '?']"
 
 
-async def test_what_json_cannot_hold_is_shown_as_python_writes_it():
-    assert (await call("distances", "Oslo")).text == "{('Oslo', 'Bergen'): 463}"
-
-
-async def test_a_key_in_what_a_function_raises_reaches_no_prompt_and_no_record(monkeypatch):
+async def test_a_key_in_an_exception_is_redacted(monkeypatch):
     monkeypatch.setenv("WEATHER_API_KEY", "no Oslo, no Bergen")
     result = await call("fails", '{"city":"Oslo, no Bergen","reason":"at https://x/?k=no+Oslo%2C+no+Bergen"}')
     assert result.text.count("[WEATHER_API_KEY]") == 2
     assert "Bergen" not in result.text
 
 
-async def test_what_the_function_raises_is_a_result_of_one_line():
+async def test_an_exception_is_a_result_of_one_line():
     result = await call("fails", '{"city":"Oslo","reason":"that"}')
     assert (result.text, result.error) == (r"KeyError: 'no Oslo\nand that'", "tool_error")
     assert (await call("leaves", "Oslo")).text == "SystemExit: 3"
     assert (await call("finds", "Oslo")).text == "RuntimeError: StopIteration"
     assert (await call("refuses", "Oslo")) == ToolResult(text="no such city", error="unknown_city", foreign=True)
-
-
-async def test_a_function_can_say_that_its_service_is_gone():
     with pytest.raises(ToolUnavailableError, match="down"):
         await call("gives_up", "Oslo")
 
 
-async def test_a_plain_function_holds_up_nobody():
-    assert (await call("where", "Oslo")).text == "false"
-
-
 @pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("undocumented", "has no docstring; write in one what the tool does, the planner reads it"),
-        ("untyped", "argument 'city' has no type; write one of str, int, float, bool, Literal, a list or Optional"),
-        ("of_a_table", r"argument 'filters' is dict\[str, str\]; write one of str, int, float, bool, Literal, a list"),
-        ("of_anything", "argument 'value' is Any; write one of str"),
-        ("of_pairs", r"argument 'pairs' is list\[tuple\[int, int\]\]; write one of"),
-        ("of_many", r"argument 'cities' is variadic positional; name each argument"),
-        ("of_a_stranger", "its types cannot be read: NameError: name 'NoSuchType' is not defined"),
-    ],
+    "name", ["undocumented", "untyped", "of_a_table", "of_anything", "of_pairs", "of_many", "of_an_unknown_type"]
 )
-def test_a_function_that_can_be_no_tool_is_refused_in_one_line(name, said):
-    with pytest.raises(ToolSetupError, match=rf"^envs\.tools\.{name}: '.*:{name}': .*{said}") as caught:
+def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name):
+    with pytest.raises(UserError, match=rf"^envs\.tools\.{name}: '.*:{name}': ") as caught:
         Toolbox(config(name))
     assert "\n" not in str(caught.value)
 
 
-# What the planner may write
+# Grammar
 
 
 ACTIONS = ("think", "weather", "mean", "shout", "answer")
@@ -293,7 +275,7 @@ def turn(action, action_input):
         (turn("mean", '{"values":[1],"weights":null,"exact":"true"}'), False),
     ],
 )
-def test_the_grammar_takes_exactly_the_typed_arguments(text, right):
+def test_the_grammar_accepts_exactly_the_typed_arguments(text, right):
     xgrammar = pytest.importorskip("xgrammar")
     grammar = xgrammar.Grammar.from_ebnf(planner_grammar(ACTIONS, SCHEMAS))
     assert xgrammar.testing._is_grammar_accept_string(grammar, text) == right
@@ -301,18 +283,15 @@ def test_the_grammar_takes_exactly_the_typed_arguments(text, right):
         assert parse_decision(text, ACTIONS, SCHEMAS).to_json() == text
 
 
-def test_arguments_in_a_decision_are_an_object_where_the_action_has_some_and_only_there():
+def test_a_decision_holds_an_object_only_for_typed_arguments():
     text = turn("weather", '{"city": "Øst", "days": 3, "unit": "F"}')
     assert parse_decision(text, ACTIONS, SCHEMAS).arguments == '{"city":"Øst","days":3,"unit":"F"}'
-    with pytest.raises(FormatError, match="action_input of weather must be an object"):
-        parse_decision(turn("weather", '"Oslo"'), ACTIONS, SCHEMAS)
-    with pytest.raises(FormatError, match="every field must be a string"):
-        parse_decision(turn("answer", "{}"), ACTIONS, SCHEMAS)
-    with pytest.raises(FormatError, match="a field appears twice"):
-        parse_decision(turn("weather", '{"city":"a","city":"b"}'), ACTIONS, SCHEMAS)
+    for wrong in (turn("weather", '"Oslo"'), turn("answer", "{}"), turn("weather", '{"city":"a","city":"b"}')):
+        with pytest.raises(FormatError):
+            parse_decision(wrong, ACTIONS, SCHEMAS)
 
 
-def test_a_server_is_told_the_same_schemas():
+def test_a_server_gets_the_same_schemas():
     [text, *objects] = planner_schema(ACTIONS, SCHEMAS)["properties"]["action_input"]["anyOf"]
     assert text == {"type": "string"}
     assert objects == [SCHEMAS["weather"], SCHEMAS["mean"]]
@@ -321,7 +300,7 @@ def test_a_server_is_told_the_same_schemas():
     assert planner_grammar(("answer",), SCHEMAS) == planner_grammar(("answer",))
 
 
-async def test_an_attempt_calls_the_function_by_its_typed_arguments():
+async def test_an_attempt_calls_the_function_with_typed_arguments():
     envs = config("weather")
     engine = ScriptedEngine([turn("weather", '{"city":"Oslo","days":2,"unit":null}'), turn("answer", '"rain"')])
     with Toolbox(envs) as toolbox:

@@ -177,20 +177,6 @@ def test_training_loses_leaks_and_the_test_year(tmp_path):
         load_aime_without_leaks(path, test_questions=TESTS)
 
 
-def public_rows(before, of_eval_year):
-    rows = [(f"{1983 + n // 25}-{n % 25 + 1}", "?", "1") for n in range(before - 1)]
-    rows.append(("2022-II-8", "?", "080 or 081 (both were accepted)"))
-    return rows + [(f"2024-II-{n + 1}", "?", "1") for n in range(of_eval_year)]
-
-
-def test_a_public_file_with_other_rows_is_refused(tmp_path):
-    assert len(load_aime(write_aime(tmp_path / "a.csv", *public_rows(919, 14)), split="train")) == 918
-    path = write_aime(tmp_path / "b.csv", *public_rows(919, 13))
-    with pytest.raises(ValueError):
-        load_aime(path, split="train")
-    assert len(load_aime(path, split="train", whole_file=False)) == 918
-
-
 @needs_real_files
 def test_the_text_alone_catches_all_real_leaks_and_nothing_else():
     with TRAIN_FILE.open(encoding="utf-8", newline="") as file:

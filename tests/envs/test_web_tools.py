@@ -1,23 +1,22 @@
-"""The tools of the open web over local servers that speak the services' protocols."""
+"""Web search with Wikipedia and Google, page reading and the base generator, over local servers."""
 
 import json
 import logging
-import time
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from configs.envs import BaseGeneratorConfig, EnvsConfig, WebConfig
-from envs.http import QueryRefusedError, ServiceLimits
+from configs.errors import UserError
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
-from envs.tools.keys import ToolSetupError
+from envs.tools.http import RefusedError, ServiceLimits
 from envs.tools.search import MAX_QUERY_CHARS
-from envs.tools.toolbox import Toolbox
+from envs.tools.toolbox import Parts
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.types import ToolUnavailableError
-from tests.envs.local_server import Answer, LocalServer
+from tests.envs.local_server import Answer, LocalServer, serving
 
 GOOGLE_KEY, ENGINE_ID = "AIza-secret-0123456789", "017576662512468239146:omuauf_lfve"
 LIMITS = ServiceLimits(first_pause_s=0.01, requests_per_minute=60_000, max_attempts=3, time_limit_s=5.0)
@@ -33,12 +32,6 @@ def _keys_and_no_proxy(monkeypatch):
 
 def json_answer(value, status=200, **headers):
     return Answer(status, {"Content-Type": "application/json"} | headers, json.dumps(value).encode())
-
-
-def serving(*answers):
-    """The last answer repeats."""
-    left = list(answers)
-    return LocalServer(lambda request: left.pop(0) if len(left) > 1 else left[0])
 
 
 def parameters(request):
@@ -69,7 +62,7 @@ async def wikipedia(server, query="copper bolts"):
     return await WikipediaFinder(LIMITS, base_url=f"{server.url}/w/api.php", max_results=2).find(query)
 
 
-async def test_wikipedia_is_asked_by_full_text_search_for_introductions_in_plain_text():
+async def test_wikipedia_gets_a_full_text_search_for_plain_introductions():
     with serving(json_answer(WIKI)) as server:
         await wikipedia(server)
     [request] = server.requests
@@ -90,9 +83,6 @@ async def test_wikipedias_pages_come_in_the_order_of_the_search():
         found = await wikipedia(server)
     assert [page.title for page in found] == ["Copper", "Bolt"]
     assert found[0] == FoundPage(title="Copper", url="https://w.org/Cu", text="A\nmetal.")
-
-
-async def test_wikipedia_finding_nothing_is_no_failure():
     with serving(json_answer({"batchcomplete": True})) as server:
         assert await wikipedia(server) == []
 
@@ -106,32 +96,24 @@ async def test_an_overloaded_wiki_is_asked_again(code):
 async def test_a_query_that_the_wiki_refuses_is_the_callers_error():
     with (
         serving(json_answer({"error": {"code": "cirrussearch-regex-syntax-error", "info": "no"}})) as server,
-        pytest.raises(QueryRefusedError),
+        pytest.raises(RefusedError),
     ):
         await wikipedia(server)
     assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("answer", [[], "x", {"query": []}, {"query": {"pages": [{}]}}, {"query": {"pages": None}}])
-async def test_an_answer_that_is_not_the_wikis_makes_the_tool_unavailable(answer):
+async def test_a_reply_that_does_not_follow_the_api_makes_the_tool_unavailable(answer):
     with (
         serving(json_answer(answer)) as server,
-        pytest.raises(ToolUnavailableError, match="not the MediaWiki API's"),
+        pytest.raises(ToolUnavailableError),
     ):
         await wikipedia(server)
 
 
 # Google: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
 
-ITEM = {
-    "kind": "customsearch#result",
-    "title": "Copper",
-    "htmlTitle": "<b>Copper</b>",
-    "link": "https://www.example.org/copper",
-    "displayLink": "www.example.org",
-    "snippet": "Copper melts at 1085 degrees.",
-    "formattedUrl": "https://www.example.org/copper",
-}
+ITEM = {"title": "Copper", "link": "https://www.example.org/copper", "snippet": "Copper melts at 1085 degrees."}
 GOOGLE = {"kind": "customsearch#search", "searchInformation": {"totalResults": "1"}, "items": [ITEM]}
 
 
@@ -139,18 +121,15 @@ async def google(server, **settings):
     return await GoogleFinder(LIMITS, base_url=f"{server.url}/customsearch/v1", **settings).find("copper & bolts")
 
 
-async def test_google_is_asked_with_the_key_in_a_header_and_never_in_the_address(caplog):
+async def test_google_gets_the_key_in_a_header_and_not_in_the_address(caplog):
     caplog.set_level(logging.DEBUG)
     with serving(json_answer(GOOGLE)) as server:
-        found = await google(server, max_results=50)
+        found = await google(server)
     [request] = server.requests
-    assert parameters(request) == {"cx": ENGINE_ID, "q": "copper & bolts", "num": "10"}
+    assert parameters(request) == {"cx": ENGINE_ID, "q": "copper & bolts", "num": "3"}
     assert request.headers["X-Goog-Api-Key"] == GOOGLE_KEY
     assert found == [FoundPage(title=ITEM["title"], url=ITEM["link"], text=ITEM["snippet"])]
     assert GOOGLE_KEY not in request.path + caplog.text
-
-
-async def test_google_finding_nothing_is_no_failure():
     with serving(json_answer({"kind": "customsearch#search"})) as server:
         assert await google(server) == []
 
@@ -158,33 +137,27 @@ async def test_google_finding_nothing_is_no_failure():
 @pytest.mark.parametrize("variable", ["GOOGLE_API_KEY", "GOOGLE_CSE_ID"])
 def test_google_without_a_key_names_it_and_the_tool_that_needs_none(monkeypatch, variable):
     monkeypatch.delenv(variable)
-    with pytest.raises(ToolSetupError, match=f"set {variable} .* `wikipedia_search`, which needs no key"):
+    with pytest.raises(UserError, match=variable):
         GoogleFinder(LIMITS)
-
-
-def test_a_key_with_a_line_end_is_refused_without_being_quoted(monkeypatch):
-    monkeypatch.setenv("GOOGLE_API_KEY", "AIza\nsecret")
-    with pytest.raises(ToolSetupError) as caught:
-        GoogleFinder(LIMITS)
-    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "said"),
+    ("status", "message", "attempts"),
     [
-        (400, "API key not valid. Please pass a valid API key.", "check GOOGLE_API_KEY and GOOGLE_CSE_ID"),
-        (403, "Custom Search API has not been used in project", "check GOOGLE_API_KEY and GOOGLE_CSE_ID"),
-        (404, "Requested entity was not found.", "status 404"),
-        (429, "Quota exceeded for quota metric 'Queries'", "failed 3 times, at last with status 429"),
-        (503, "unavailable", "failed 3 times, at last with status 503"),
-        (302, "moved", "status 302"),
+        (400, "API key not valid. Please pass a valid API key.", 1),
+        (403, "Custom Search API has not been used in project", 1),
+        (404, "Requested entity was not found.", 1),
+        (429, "Quota exceeded for quota metric 'Queries'", 3),
+        (503, "unavailable", 3),
+        (302, "moved", 1),
     ],
 )
-async def test_googles_failures_name_what_to_do_and_never_the_key(status, message, said):
+async def test_failures_of_google_name_the_key_variable_but_not_the_key(status, message, attempts):
     error = {"error": {"code": status, "message": f"{message} {GOOGLE_KEY}", "status": "X"}}
     with serving(json_answer(error, status)) as server, pytest.raises(ToolUnavailableError) as caught:
         await google(server)
-    assert said in str(caught.value)
+    assert len(server.requests) == attempts
+    assert ("GOOGLE_API_KEY" in str(caught.value)) == (status in (400, 403))
     assert GOOGLE_KEY not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
@@ -193,23 +166,10 @@ async def test_a_page_that_quotes_the_key_is_redacted():
         assert (await google(server))[0].text == "key=[key]"
 
 
-async def test_an_answer_longer_than_the_cap_is_broken_off():
-    limits = ServiceLimits(max_bytes=10_000)
-    with (
-        serving(json_answer({"items": [ITEM | {"snippet": "x" * 100_000}]})) as server,
-        pytest.raises(ToolUnavailableError, match="more than 10000 bytes"),
-    ):
-        await GoogleFinder(limits, base_url=server.url).find("copper")
-
-
-async def test_a_pause_that_does_not_fit_into_the_time_limit_is_not_waited_for():
-    limits = ServiceLimits(first_pause_s=0.01, time_limit_s=30.0)
-    with (
-        serving(json_answer({}, 429, **{"Retry-After": "60"})) as server,
-        pytest.raises(ToolUnavailableError, match="Google search failed with status 429"),
-    ):
-        await GoogleFinder(limits, base_url=server.url).find("copper")
-    assert len(server.requests) == 1
+async def test_a_query_that_google_rejects_is_the_callers_error():
+    error = {"error": {"code": 400, "message": "Request contains an invalid argument."}}
+    with serving(json_answer(error, 400)) as server, pytest.raises(RefusedError):
+        await google(server)
 
 
 # What a search shows
@@ -246,22 +206,12 @@ async def test_pages_of_blocked_hosts_and_with_held_out_questions_are_left_out()
     assert result.text == "A: fine"
 
 
-async def test_every_page_has_its_share_of_a_result():
-    result = await search(found("A", "x" * 1000), found("B", "y" * 1000), max_chars=100).call("q")
-    assert [len(line) for line in result.text.splitlines()] == [49, 49]
-
-
-@pytest.mark.parametrize("arguments", ["", " \n "])
-async def test_an_empty_query_asks_nobody(arguments):
-    assert (await search(found("A", "x")).call(arguments)).error == "empty_query"
-
-
 # Reading the web
 
 ARTICLE = (
     "<html><head><title>Copper</title><script>var x = 'bolts';</script></head><body><nav>Home About</nav><article>"
-    + "".join(f"<p>Paragraph {number} tells of nothing that matters to anybody at all.</p>" for number in range(30))
-    + "<p>Copper bolts melt at 1085 degrees, as every smith knows.</p></article></body></html>"
+    + "".join(f"<p>Paragraph {number} is about something else entirely.</p>" for number in range(30))
+    + "<p>Copper bolts melt at 1085 degrees, as smiths know.</p></article></body></html>"
 )
 
 
@@ -297,7 +247,7 @@ async def test_the_best_passages_of_a_named_page_are_shown(form):
     assert finder.queries == []
 
 
-async def test_a_question_reads_the_pages_that_the_finder_finds_and_falls_back_on_what_it_says_of_them():
+async def test_a_question_reads_the_found_pages_or_else_their_extracts():
     with LocalServer(lambda request: html(ARTICLE) if request.path == "/a" else Answer(404)) as server:
         tool, finder = reading(
             server,
@@ -310,17 +260,16 @@ async def test_a_question_reads_the_pages_that_the_finder_finds_and_falls_back_o
     assert "Gone: Copper bolts were once melted here." in result.text
 
 
-async def test_a_page_with_a_held_out_question_is_left_out_and_says_so():
+async def test_a_page_with_a_held_out_question_is_refused():
     question = "At how many degrees do the copper bolts of the old bridge melt when the fire is hot?"
     with serving(html(f"<p>{question}</p><p>Answer: 1085</p>")) as server:
         tool, _ = reading(server, questions=[question])
         result = await tool.call(f"url: {server.url} copper")
     assert (result.error, "1085" in result.text) == ("blocked", False)
-    assert "it holds a question of a benchmark" in result.text
 
 
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://127.0.0.1/x", "javascript://x"])
-async def test_an_address_that_is_no_page_is_refused_and_not_searched_for(address):
+async def test_an_address_with_another_scheme_is_refused_and_not_searched_for(address):
     with serving(html("x")) as server:
         tool, finder = reading(server)
         result = await tool.call(f"{address} secrets")
@@ -328,22 +277,19 @@ async def test_an_address_that_is_no_page_is_refused_and_not_searched_for(addres
 
 
 @pytest.mark.parametrize("part", ["a.", "1a-", "a:/"])
-async def test_a_long_question_without_an_address_is_looked_through_once(part):
-    """Regression: each word of it was looked through to its end, which holds everything else up for hours."""
+async def test_a_long_question_is_scanned_once_for_an_address(part):
+    """Regression: quadratic scanning blocked the event loop for hours."""
     with serving(html(ARTICLE)) as server:
         tool, finder = reading(server)
         await tool.call(part * 1_000_000)
     assert finder.queries == [(part * 1_000_000)[:MAX_QUERY_CHARS]]
 
 
-async def test_two_tools_that_ask_one_service_ask_it_no_faster_together():
-    with serving(json_answer({"batchcomplete": True})) as server:
-        web = WebConfig(wikipedia_url=f"{server.url}/w/api.php", requests_per_minute=200)
-        actions = ("wikipedia_search", "web_search", "answer")
-        with Toolbox(EnvsConfig(actions=actions, web=web)) as toolbox, toolbox.episode() as (articles, pages, _):
-            started = time.monotonic()
-            assert [(await tool.call("copper bolts")).text for tool in (articles, pages)] == ["No results."] * 2
-            assert time.monotonic() - started >= 0.3
+def test_tools_share_one_service_and_its_pace():
+    config = EnvsConfig(web=WebConfig(finder="google"))
+    parts = Parts(config=config, block_list=BlockList(), recording=None, own_model=None, sandbox=None)
+    assert parts.finder("google") is parts.finder("google")
+    assert parts.limits.requests_per_minute == 60
 
 
 # A frozen model
@@ -353,7 +299,7 @@ async def test_the_base_generator_asks_an_openai_compatible_server(monkeypatch):
     monkeypatch.setenv("BASE_KEY", "sk-secret")
     reply = {"choices": [{"message": {"role": "assistant", "content": " Copper. "}}]}
     with serving(Answer(500), json_answer(reply)) as server:
-        config = BaseGeneratorConfig(base_url=f"{server.url}/v1", model="m", api_key_env="BASE_KEY", max_tokens=9)
+        config = BaseGeneratorConfig(base_url=f"{server.url}/v1", model="m", api_key_env="BASE_KEY")
         result = await BaseGeneratorTool(build_ask(config, LIMITS, None)).call("Which metal is red?")
     assert (result.text, result.error) == ("Copper.", None)
     request = server.requests[-1]
@@ -362,23 +308,23 @@ async def test_the_base_generator_asks_an_openai_compatible_server(monkeypatch):
         "model": "m",
         "messages": [{"role": "user", "content": "Which metal is red?"}],
         "temperature": 0,
-        "max_tokens": 9,
+        "max_tokens": 128,
     }
 
 
-async def test_the_base_generator_asks_the_runs_own_model_where_there_is_one():
+async def test_the_base_generator_asks_the_runs_own_model():
     async def own(prompt):
         return f"{prompt}!"
 
     tool = BaseGeneratorTool(build_ask(BaseGeneratorConfig(), LIMITS, own))
     assert (await tool.call("Red")).text == "Red!"
-    with pytest.raises(ToolSetupError, match=r"set envs\.base_generator\.base_url"):
+    with pytest.raises(UserError, match=r"envs\.base_generator\.base_url"):
         build_ask(BaseGeneratorConfig(), LIMITS, None)
 
 
 @pytest.mark.parametrize("reply", [{}, {"choices": []}, {"choices": [{"message": None}]}, []])
-async def test_a_server_that_answers_no_completion_is_unavailable(reply):
+async def test_a_server_without_a_completion_is_unavailable(reply):
     with serving(json_answer(reply)) as server:
         config = BaseGeneratorConfig(base_url=server.url, model="m")
-        with pytest.raises(ToolUnavailableError, match="without a chat completion"):
+        with pytest.raises(ToolUnavailableError):
             await build_ask(config, LIMITS, None)("x")

@@ -5,7 +5,7 @@ import torch
 from tiny import loss_inputs, make_learner, make_samples, save_tiny_model
 
 from configs.learner import CustomLossConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from learner.losses import policy_loss
 from learner.packing import build_batch
 

@@ -77,7 +77,7 @@ def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(
     with without_sharing():
         apart = gradient(learner, separate_batch(samples, microbatch_tokens=128))
     assert (shared - apart).abs().max() < 1e-5
-    assert apart.abs().max() > 1e-2
+    assert apart.abs().max() > 5e-4
 
 
 def test_siblings_apart_are_all_computed_and_those_that_share_are_less_than_half(group):

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import json
 import shlex
 import signal
 import subprocess
@@ -13,11 +12,15 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
 
 from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
+from envs.types import Task
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main, make_app
 from ray_jobs.cli_options import DEFAULT_RECIPE, split_arguments
-from ray_jobs.run.console import next_commands
 from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.summary import next_commands
+from rollout.codec import trajectory_line
+from rollout.types import Reward
+from tests.reward.test_step_text import decided, make_trajectory
 
 ROOT = RECIPES.parents[1]
 HEAVY = {"torch", "ray", "vllm", "transformers"}
@@ -263,8 +266,10 @@ def test_suggested_solve_command_can_be_pasted(tmp_path):
     run = tmp_path / "lr=1e-6" / "r"
     run.mkdir(parents=True)
     for question in ("-7 + 12 = ?", "What is 'it'?"):
-        row = {"phase": "eval_after", "reward": 1.0, "question": question}
-        (run / "trajectories.jsonl").write_text(json.dumps(row) + "\n")
+        task = Task(id="t", dataset="lookup", question=question, answer="1")
+        solved = make_trajectory(decided("answer", "1"), task=task)
+        solved.phase, solved.reward = "eval_after", Reward(outcome=1.0, total=1.0)
+        (run / "trajectories.jsonl").write_bytes(trajectory_line(solved))
         _, (command, _) = next_commands(run)
         _, *words = shlex.split(command)
         called, bound, _ = make_app().parse_args(words)

@@ -9,7 +9,8 @@ import ray
 
 from actors.cluster import ClusterError, start_ray
 from configs.cluster import ClusterConfig
-from configs.loading import ConfigError, load_run_config
+from configs.errors import UserError
+from configs.loading import load_run_config
 from ray_jobs.run.preflight import check_before_start
 
 
@@ -37,7 +38,7 @@ def test_recipe_says_which_cluster_else_the_job_that_the_run_is_in(address, envi
 
 
 def test_address_that_no_run_can_join_is_refused_with_the_command_that_can():
-    with pytest.raises(ConfigError, match="agentflow submit --address ray://head:10001"):
+    with pytest.raises(UserError, match="agentflow submit --address ray://head:10001"):
         load_run_config(None, ["cluster.address=ray://head:10001"])
 
 

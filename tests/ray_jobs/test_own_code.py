@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.loading import load_run_config
-from configs.own import OwnCodeError, load_own
+from configs.plugins import OwnCodeError, load_own
 from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.provenance import with_absolute_paths
 

@@ -8,8 +8,8 @@ from scripted import decision, make_agent, run
 
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
+from rollout.codec import read_trajectories
 from rollout.engines.engine import EngineError
-from rollout.records import read_records, trajectory_of, trajectory_record
 
 ACTIONS = 'envs.actions=["think", "answer"]'
 
@@ -27,10 +27,8 @@ def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_
         assert solve(url, "--trace", str(trace)) == 0
         assert solve(url, "--trace", str(trace)) == 0
     assert "answer 42" in capsys.readouterr().out
-    records = list(read_records(trace))
-    assert len(records) == 2
-    trajectory = trajectory_of(records[0])
-    assert trajectory_record(trajectory, reward=None, phase="solve", step=None) == records[0]
+    trajectory, second = read_trajectories(trace)
+    assert (trajectory.phase, trajectory.reward, second.answer) == ("solve", None, "42")
     assert (trajectory.answer, trajectory.task.question, trajectory.served) == ("42", "What is 6*7?", True)
     assert [turn.tool_call.name for turn in trajectory.turns] == ["think", "answer"]
     assert ollama.faults == []
@@ -62,7 +60,7 @@ def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypat
     monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
     assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
     assert why in " ".join(capsys.readouterr().out.split())
-    assert len(list(read_records(tmp_path / "trace.jsonl"))) == 1
+    assert len(list(read_trajectories(tmp_path / "trace.jsonl"))) == 1
 
 
 def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from configs.learner import LearnerConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.types import Task
 from learner.advantages import group_normalized
 from reward.collected import outcome_of

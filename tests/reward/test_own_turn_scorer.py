@@ -8,7 +8,7 @@ import pytest
 
 from configs.learner import LearnerConfig
 from configs.loading import load_run_config
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.types import Task
 from learner.credit import assign_credit
 from reward.judging import GroupJudge, OutcomeReward

@@ -8,7 +8,7 @@ from scripted import ScriptedTokenizer, make_task, text_of
 
 from configs.errors import UserError
 from configs.learner import TeacherConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from ray_jobs.phases.cold_start import check_played, kept_demonstrations, scores_of
 from rollout.agent.demonstrations import load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat

@@ -1,7 +1,7 @@
 """Text from outside reaches a model as a marked quotation, whatever it says."""
 
-from envs.http import ServiceLimits
 from envs.tools.guard import BlockList, GuardedTool
+from envs.tools.http import ServiceLimits
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import WebSearchTool
 from envs.types import ToolCall, ToolResult

@@ -442,5 +442,4 @@ QUOTED = '{"thought":"the page says <think>x</think>","action":"think","action_i
     ],
 )
 def test_reply_is_separated_into_thinking_and_answer(text, thinking, answer):
-    parsed = parse_reply(text)
-    assert (parsed.thinking, parsed.answer) == (thinking, answer)
+    assert parse_reply(text) == (thinking, answer)

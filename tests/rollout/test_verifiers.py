@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from configs.envs import OwnDatasetConfig
-from configs.own import OwnCodeError
+from configs.plugins import OwnCodeError
 from envs.datasets.custom import module_tasks
 
 pytest.importorskip("verifiers")

@@ -1,0 +1,118 @@
+"""Custom code that a recipe names as `module:name`: agents, tools, tasks, scorers and losses."""
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from threading import Thread
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from configs import PACKAGES
+from configs.api_keys import without_secrets
+from configs.errors import UserError
+
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+"""`module:name`; modules are searched next to the recipe and in the current folder."""
+
+
+class OwnCodeError(UserError):
+    """Custom code cannot be loaded, has the wrong signature, or failed; the message says which and why."""
+
+
+def search_in(folder: str | None) -> None:
+    """Append a folder and the current folder to the import path, so that neither hides an installed library."""
+    for place in (folder and str(Path(folder).absolute()), os.getcwd()):
+        if place and place not in sys.path:
+            sys.path.append(place)
+
+
+def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., Any]:
+    """Import the callable `source`, a `module:name`.
+
+    Args:
+        source: The import path.
+        key: The setting that names it, for error messages.
+        kind: What it should be, for error messages.
+
+    Raises:
+        OwnCodeError: If it cannot be imported or is not callable.
+    """
+    module, _, name = source.partition(":")
+    search_in(None)
+    try:
+        loaded: object = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        # Importing a user's module can raise anything.
+        problem = f"{type(error).__name__}: {error}{_name_conflict(module, error)}"
+        raise OwnCodeError(f"{key}: '{source}' cannot be imported: {problem}") from error
+    if not callable(loaded):
+        raise OwnCodeError(f"{key}: '{source}' is a {type(loaded).__name__}; name a {kind}")
+    return loaded
+
+
+def _name_conflict(module: str, error: Exception) -> str:
+    """Return a hint if a package of agentflow or an installed library hides the user's module."""
+    name = (error.name if isinstance(error, ModuleNotFoundError) else None) or module
+    package = name.partition(".")[0]
+    if package in PACKAGES:
+        return f"; '{package}' is a package of agentflow and hides yours: rename your module"
+    imported = getattr(sys.modules.get(package), "__file__", None)
+    custom = next((file for place in sys.path if (file := Path(place) / f"{package}.py").is_file()), None)
+    if imported is None or custom is None or custom.resolve() == Path(imported).resolve():
+        return ""
+    return f"; '{imported}' hides '{custom}': rename your module"
+
+
+def check_call(function: Callable[..., Any], source: str, *, key: str, takes: str, **settings: object) -> None:
+    """Check that the function accepts the arguments in `takes`, such as "task, answer", and the settings.
+
+    Raises:
+        OwnCodeError: If its signature does not fit.
+    """
+    try:
+        inspect.signature(function).bind(*filter(None, takes.split(", ")), **settings)
+    except TypeError as error:
+        call = f"{source.partition(':')[2]}({takes}{''.join(f', {name}=...' for name in settings)})"
+        raise OwnCodeError(f"{key}: '{source}' is called as {call}, but its signature differs: {error}") from None
+    except ValueError:
+        # Some builtins have no signature; the first call will show whether it fits.
+        return
+
+
+def own_function(source: str, *, key: str, takes: str, **settings: object) -> Callable[..., Any]:
+    """Load a custom function and check its signature; see `load_own` and `check_call`."""
+    function = load_own(source, key=key)
+    check_call(function, source, key=key, takes=takes, **settings)
+    return function
+
+
+def in_a_thread(function: Callable[..., object], /, *args: object, **kwargs: object) -> Awaitable[object]:
+    """Run a function in a daemon thread of its own, so that a call that hangs blocks neither others nor the exit."""
+    done: Future[object] = Future()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(function(*args, **kwargs))
+        except StopIteration as error:
+            # An asyncio future rejects StopIteration and would leave the caller waiting.
+            done.set_exception(RuntimeError(f"StopIteration {error}".strip()))
+        except BaseException as error:
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return asyncio.wrap_future(done)
+
+
+def failure(error: BaseException) -> str:
+    """Format an exception from custom code as "Type: message (file, line n)", without secrets."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(without_secrets(str(error)).split())[:300]}{place}"

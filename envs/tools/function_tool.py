@@ -1,0 +1,241 @@
+"""Custom tools: functions, classes, and tools of MCP servers.
+
+A function's docstring is the description, and its typed arguments are what the planner fills in. A function of one text
+without a default gets the planner's `action_input` as it is. Any other gets its arguments by name from a JSON object.
+That object holds every argument in the function's order, so that a grammar needs no optional parts and strict servers
+accept the schema; `null` selects the default.
+"""
+
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
+
+from configs.api_keys import without_secrets
+from configs.envs import EnvsConfig, ToolConfig
+from configs.errors import UserError, in_whole_letters
+from configs.plugins import in_a_thread, load_own
+from envs.tools.http import read_key
+from envs.types import Schema, ToolResult, ToolUnavailableError
+
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
+_SUPPORTED = "str, int, float, bool, Literal, a list or Optional of these"
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    schema: Schema
+    type: TypeAdapter[object]
+    has_default: bool
+
+
+class FunctionTool:
+    """A function as a tool, shared by all episodes.
+
+    A plain function runs in a thread, concurrently with others. An exception becomes a result that the planner reads,
+    except ToolUnavailableError, which is a fault of the tool. A returned text is shown as it is, other values as JSON.
+    """
+
+    def __init__(self, name: str, function: Callable[..., object], signature: inspect.Signature) -> None:
+        """Read the function's arguments; raises TypeError for an argument that the planner could not write."""
+        self.name = name
+        self._function = function
+        self._signature = signature
+        self._arguments = {parameter.name: _argument(parameter) for parameter in signature.parameters.values()}
+        self._takes_text = [argument.schema for argument in self._arguments.values()] == [{"type": "string"}]
+        summary = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        if not summary:
+            raise TypeError("has no docstring; the planner reads there what the tool does")
+        self.description = summary if self._takes_text else f"{summary} {_shown(signature)}"
+
+    @property
+    def schema(self) -> Schema | None:
+        """The JSON schema of `action_input`, or None for a text."""
+        if self._takes_text:
+            return None
+        return {
+            "type": "object",
+            "properties": {name: argument.schema for name, argument in self._arguments.items()},
+            "required": list(self._arguments),
+            "additionalProperties": False,
+        }
+
+    async def call(self, arguments: str) -> ToolResult:
+        try:
+            values = self._parsed(arguments)
+        except ValueError as error:
+            return ToolResult(text=f"Wrong arguments: {error}", error="bad_arguments")
+        try:
+            returned = await in_a_thread(self._function, **values)
+            if inspect.isawaitable(returned):
+                returned = await returned
+        except ToolUnavailableError:
+            raise
+        except (Exception, SystemExit) as error:
+            problem = without_secrets(f"{type(error).__name__}: {error}")
+            return ToolResult(text=" ".join(problem.split()), error="tool_error")
+        if isinstance(returned, ToolResult):
+            return returned
+        if isinstance(returned, str):
+            return ToolResult(text=returned)
+        try:
+            return ToolResult(text=json.dumps(returned, ensure_ascii=False, default=str))
+        except (TypeError, ValueError, RecursionError):
+            return ToolResult(text=str(returned))
+
+    def _parsed(self, text: str) -> dict[str, object]:
+        if self._takes_text:
+            return dict.fromkeys(self._arguments, text)
+        try:
+            values = in_whole_letters(json.loads(text))
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise ValueError("not a JSON object")
+        try:
+            self._signature.bind(**values)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        parsed = {}
+        for name, value in values.items():
+            argument = self._arguments[name]
+            if value is None and argument.has_default:
+                continue
+            try:
+                parsed[name] = argument.type.validate_python(value, strict=True)
+            except ValidationError as error:
+                raise ValueError(f"{name}: {error.errors()[0]['msg']}") from None
+        return parsed
+
+
+def _argument(parameter: inspect.Parameter) -> _Argument:
+    if parameter.kind not in _NAMED:
+        raise TypeError(f"argument '{parameter.name}' is {parameter.kind.description}; name each argument")
+    if parameter.annotation is parameter.empty:
+        raise TypeError(f"argument '{parameter.name}' has no type; write one of {_SUPPORTED}")
+    schema = _schema(parameter.annotation)
+    if schema is None:
+        shown = inspect.formatannotation(parameter.annotation)
+        raise TypeError(f"argument '{parameter.name}' is {shown}; write one of {_SUPPORTED}")
+    has_default = parameter.default is not parameter.empty
+    null = {"type": "null"}
+    if has_default and null not in schema.get("anyOf", ()):
+        schema = {"anyOf": [schema, null]}
+    return _Argument(schema=schema, type=TypeAdapter(parameter.annotation), has_default=has_default)
+
+
+def _schema(kind: object) -> Schema | None:
+    """Return the JSON schema of a type, or None if it is not supported."""
+    if isinstance(kind, type) and kind in _JSON_TYPES:
+        return {"type": _JSON_TYPES[kind]}
+    parts = get_args(kind)
+    if get_origin(kind) is Literal:
+        return {"enum": list(parts)} if all(isinstance(part, str | int | NoneType) for part in parts) else None
+    if get_origin(kind) not in (list, Union, UnionType):
+        return None
+    schemas = [_schema(part) for part in parts]
+    if None in schemas:
+        return None
+    return {"type": "array", "items": schemas[0]} if get_origin(kind) is list else {"anyOf": schemas}
+
+
+def _shown(signature: inspect.Signature) -> str:
+    """Return the arguments as the planner's prompt shows them."""
+    shown = []
+    for parameter in signature.parameters.values():
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        shown.append(f'"{parameter.name}": {inspect.formatannotation(parameter.annotation)}{default}')
+    return "{" + ", ".join(shown) + "}"
+
+
+def function_tool(name: str, config: ToolConfig) -> FunctionTool | None:
+    """Return the tool of a function, or None for a class or an MCP server; raises UserError."""
+    if config.is_mcp:
+        return None
+    place = f"envs.tools.{name}"
+    function = load_own(config.source, key=place, kind="function or a class")
+    if inspect.isclass(function):
+        return None
+    try:
+        try:
+            # Evaluates annotations that are written as texts.
+            signature = inspect.signature(function, eval_str=True)
+        except Exception as error:
+            raise TypeError(f"its types cannot be read: {type(error).__name__}: {error}") from None
+        return FunctionTool(name, function, signature)
+    except TypeError as error:
+        raise UserError(f"{place}: '{config.source}': {error}") from None
+
+
+def function_schemas(config: EnvsConfig) -> dict[str, Schema]:
+    """Return the schemas of the switched-on functions that take more than a text, by action; raises UserError."""
+    tools = {name: function_tool(name, config.tools[name]) for name in config.actions if name in config.tools}
+    return {name: tool.schema for name, tool in tools.items() if tool is not None and tool.schema is not None}
+
+
+def own_descriptions(config: EnvsConfig) -> dict[str, str]:
+    """Return the descriptions of the switched-on custom tools by action, without making a tool; raises UserError."""
+    return {name: _description(name, config.tools[name]) for name in config.actions if name in config.tools}
+
+
+def _description(name: str, config: ToolConfig) -> str:
+    if config.is_mcp:
+        return config.description
+    if function := function_tool(name, config):
+        return function.description
+    description = getattr(load_own(config.source, key=f"envs.tools.{name}", kind="class"), "description", None)
+    # A class may set it for its instances only.
+    return description if isinstance(description, str) else "a custom tool"
+
+
+def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
+    """Return a function that makes the tool for one episode.
+
+    Args:
+        name: The action.
+        config: The class or the MCP server.
+        time_limit_s: Limit of one call to an MCP server.
+        max_chars: Limit of a result that the planner reads.
+
+    Raises:
+        UserError: If the class cannot be loaded or the address of the server is wrong.
+    """
+    if not config.is_mcp:
+        return load_own(config.source, key=f"envs.tools.{name}", kind="class")
+    from envs.tools.mcp import McpAddress, McpKey, McpLimits, McpTool
+
+    try:
+        address = McpAddress.parse(config.source)
+    except ValueError as error:
+        raise UserError(f"envs.tools.{name}: {error}") from None
+    key = None
+    if variable := config.api_key_env:
+        key = McpKey(variable, read_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
+    # The block list sees only the text that is left after this cut.
+    limits = McpLimits(time_limit_s=time_limit_s, max_chars=max(McpLimits().max_chars, max_chars))
+    return partial(McpTool, address, name=name, description=config.description, key=key, limits=limits)
+
+
+def check_custom_tool(name: str, tool: Any) -> None:
+    """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
+    kind, place = type(tool).__name__, f"envs.tools.{name}"
+    method = "`async def call(self, arguments)`"
+    missing = [part for part in ("name", "description", "call") if not hasattr(tool, part)]
+    if missing:
+        raise UserError(f"{place}: {kind} has no `{missing[0]}`; a tool is a class with name, description and {method}")
+    if tool.name != name:
+        raise UserError(f"{place}: the tool is named '{tool.name}'; use that name in the recipe")
+    if not inspect.iscoroutinefunction(tool.call):
+        raise UserError(f"{place}: `call` of {kind} is not async; write {method}")
+    try:
+        inspect.signature(tool.call).bind("")
+    except TypeError as error:
+        raise UserError(
+            f"{place}: `call` of {kind} must take one text, the planner's action_input ({error}); write {method}"
+        ) from None
