@@ -18,16 +18,9 @@ class ReasoningGym:
     """One family; a recipe names `tasks` as a data set's source and `score` as its scorer."""
 
     def __init__(self, family: str, *, num_tasks: int, seed: int = 0, **settings: object) -> None:
-        """Set up a family.
+        """Set up a family with its `settings`; of `num_tasks` draws repeated questions are dropped.
 
-        Args:
-            family: Name of the family.
-            num_tasks: Number of draws; repeated questions are dropped.
-            seed: Seed of the draws.
-            settings: Settings of the family.
-
-        Raises:
-            OwnCodeError: The family is unknown; `tasks` raises it for an unknown setting.
+        Raises OwnCodeError for an unknown family; `tasks` raises it for an unknown setting.
         """
         if family not in DATASETS:
             raise OwnCodeError(f"reasoning-gym {reasoning_gym.__version__} has no family '{family}'")

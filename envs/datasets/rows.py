@@ -41,7 +41,7 @@ class TooFewTasksError(ValueError):
 
 
 def split_of(key: str) -> Split:
-    """Return the split of a key: the same in every process, for every seed of a run."""
+    """Return the split of a key: the same in every process and for every seed."""
     return SPLITS[_digest(f"split:{key}")[0] % len(SPLITS)]
 
 

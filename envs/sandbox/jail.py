@@ -12,7 +12,7 @@ from pathlib import Path
 
 from envs.sandbox import kernel
 
-NOBODY = 65534
+UNPRIVILEGED_ID = 65534
 PACKAGES_DIR = "/python/site"
 TMP_DIR = "/tmp"
 INSTALLED = ("site-packages", "dist-packages")
@@ -23,7 +23,7 @@ _REMOVAL_PATIENCE_S = 5.0
 def enter_jail(packages: Mapping[str, str]) -> None:
     """Enter the jail; the next fork is its process 1.
 
-    Order matters. Root binds the interpreter before it changes to the user `nobody`, which may have no access to its
+    Order matters. Root binds the interpreter before it changes to an unprivileged user, which may have no access to its
     folder (/root is 0700). Another user needs the user namespace first, for the right to mount. /proc is gone after the
     pivot, so its descriptor is opened before.
 
@@ -34,8 +34,8 @@ def enter_jail(packages: Mapping[str, str]) -> None:
     if os.geteuid() == 0 and _may_unshare_mounts():
         _enter_private_root(packages)
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+        os.setresuid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
         kernel.set_dumpable(True)
         _enter_user_namespace(proc)
     else:
@@ -71,8 +71,8 @@ def _enter_user_namespace(proc: int) -> None:
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
     for name, line in (
         ("setgroups", "deny"),
-        ("uid_map", f"{NOBODY} {user} 1"),
-        ("gid_map", f"{NOBODY} {group} 1"),
+        ("uid_map", f"{UNPRIVILEGED_ID} {user} 1"),
+        ("gid_map", f"{UNPRIVILEGED_ID} {group} 1"),
     ):
         file = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(file, line.encode())

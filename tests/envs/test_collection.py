@@ -24,7 +24,7 @@ def leaks(tmp_path):
 
 @pytest.fixture(scope="module")
 def hands(tmp_path_factory):
-    """A file of Game of 24 with 400 of its 1,820 hands."""
+    """Return a file of Game of 24 with 400 of its 1,820 hands."""
     path = tmp_path_factory.mktemp("game24") / "hands.jsonl"
     drawn = random.Random(0).sample(list(combinations_with_replacement(range(1, 14), 4)), 400)
     path.write_text("".join(json.dumps({"id": f"h{n}", "numbers": hand}) + "\n" for n, hand in enumerate(drawn)))
@@ -73,7 +73,7 @@ def question(rng):
 
 
 def public_rows(*, leaking=()):
-    """Rows as many and as old as the public training file's before 2024; `leaking` are questions among them."""
+    """Return rows with the number and years of the public training file before 2024, with the questions `leaking`."""
     rng = random.Random(0)
     questions = [*leaking, *(question(rng) for _ in range(918 - len(leaking)))]
     return [(f"{1983 + index % 41}-{index // 41 + 1}", text) for index, text in enumerate(questions)]

@@ -191,7 +191,7 @@ def test_the_text_alone_catches_all_real_leaks_and_nothing_else():
     assert [check.id for check in checks if check.verdict == "review"] == []
 
 
-# The leakage audit of what was retrieved
+# The leakage audit of retrieved texts
 
 TRUCK = "A truck carries 35 crates of wool locks. One crate weighs as much as the catalogue says. What is the load?"
 

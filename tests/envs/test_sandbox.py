@@ -1,4 +1,4 @@
-"""What the sandbox promises to the agent, to the trainer and to the machine it runs on."""
+"""Promises of the sandbox to the agent, the trainer and the machine."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def _wait_until(condition: Callable[[], bool], *, within_s: float = 60.0) -> boo
 
 
 def _kill(sandbox: Sandbox) -> None:
-    """Returns when the process is dead: a run that it still took while it died would end well."""
+    """Kill the zygote and wait for its death: a dying zygote could still complete a run."""
     os.kill(sandbox.pid, signal.SIGKILL)
     os.waitid(os.P_PID, sandbox.pid, os.WEXITED | os.WNOWAIT)
 
@@ -130,7 +130,7 @@ def test_an_episode_says_that_a_killed_interpreter_lost_its_names(sandbox: Sandb
 
 
 def test_code_that_answers_early_is_stopped_until_the_next_run(sandbox: Sandbox) -> None:
-    """It finds the nonce of its run, answers itself, and goes on counting."""
+    """The code finds the nonce of its run, forges the answer, and continues to run."""
     forger = """
         import time
         f = __import__('sys')._getframe()
@@ -190,7 +190,7 @@ def test_many_runs_leave_no_descriptors_processes_or_memory_behind() -> None:
         memory = zygote.memory_info().rss
         for _ in range(100):
             sandbox.run("1")
-        # A leak is one for every run. One or two belong to whatever else this process does at that moment.
+        # A leak adds one per run; one or two may belong to other activity of this process.
         assert _wait_until(lambda: held()[0] < of_this + 10 and held()[1] <= of_zygote), held()
         assert _wait_until(lambda: not zygote.children())
         assert zygote.memory_info().rss < memory + (4 << 20)
@@ -208,7 +208,7 @@ def test_a_dead_zygote_is_replaced_and_the_run_repeated() -> None:
 
 
 def test_a_fault_that_loses_names_is_no_result() -> None:
-    """The code is not blamed with a NameError for what the machinery forgot."""
+    """A loss of names by the sandbox must not be reported as a NameError of the code."""
     with Sandbox() as sandbox, sandbox.episode() as episode:
         episode.run("x = 5")
         processes = psutil.Process(sandbox.pid).children(recursive=True)

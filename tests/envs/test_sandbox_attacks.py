@@ -1,4 +1,4 @@
-"""The attack corpus: whatever the code tries, nothing outside its cell is read, changed, reached or left."""
+"""The attack corpus: no attack reads, changes or reaches the host, or leaves a process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def sandbox_of(canaries: Canaries) -> Iterator[Callable[[str], Sandbox]]:
 
 
 def _corpus() -> list[Any]:
-    """What runs into its time limit does so under any layers, so it runs once."""
+    """Return all attacks by configuration; an attack that hangs runs once, because layers make no difference."""
     return [
         pytest.param(name, attack, id=f"{name}-{attack['id']}-{attack['category']}")
         for name, disabled in _CONFIGURATIONS.items()

@@ -42,7 +42,7 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
 
 @asynccontextmanager
 async def _opened(path: str) -> AsyncIterator[tuple[Call, psutil.Process, psutil.Process]]:
-    """A way to the sandbox, the process on the host that an attack on this way would hit, and the sandbox's watcher."""
+    """Open a path to the sandbox; yields the call, the exposed process of the host, and the sandbox's watcher."""
     if path == "mcp":
         with started([sys.executable, str(_SERVER), str(_TIMEOUT_S), str(_HANG_TIMEOUT_S)]) as server:
             # The old protocol keeps one connection per client, the new one none: a session for each call.
