@@ -6,7 +6,6 @@ from itertools import combinations_with_replacement
 from string import ascii_lowercase
 
 import pytest
-from real_data import REAL_DATA, needs
 
 from configs.envs import EnvsConfig
 from configs.reward import CollectConfig
@@ -106,22 +105,6 @@ def test_aime_problems_that_leak_the_evaluation_are_dropped_and_reported(leaks, 
         (rows[1][0], "equal", 1),
     ]
     assert (report["checked"], report["test_questions"]) == (918, 30)
-
-
-@needs("aime_1983_2024.csv", "aime24.jsonl")
-def test_the_real_aime_problems_of_2024_are_dropped_and_nothing_else(leaks):
-    tasks = collect(
-        leaks,
-        mix={"aime": 1.0},
-        data_path=REAL_DATA / "aime_1983_2024.csv",
-        aime_test_path=str(REAL_DATA / "aime24.jsonl"),
-        num_tasks=918,
-    )
-    report = json.loads(leaks.read_text())
-    assert len(tasks) == 918
-    assert max(task.id[:4] for task in tasks) == "2023"
-    assert {(entry["id"][:4], entry["rule"]) for entry in report["dropped"]} == {("2024", "year")}
-    assert len(report["dropped"]) == 14
 
 
 def test_rl_trains_on_no_aime_problem_that_leaks_the_evaluation(tmp_path):
