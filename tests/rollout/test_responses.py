@@ -71,7 +71,7 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
 async def test_a_previous_response_of_another_attempt_is_refused():
     async with play("a") as other, play("b") as p:
         foreign = await ask(other, "1")
-        with pytest.raises(openai.BadRequestError, match="this attempt has no response") as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await ask(p, "2", previous_response_id=foreign.id)
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert p.engine.requests == []

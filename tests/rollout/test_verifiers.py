@@ -85,7 +85,7 @@ def test_tasks_without_a_prompt_are_parted_by_what_else_they_are(environment, pa
 
 def test_a_task_that_is_trained_on_and_held_out_is_refused(environment):
     environment = environment({"prompts": ["a", "b"]}, {"prompts": ["c", "B."]})
-    with pytest.raises(OwnCodeError, match=r"'B\.' is trained on and held out, with the same data"):
+    with pytest.raises(OwnCodeError):
         [*environment.tasks()]
 
 

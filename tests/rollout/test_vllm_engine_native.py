@@ -130,7 +130,7 @@ async def test_adapter_rounded_by_the_learner_equals_one_rounded_by_the_engine(e
 async def test_version_that_is_not_newer_is_refused(engine, adapters, prompt):
     await load(engine, adapters[1])
     for version in (1, 0):
-        with pytest.raises(ValueError, match="not newer"):
+        with pytest.raises(ValueError):
             await engine.load_adapter(version, adapters[2].data)
     assert (await engine.generate(request(prompt, max_tokens=2))).policy_version == 1
     assert await versions_held(engine) == {1}
