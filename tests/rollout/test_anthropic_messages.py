@@ -1,12 +1,11 @@
 """Anthropic's Messages at the endpoint: the official client asks, and what was sampled is what is recorded."""
 
-import asyncio
 from dataclasses import replace
 
 import anthropic
 import httpx
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
+from endpoint_play import ADD, called, play, user
 from scripted import ScriptedEngine, text_of
 
 TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
@@ -80,14 +79,6 @@ async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_th
         assert (await p.attempt.end())[0].grammar == grammar
 
 
-async def test_one_use_at_most_where_parallel_uses_are_disabled():
-    from xgrammar.testing import _is_grammar_accept_string
-
-    async with play(called('{"a": 1}')) as p:
-        await ask(p, user("1"), tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True})
-        assert not _is_grammar_accept_string(p.engine.requests[0].grammar, called('{"a": 1}', '{"a": 2}'))
-
-
 async def test_a_stream_brings_the_same_message_in_the_clients_events():
     async with play("four", "Hm. " + called('{"a": 1}')) as p:
         body = {"model": "policy", "max_tokens": 64, "messages": [user("2+2?")]}
@@ -158,27 +149,3 @@ async def test_what_is_not_supported_is_refused_by_name_in_the_protocols_shape(c
         assert (answer.status_code, told["type"], told["error"]["type"]) == (status, "error", kind)
         assert says in told["error"]["message"]
         assert p.engine.requests == []
-
-
-async def test_a_full_context_is_said_in_the_clients_words():
-    async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
-        with pytest.raises(anthropic.BadRequestError):
-            await ask(p, user("x" * 40))
-        assert p.attempt.out_of_context
-
-
-async def test_a_stream_that_its_client_cut_is_kept_and_not_trained():
-    async with play(engine=GatedEngine(["a"])) as p:
-        body = {"model": "policy", "max_tokens": 8, "messages": [user("1")], "stream": True}
-        async with httpx.AsyncClient(trust_env=False) as client:
-            asking = asyncio.ensure_future(
-                client.post(f"{p.endpoint.base_url}/messages", json=body, headers={"x-api-key": p.attempt.key})
-            )
-            await until(lambda: p.engine.requests)
-            asking.cancel()
-            await asyncio.wait((asking,))
-        await until(lambda: p.attempt._calls[0].left)
-        p.engine.gate.set()
-        await p.attempt._calls[0].reply()
-        (turn,) = await p.attempt.end()
-        assert not turn.trainable

@@ -7,11 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout.admission import admission_capacity
 from rollout.buffer import BufferClosedError, GroupBuffer
 from rollout.filters import StarvedError
 from rollout.lifecycle import BufferSettings, Snapshot, State, WorkerStatus
-from rollout.task_choice import FixedChoice, LearnableChoice
+from rollout.task_choice import LearnableChoice
 from rollout.types import GroupSummary
 
 
@@ -58,12 +57,6 @@ async def train(buffer, step, **changes):
     batch = await asyncio.wait_for(buffer.next_batch(step), 1)
     buffer.mark_trained(step, step, **changes)
     return batch
-
-
-def test_capacity_is_what_d_plus_one_batches_leave():
-    assert admission_capacity(pipeline_depth=0, batch_groups=4, live=0) == 4
-    assert admission_capacity(pipeline_depth=2, batch_groups=4, live=5) == 7
-    assert admission_capacity(pipeline_depth=1, batch_groups=4, live=9) == 0
 
 
 async def test_batch_holds_the_oldest_weights_and_then_the_first_drawn():
@@ -213,28 +206,6 @@ async def test_closed_buffer_ends_all_waiting_calls():
     assert (await buffer.admit(WorkerStatus(worker=1, policy_version=0, places=1))).closed
 
 
-async def test_a_waiting_call_blocks_no_other():
-    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
-    waiting = [await now(buffer.next_batch(1))]
-    (permit,) = await admit(buffer)
-    waiting += [await now(buffer.admit(WorkerStatus(worker=one, policy_version=0, places=1))) for one in range(1000)]
-    buffer.complete(permit.lease, b"x", ready())
-    batch = await asyncio.wait_for(waiting[0], 1)
-    assert batch.refs == (b"x",)
-    buffer.mark_trained(1, 1)
-    buffer.prove(500, 1)
-    assert len((await asyncio.wait_for(waiting[501], 1)).permits) == 1
-    buffer.close()
-    await asyncio.gather(*waiting[1:])
-
-
-async def test_refused_batch_is_not_trained():
-    buffer = make_buffer(batch_groups=1)
-    await fill(buffer)
-    await train(buffer, 1, refused="the gradient is not finite")
-    assert (buffer.counts.trained, buffer.counts.refused) == (0, 1)
-
-
 @pytest.mark.parametrize("depth", [0, 1])
 async def test_restored_buffer_draws_what_an_undisturbed_one_draws(depth):
     choice = LearnableChoice(names=("a", "b"), seed=3)
@@ -280,15 +251,6 @@ async def test_groups_in_flight_are_lost_and_their_tasks_drawn_again():
     assert all(one.ordinal >= 4 for one in again)
     assert (buffer.counts.trained, buffer.counts.lost) == (2, 2)
     assert buffer.counts.balanced
-
-
-async def test_families_and_solve_rates_are_of_the_groups_that_ended():
-    choice = FixedChoice(names=("a", "b"), family_of=lambda task: "ab"[task % 2])
-    buffer = make_buffer(choice=choice)
-    await fill(buffer)
-    batch = await train(buffer, 1)
-    assert batch.families == {"a": 2, "b": 2}
-    assert batch.solved == {"a": 0.5, "b": 0.5}
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -5,7 +5,6 @@ from rollout.agent.agent import check_chat
 from rollout.chat import ChatFormat, ChatTemplateError
 from rollout.types import Message
 from tests.rollout.chat_templates import (
-    CHATML,
     DEEPSEEK_R1,
     GEMMA2,
     LLAMA2,
@@ -57,12 +56,6 @@ def test_a_template_without_a_place_for_the_systems_words_gets_them_in_the_first
     expected = rendered(tokenizer, messages(f"{SYSTEM}\n\n{TASK}", REPLY, RESULT, SECOND, LAST, system=False))
     assert without_blanks(grown) == without_blanks(expected)
     assert grown.count(SYSTEM) == 1
-
-
-def test_a_template_that_writes_the_date_writes_the_same_on_every_day():
-    dated = CHATML.replace("{%- for", '{{- "Today: " + strftime_now("%d %b %Y") }}{%- for', 1)
-    chat = ChatFormat(tokenizer_of(dated))
-    assert chat.rendered(chat.prompt(SYSTEM, TASK)).startswith("Today: 26 Jul 2024")
 
 
 def test_a_blank_before_every_text_stands_before_the_dialogue_only():

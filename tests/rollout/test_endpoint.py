@@ -10,7 +10,6 @@ import pytest
 from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine, text_of
 
-from rollout.endpoint.chat_completions import read
 from rollout.engines.engine import EngineError
 
 
@@ -62,18 +61,6 @@ async def test_edited_history_begins_a_branch_at_the_last_reply_that_it_left_as_
         own = first.prompt_token_ids + first.token_ids
         assert second.prompt_token_ids[: len(own)] == own == third.prompt_token_ids[: len(own)]
         assert text_of(third.prompt_token_ids[len(own) :]) == ("<s>assistant:never said<e><s>user:3<e><s>assistant:")
-
-
-async def test_a_turn_tells_what_was_said_since_the_reply_that_it_goes_on_from():
-    async with play("a", "b", "c") as p:
-        asked = [{"role": "system", "content": "Be brief."}, user("1"), {"role": "assistant", "content": "a"}]
-        await p.ask(*asked[:2])
-        await p.ask(*asked, user("2"))
-        await p.ask(user("3"), tools=[ADD])
-        first, second, third = await p.attempt.end()
-        assert (first.heard, second.heard) == ("system: Be brief.\nuser: 1", "user: 2")
-        assert third.heard.startswith("system: Functions that you can call:\n{")
-        assert third.heard.endswith("\nuser: 3")
 
 
 async def test_text_of_a_message_cannot_forge_a_role():
@@ -156,37 +143,6 @@ async def test_a_malformed_call_is_text(written):
         assert reply.choices[0].message.content.startswith("<tool_call>")
 
 
-@pytest.mark.parametrize("depth", [99, 101, 944, 3000])
-@pytest.mark.parametrize("as_text", [False, True])
-async def test_arguments_that_are_nested_deep_are_a_call_or_text_in_each_protocol(depth, as_text):
-    """Regression: the client got an error of the server, and what was sampled was not recorded."""
-    arguments = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
-    written = called(json.dumps(arguments) if as_text else arguments)
-    function = {"name": "add", "parameters": {"type": "object"}}
-    async with play(*[written] * 3) as p, httpx.AsyncClient(trust_env=False) as client:
-        for path, more in (
-            ("chat/completions", {"messages": [user("1")], "tools": [ADD]}),
-            ("responses", {"input": "1", "tools": [{"type": "function", **function}]}),
-            ("messages", {"messages": [user("1")], "tools": [{"name": "add", "input_schema": {}}], "max_tokens": 8}),
-        ):
-            key = {"authorization": f"Bearer {p.attempt.key}"}
-            reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, json={"model": "policy", **more})
-            assert reply.status_code == 200
-            assert (json.dumps(written[:20])[1:-1] in reply.text) == (depth > 100)
-        assert len(await p.attempt.end()) == 3
-
-
-async def test_ids_of_calls_are_the_same_in_every_attempt_that_says_the_same():
-    async def ids_of(*texts):
-        async with play(*texts) as p:
-            replies = [await p.ask(user(text), tools=[ADD]) for text in texts]
-            return [call.id for reply in replies for call in reply.choices[0].message.tool_calls]
-
-    one, two = called('{"a": 1}', '{"a": 2}'), called('{"a": 3}')
-    assert await ids_of(one, two) == await ids_of(one, two)
-    assert len(set(await ids_of(one, two))) == 3
-
-
 FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": ADD["function"]["parameters"]}}
 
 
@@ -248,14 +204,6 @@ async def test_a_retry_gets_the_same_reply_and_counts_once(headers):
         assert len(await p.attempt.end()) == 1
 
 
-async def test_a_retry_of_one_of_several_equal_requests_gets_the_reply_that_nobody_has_got():
-    async with play("a", "b") as p:
-        asked = read({"model": "policy", "messages": [user("1")]}, p.attempt)
-        lost, got = p.attempt.call(asked), p.attempt.call(asked)
-        got.delivered = True
-        assert p.attempt.call(asked, is_retry=True) is lost
-
-
 async def test_a_client_that_gave_up_waiting_and_asks_again_is_given_the_reply_that_it_did_not_get():
     async with play(engine=GatedEngine(["a", "b"])) as p:
         asked = asyncio.ensure_future(p.ask(user("1")))
@@ -266,21 +214,6 @@ async def test_a_client_that_gave_up_waiting_and_asks_again_is_given_the_reply_t
         assert (await p.ask(user("1"))).choices[0].message.content == "a"
         (turn,) = await p.attempt.end()
         assert turn.trainable
-
-
-async def test_a_retry_that_overtakes_the_news_that_its_client_left_leaves_no_reply_behind(monkeypatch):
-    async with play(engine=GatedEngine(["a", "b"])) as p:
-        key, calls, call = {"Idempotency-Key": "k"}, [], p.attempt.call
-        monkeypatch.setattr(p.attempt, "call", lambda *a, **k: calls.append(call(*a, **k)) or calls[-1])
-        gone = asyncio.ensure_future(p.ask(user("1"), extra_headers=key))
-        await until(lambda: p.engine.requests)
-        retried = asyncio.ensure_future(p.ask(user("1"), extra_headers=key))
-        await until(lambda: len(calls) == 2)
-        gone.cancel()
-        await until(lambda: p.attempt._calls[0].left)
-        p.engine.gate.set()
-        assert (await retried).choices[0].message.content == "a"
-        assert (await p.ask(user("1"))).choices[0].message.content == "b"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -321,19 +254,6 @@ async def test_sampling_that_the_stored_log_probs_would_not_be_of_is_refused_by_
         assert p.engine.requests == []
 
 
-async def test_override_samples_as_the_recipe_says_whatever_is_asked():
-    async with play("a", rules=replace(RULES, override=True)) as p:
-        await p.ask(user("1"), temperature=0, top_p=0.5)
-        assert p.engine.requests[0].temperature == 0.7
-
-
-async def test_a_model_name_that_is_not_ours_is_refused():
-    async with play("a") as p:
-        with pytest.raises(openai.NotFoundError, match=r"agent\.model"):
-            await p.client.chat.completions.create(model="gpt", messages=[user("1")])
-        assert [model.id async for model in p.client.models.list()] == ["policy"]
-
-
 async def test_a_context_that_is_full_is_said_in_the_clients_words():
     async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
         with pytest.raises(openai.BadRequestError) as caught:
@@ -351,21 +271,6 @@ async def test_an_engine_that_fails_is_a_failure_of_the_server_and_is_remembered
         with pytest.raises(openai.APIError, match="gone"):
             _ = [chunk async for chunk in stream]
         assert await p.attempt.end() == []
-
-
-@pytest.mark.parametrize(
-    ("messages", "says"),
-    [
-        ([{"role": "robot", "content": "1"}], r"messages\[0\]\.role"),
-        ([{"role": ["user"], "content": "1"}], r"messages\[0\]\.role"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "other than text"),
-        ([], "at least one message"),
-    ],
-)
-async def test_messages_that_cannot_be_read_are_refused(messages, says):
-    async with play("a") as p:
-        with pytest.raises(openai.BadRequestError, match=says):
-            await p.ask(*messages)
 
 
 CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}

@@ -19,7 +19,6 @@ from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, expe
 from rollout.types import Completion, Trajectory, Turn
 from rollout.worker import Solver
 
-ROOT = Path(__file__).parents[2]
 WOOL = "A truck carries 35 crates of wool locks. What is the load in kg?"
 COPPER = "A truck carries 12 crates of copper wire. What is the load in kg?"
 NOVEL = "Who wrote the novel Middlemarch?"
@@ -84,11 +83,6 @@ async def test_a_similar_task_is_told_the_steps_but_not_the_answer(memory):
     )
 
 
-async def test_an_unrelated_task_is_told_nothing(memory):
-    await memory.remember(WOOL_SOLVED)
-    assert await memory.hints(ask(NOVEL)) == ""
-
-
 @pytest.mark.parametrize(
     "task",
     [
@@ -107,19 +101,6 @@ def test_steps_that_hold_the_answer_are_not_kept():
     assert experience_of(lucky).steps == (("search", "4340 kg crates"),)
 
 
-@pytest.mark.parametrize(
-    "trajectory",
-    [
-        make_trajectory(WOOL, ("answer", "434")),
-        make_trajectory(WOOL, ("think", "hm"), ("code", "434")),
-        make_trajectory(WOOL, ("code", "1/0"), error="exception"),
-    ],
-)
-async def test_a_guess_a_thought_and_a_failed_call_teach_nothing(memory, trajectory):
-    assert not await memory.remember(trajectory)
-    assert await memory.size() == 0
-
-
 async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     short = make_trajectory(WOOL.upper(), ("code", "35*12.4"))
     assert [await memory.remember(one) for one in (WOOL_SOLVED, WOOL_SOLVED, short, WOOL_SOLVED)] == [
@@ -128,25 +109,6 @@ async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     ]
     assert await memory.size() == 1
     assert "search" not in await memory.hints(ask(COPPER))
-
-
-async def test_equal_ways_are_shown_once_and_at_most_max_hints(monkeypatch):
-    monkeypatch.setattr("rollout.memory.MAX_HINTS", 2)
-    memory = EpisodicMemory(InProcessMemoryConfig())
-    for number, step in enumerate(("same", "same", "same", "b", "c")):
-        await memory.remember(make_trajectory(f"{WOOL} Version {number}.", ("search", step)))
-    told = await memory.hints(ask(WOOL))
-    assert told.count("\n- ") == 2
-    assert told.count("search: same") == 1
-    memory.close()
-
-
-async def test_no_more_entries_than_the_bound(monkeypatch):
-    monkeypatch.setattr("rollout.memory.MAX_ENTRIES", 2)
-    memory = EpisodicMemory(InProcessMemoryConfig())
-    added = [await memory.remember(make_trajectory(f"{WOOL} {n}", ("search", "wool"))) for n in "abc"]
-    assert (added, await memory.size()) == ([True, True, False], 2)
-    memory.close()
 
 
 # Poison
@@ -233,13 +195,6 @@ async def test_a_server_that_refuses_or_is_gone_is_said_without_its_words_or_the
 
 
 # In the agent
-
-
-def test_a_folder_for_several_workers_is_refused(tmp_path):
-    memory = {"type": "folder", "path": str(tmp_path)}
-    with pytest.raises(ValueError):
-        RunConfig.model_validate({"agent": {"memory": memory}, "rollout": {"num_workers": 2}})
-    RunConfig.model_validate({"agent": {"memory": memory}})
 
 
 @pytest.mark.parametrize(("in_evaluation", "num_shown"), [(False, 0), (True, 3)])

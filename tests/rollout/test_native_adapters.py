@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollout.engines.adapters import KEPT, NativeAdapters
+from rollout.engines.adapters import NativeAdapters
 
 
 class ScriptedLlm:
@@ -80,16 +80,6 @@ def test_reused_version_has_another_number_and_name(llm, adapters):
     assert adapters.request(0).name != first.name
 
 
-def test_two_engines_of_one_process_do_not_share_folders_and_leave_none(llm, adapters):
-    other = NativeAdapters(ScriptedLlm(), ScriptedMerger())
-    for one in (adapters, other):
-        load(one, 0, b"")
-    assert adapters.request(0).lora_path != other.request(0).lora_path
-    other.close()
-    assert not any(place.path.exists() for place in other._folders)
-    assert folders(adapters) == ["v0-1-abcdef01"]
-
-
 def in_memory(adapters):
     return [place.in_memory for place in adapters._folders]
 
@@ -105,16 +95,6 @@ def shm(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout.files.tempfile.gettempdir", lambda: str(disk))
     monkeypatch.setattr("rollout.files.shutil.disk_usage", lambda path: usage)
     return usage
-
-
-def test_adapters_are_in_memory_only_if_all_kept_ones_fit(llm, shm):
-    adapter = bytes(1000)
-    for free, expected in ((KEPT * 1000, True), (KEPT * 1000 - 1, False)):
-        shm.free = free
-        one = NativeAdapters(llm, ScriptedMerger())
-        one.write(0, "abcdef0123", adapter)
-        assert in_memory(one) == [expected]
-        one.close()
 
 
 class FullMerger(ScriptedMerger):
@@ -140,13 +120,4 @@ def test_next_adapter_goes_to_disk_if_the_memory_is_full_meanwhile(llm, shm):
     adapters.write(1, "abcdef0123", b"ab")
     assert in_memory(adapters) == [True, False]
     assert folders(adapters) == ["v0-1-abcdef01", "v1-2-abcdef01"]
-    adapters.close()
-
-
-def test_adapter_without_room_anywhere_names_the_shared_memory(llm, shm):
-    shm.free = 1000
-    adapters = NativeAdapters(llm, FullMerger("/shm/", "/disk/"))
-    with pytest.raises(ValueError, match="--shm-size"):
-        adapters.write(0, "abcdef0123", b"ab")
-    assert folders(adapters) == []
     adapters.close()

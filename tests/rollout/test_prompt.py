@@ -97,10 +97,3 @@ def test_a_file_that_holds_no_examples_is_refused_in_one_line(tmp_path, row, sai
     with pytest.raises(UserError, match=r"agent\.prompt\.examples") as caught:
         load_run_config(None, [f"agent.prompt.examples={path}"])
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"agent\.prompt\.examples"):
-        load_run_config(None, [f"agent.prompt.examples={tmp_path / 'none.jsonl'}"])
-    with pytest.raises(UserError, match=r"agent\.prompt\.examples"):
-        load_run_config(None, [f"agent.prompt.examples={write(tmp_path / 'empty.jsonl')}"])

@@ -4,8 +4,7 @@ from envs.tools.guard import BlockList, GuardedTool
 from envs.tools.http import ServiceLimits
 from envs.tools.web_fetch import PageFetcher
 from envs.tools.web_search import WebSearchTool
-from envs.types import ToolCall, ToolResult
-from rollout.agent.agent import Memory, MemoryEntry
+from envs.types import ToolResult
 from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.chat import ChatFormat
 from rollout.codec import trajectory_line, trajectory_of
@@ -37,13 +36,6 @@ def test_found_text_cannot_close_its_own_quotation():
     assert quoted.endswith(CLOSING)
     assert quoted.count("<") == 3
     assert quoted.count(">") == 3
-
-
-def test_verifier_and_generator_read_the_same_quotation():
-    memory = Memory()
-    call = ToolCall(name="web_search", arguments="q")
-    memory.entries.append(MemoryEntry(step=1, call=call, result=ToolResult(text="found >>>", foreign=True)))
-    assert memory.render() == f"Step 1: web_search(q) -> {OPENING}\nfound ›››\n{CLOSING}"
 
 
 async def test_a_page_that_gives_orders_is_data_for_the_planner_and_ends_nothing():

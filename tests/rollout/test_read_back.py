@@ -57,32 +57,12 @@ def test_part_of_a_joined_layer_that_the_adapter_leaves_alone_must_be_empty(tmp_
     assert "memory holds weights" in read_native(tmp_path, safetensors.torch.save(some), whole).fault
 
 
-def test_two_engines_with_the_same_weights_read_the_same(merger):
-    (version,) = versions_of(1e-4, count=1)
-    assert MergedMemory(merger).load(version) == MergedMemory(merger).load(version)
-
-
 def test_layer_that_the_engine_lacks_is_not_held(merger):
     (version,) = versions_of(1e-4, count=1)
     memory = MergedMemory(merger)
     memory.load(version)
     del memory.layers["model.layers.1.self_attn.o_proj"]
     assert memory.columns.read(memory).fault is not None
-
-
-def test_memory_of_which_nothing_can_be_read_proves_nothing(merger):
-    memory = MergedMemory(merger, columns=MergedColumns(["no_such_proj"]))
-    (version,) = versions_of(1e-4, count=1)
-    assert memory.load(version).fault == "no weights could be read back out of the engine's memory"
-    assert ReadBack(given="", held="").fault is not None
-
-
-def test_only_matrices_that_adapters_change_or_that_are_joined_with_one_are_kept_and_all_weights_pass(merger):
-    for target, kept in (("o_proj", ["o_proj"]), ("q_proj", ["k_proj", "q_proj", "v_proj"])):
-        columns = MergedColumns([target])
-        passed = [name for name, _ in columns.kept(merger.base_weights())]
-        assert passed == [name for name, _ in merger.base_weights()]
-        assert sorted(columns._given) == [f"model.layers.{layer}.self_attn.{one}" for layer in range(2) for one in kept]
 
 
 def test_sign_of_zero_and_what_is_too_small_for_a_kernel_make_no_difference(tmp_path):
@@ -101,9 +81,3 @@ def test_share_of_every_worker_counts():
     assert together([right, right]).fault is None
     assert together([right, wrong]).fault is not None
     assert together([right]) is right
-
-
-def test_targets_of_the_simulated_memory_are_the_attention_of_the_default_recipe():
-    from configs.learner import ModelConfig
-
-    assert set(TARGETS) < set(ModelConfig().lora_targets)

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run, text_of
+from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run
 
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
@@ -43,21 +43,6 @@ async def test_the_first_turns_come_from_the_record_and_the_rest_is_asked_for(nu
     assert without_times(again.planner_turns[:num_turns]) == without_times(past.planner_turns[:num_turns])
     assert len(engine.requests) == len(again.planner_turns) - num_turns
     assert (again.answer, again.stop_reason) == ("7", "answered")
-
-
-async def test_the_first_live_turn_is_asked_for_after_exactly_the_replayed_past():
-    past = await recorded()
-    agent, engine = replaying(past, 2, [THINK, ANSWER])
-    await run(agent)
-    assert engine.requests[0].prompt_token_ids == past.planner_turns[2].prompt_token_ids
-    assert "Invalid reply" in text_of(engine.requests[0].prompt_token_ids)
-
-
-async def test_tools_run_again_so_that_their_state_is_that_of_the_past():
-    tool = CountingTool()
-    agent, _ = replaying(await recorded(), 2, [THINK, ANSWER], tool=tool)
-    await run(agent)
-    assert tool.calls == ["6*7"]
 
 
 async def test_another_model_than_the_planner_is_never_answered_from_the_record():

@@ -15,23 +15,6 @@ async def ask(p, given, **more):
     return await p.client.responses.create(**{"model": "policy", "input": given} | more)
 
 
-async def test_a_response_comes_back_with_its_usage_and_is_a_turn_with_the_engines_ids():
-    async with play("4") as p:
-        reply = await ask(p, "2+2?", instructions="Be brief.", metadata={"a": "b"})
-        (turn,) = await p.attempt.end()
-        assert (reply.output_text, reply.status, reply.instructions, reply.metadata) == (
-            *("4", "completed", "Be brief."),
-            {"a": "b"},
-        )
-        assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
-        assert (text_of(turn.token_ids), turn.trainable) == ("4<e>", True)
-        usage = reply.usage
-        assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
-            *(len(turn.prompt_token_ids), 2),
-            len(turn.prompt_token_ids) + 2,
-        )
-
-
 @pytest.mark.parametrize("order", [1, -1])
 async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids(order):
     async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
@@ -77,20 +60,6 @@ async def test_a_previous_response_of_another_attempt_is_refused():
         assert p.engine.requests == []
 
 
-async def test_outputs_of_calls_may_follow_a_previous_response():
-    async with play(called('{"a": 1}', '{"a": 2}'), "3") as p:
-        first = await ask(p, "1?", tools=[TOOL])
-        one, two = (
-            {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
-            for number, call in enumerate(first.output)
-        )
-        await ask(p, [two, one], tools=[TOOL], previous_response_id=first.id)
-        one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.token_ids
-        assert two.prompt_token_ids[: len(own)] == own
-        assert one.tool_result.text == "0\n1"
-
-
 FORM = {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}
 
 
@@ -134,15 +103,6 @@ async def test_a_stream_brings_the_same_response_in_the_clients_events():
         assert "response.function_call_arguments.done" in kinds
         assert (whole.output[0].content[0].text, whole.output[1].arguments) == ("Hm.", '{"a": 1}')
         assert [turn.trainable for turn in await p.attempt.end()] == [True, True]
-
-
-async def test_a_reply_that_was_cut_is_incomplete_also_in_a_stream():
-    async with play("4 and so on…", "5 and so on…") as p:
-        reply = await ask(p, "1", max_output_tokens=3)
-        assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert p.engine.requests[0].max_tokens == 3
-        events = [event async for event in await ask(p, "2", stream=True)]
-        assert events[-1].type == "response.incomplete"
 
 
 async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message():

@@ -22,8 +22,3 @@ async def test_every_call_has_a_seed_of_its_own_that_comes_again():
     first = await seeds_of(0)
     assert len(set(first)) == 2
     assert await seeds_of(0) == first
-
-
-async def test_other_seed_and_other_task_sample_otherwise():
-    drawn = {*await seeds_of(0), *await seeds_of(1), *await seeds_of(0, "bamboogle/2")}
-    assert len(drawn) == 6

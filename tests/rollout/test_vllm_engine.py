@@ -21,7 +21,6 @@ from real_engine import (
     until_sampled,
 )
 
-from rollout.engines.engine import EngineError
 from rollout.types import VersionSwitch
 
 pytestmark = pytest.mark.slow
@@ -88,22 +87,6 @@ async def test_running_requests_continue_with_new_weights_from_a_prefix_that_is_
 
 
 @pytest.mark.usefixtures("endless")
-async def test_request_that_has_not_sampled_yet_is_of_the_new_version(engine, adapters, prompt):
-    await load(engine, adapters[0])
-    requests = sampling_requests([prompt] * (PLACES + 2), max_tokens=40)
-    completions = await asyncio.gather(engine.generate_together(requests), updated_after(engine, 3, adapters[1]))
-    started, waiting = completions[0][:PLACES], completions[0][PLACES:]
-    assert {one.policy_version for one in started} == {0}
-    assert all(one.switches for one in started)
-    assert [(one.policy_version, one.switches) for one in waiting] == [(1, ())] * 2
-
-
-async def updated_after(engine, num_tokens, adapter):
-    await until_sampled(engine, num_tokens)
-    await load(engine, adapter)
-
-
-@pytest.mark.usefixtures("endless")
 async def test_cached_prefix_of_old_weights_is_not_used_with_new_ones(engine, learner, adapters, prompt):
     old, new, _ = adapters
     asked = request(prompt, temperature=1.0, seed=0)
@@ -164,18 +147,6 @@ async def test_adapter_of_another_model_is_refused_before_any_weight_is_replaced
     assert engine.failure is None
 
 
-async def test_request_that_vllm_refuses_is_the_callers_error(engine, prompt):
-    for asked in (request((5,) * 5000), request(prompt, max_tokens=0), request(prompt, temperature=-1.0)):
-        with pytest.raises(ValueError):
-            await asyncio.wait_for(engine.generate(asked), 60)
-    assert len((await engine.generate(request(prompt, max_tokens=2))).token_ids) == 2
-
-
-async def test_merged_engine_refuses_a_request_for_the_frozen_base(engine, prompt):
-    with pytest.raises(EngineError, match="frozen"):
-        await engine.generate(request(prompt, use_adapter=False))
-
-
 # Loading and its proof.
 
 
@@ -223,48 +194,7 @@ def without_reload(rpc):
     return called
 
 
-async def test_release_ends_a_request_that_was_submitted_just_before(engine, prompt):
-    running = asyncio.create_task(engine.generate(request(prompt, trajectory_id="gone", max_tokens=800)))
-    await asyncio.sleep(0)
-    engine.release("gone")
-    with pytest.raises(EngineError, match="released"):
-        await asyncio.wait_for(running, 60)
-
-
-async def test_request_that_vllm_aborts_is_an_error(engine, prompt, monkeypatch):
-    step = engine._llm.step
-
-    def aborted():
-        outputs = step()
-        for output in outputs:
-            output.outputs[0].finish_reason = "abort"
-        return outputs
-
-    monkeypatch.setattr(engine._llm, "step", aborted)
-    with pytest.raises(EngineError, match="abort"):
-        await asyncio.wait_for(engine.generate(request(prompt, max_tokens=4)), 60)
-    monkeypatch.undo()
-    assert (await asyncio.wait_for(engine.generate(request(prompt, max_tokens=4)), 60)).token_ids
-
-
 # The load.
-
-
-@pytest.mark.usefixtures("endless")
-async def test_load_reports_the_work_of_the_engine(engine, prompt):
-    idle = engine.load
-    assert (idle.num_waiting, idle.kv_usage) == (0, 0)
-    requests = sampling_requests([prompt] * (PLACES + 5), max_tokens=12)
-    running = asyncio.create_task(engine.generate_together(requests))
-    await until_sampled(engine, 2, PLACES)
-    busy = engine.load
-    assert busy.num_waiting == 5
-    assert 0 < busy.kv_usage < 1
-    assert busy.busy_s > idle.busy_s
-    await running
-    done = engine.load
-    assert (done.num_waiting, done.kv_usage) == (0, 0)
-    assert done.busy_s > busy.busy_s
 
 
 @pytest.mark.usefixtures("endless")

@@ -20,7 +20,6 @@ from real_engine import (
 )
 
 from rollout.engines.base_weights import BaseWeights
-from rollout.engines.engine import EngineError
 
 pytestmark = pytest.mark.slow
 
@@ -116,37 +115,6 @@ async def test_read_back_of_the_slots_proves_the_smallest_step(engine, adapters)
     assert stale.fault
 
 
-async def test_adapter_rounded_by_the_learner_equals_one_rounded_by_the_engine(engine, learner):
-    exact = make_adapter(learner, 0)
-    rounded = learner.adapter(engine._config.adapter_precision)
-    await load(engine, exact)
-    given_exact = await engine.read_back()
-    await engine.load_adapter(1, rounded.data)
-    given_rounded = await engine.read_back()
-    assert (given_exact.fault, given_rounded.fault) == (None, None)
-    assert given_rounded.held == given_exact.held
-
-
-async def test_version_that_is_not_newer_is_refused(engine, adapters, prompt):
-    await load(engine, adapters[1])
-    for version in (1, 0):
-        with pytest.raises(ValueError):
-            await engine.load_adapter(version, adapters[2].data)
-    assert (await engine.generate(request(prompt, max_tokens=2))).policy_version == 1
-    assert await versions_held(engine) == {1}
-
-
-async def test_version_that_is_reused_after_the_base_is_another_adapter(engine, learner, adapters, prompt):
-    asked = request(prompt, temperature=1.0, seed=0)
-    await load(engine, adapters[0])
-    await engine.generate(asked)
-    await engine.load_base()
-    await engine.load_adapter(0, adapters[1].data)
-    one = await engine.generate(asked)
-    assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[1], asked, one)) < ROUNDING
-    assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[0], asked, one)) > OTHER_WEIGHTS
-
-
 async def test_engine_on_the_shared_base_samples_the_same_bits_as_one_with_its_own(
     engine, model_path, adapters, prompt
 ):
@@ -164,20 +132,3 @@ async def test_engine_on_the_shared_base_samples_the_same_bits_as_one_with_its_o
         assert answers[0] == answers[1]
     finally:
         shared.close()
-
-
-def test_closed_engine_leaves_nothing_in_shared_memory(native):
-    roots = [place.path for place in native._native._folders]
-    assert roots
-    assert all(root.exists() for root in roots)
-    native.close()
-    assert not any(root.exists() for root in roots)
-
-
-async def test_closed_engine_refuses_requests(native, prompt):
-    native.close()
-    native.close()
-    native.release("t0")
-    with pytest.raises(EngineError):
-        await native.generate_together(sampling_requests([prompt], max_tokens=2))
-    assert native.failure is None
