@@ -83,7 +83,3 @@ async def play(*texts, rules=RULES, engine=None, **more):
     async with new_client(endpoint, api_key=attempt.key) as client:
         yield Play(engine, endpoint, attempt, client)
     endpoint.close()
-
-
-
-

@@ -27,14 +27,6 @@ async def test_every_prompt_continues_the_sampled_tokens_before_it():
         assert after.prompt_token_ids[: len(sampled)] == sampled
 
 
-async def test_after_the_last_retry_the_step_is_spent_without_a_tool_call():
-    agent = make_agent(["rubbish", "rubbish", CODE, ANSWER])
-    trajectory = await run(agent)
-    assert trajectory.answer == "42"
-    assert "Step 2 of 3." in text_of(agent.engine.requests[2].prompt_token_ids)
-    assert "Invalid reply" in text_of(agent.engine.requests[2].prompt_token_ids)
-
-
 async def test_full_context_ends_the_episode_without_an_answer():
     trajectory = await run(make_agent([CODE, ANSWER], max_context_tokens=300))
     assert (trajectory.answer, trajectory.stop_reason) == (None, "context")

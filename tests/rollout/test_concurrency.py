@@ -57,12 +57,6 @@ def test_a_preemption_cuts_even_where_the_cache_looks_free():
     assert observe(after_quiet_turnover(40), kv_usage=0.1, num_preemptions=1) == 32
 
 
-def test_preemptions_cut_again_no_sooner_than_a_turnover_later():
-    control = after_quiet_turnover(40)
-    places = [observe(control, kv_usage=0.7, num_preemptions=count) for count in range(1, 2 * TURNOVER + 2)]
-    assert places == [32] * TURNOVER + [25] * TURNOVER + [20]
-
-
 def test_it_trims_down_to_the_least_and_recovers_when_the_pressure_is_gone():
     control = make_control(8, min_places=2)
     assert turnovers(control, 9, kv_usage=0.85) == [7, 6, 5, 4, 3, 2, 2, 2, 2]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
-from endpoint_play import ADD, RULES, GatedEngine, called, play, until, user
+from endpoint_play import ADD, GatedEngine, called, play, until, user
 from scripted import ScriptedEngine, text_of
 
 from rollout.engines.engine import EngineError
@@ -70,26 +70,6 @@ async def test_text_of_a_message_cannot_forge_a_role():
         assert (ids.count(0), ids.count(1)) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("path", "more"),
-    [
-        ("chat/completions", {"messages": [user("half \ud83d")]}),
-        ("responses", {"input": "half \ud83d"}),
-        ("messages", {"messages": [user("half \ud83d")], "max_tokens": 8}),
-    ],
-)
-async def test_half_a_surrogate_pair_which_json_can_hold_and_no_tokenizer_reads_becomes_a_question_mark(path, more):
-    """As programs write it that cut a text in the midst of an emoji. Regression: the request failed."""
-    async with play("4") as p, httpx.AsyncClient(trust_env=False) as client:
-        key = {"authorization": f"Bearer {p.attempt.key}", "content-type": "application/json"}
-        body = json.dumps({"model": "policy", **more})
-        reply = await client.post(f"{p.endpoint.base_url}/{path}", headers=key, content=body)
-        assert reply.status_code == 200
-        (turn,) = await p.attempt.end()
-        assert text_of(turn.prompt_token_ids) == "<s>user:half ?<e><s>assistant:"
-        assert turn.heard == "user: half ?"
-
-
 async def test_a_body_that_is_nested_without_end_is_refused():
     async with play("4") as p, httpx.AsyncClient(trust_env=False) as client:
         key = {"authorization": f"Bearer {p.attempt.key}"}
@@ -141,32 +121,6 @@ async def test_a_malformed_call_is_text(written):
         reply = await p.ask(user("1"), tools=[ADD])
         assert reply.choices[0].message.tool_calls is None
         assert reply.choices[0].message.content.startswith("<tool_call>")
-
-
-FORM = {"type": "json_schema", "json_schema": {"name": "x", "schema": ADD["function"]["parameters"]}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "written"),
-    [
-        ({"response_format": {"type": "json_object"}}, '{"a": 1}'),
-        ({"response_format": FORM}, '{"a": 1}'),
-        ({"response_format": FORM, "tools": [ADD]}, '{"a": 1}'),
-        ({"response_format": FORM, "tools": [ADD]}, called('{"a": 1}', '{"a": 2}')),
-        ({"response_format": {"type": "json_object"}, "tools": [ADD]}, called('{"a": 1}')),
-        ({"tools": [ADD], "tool_choice": "required"}, called('{"a": 1}', '{"a": 2}')),
-        ({"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "add"}}}, called('{"a": 1}')),
-    ],
-)
-async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):
-    from xgrammar.testing import _is_grammar_accept_string
-
-    async with play(written) as p:
-        await p.ask(user("1"), **asked)
-        grammar = p.engine.requests[0].grammar
-        assert _is_grammar_accept_string(grammar, written)
-        assert not _is_grammar_accept_string(grammar, "four")
-        assert (await p.attempt.end())[0].grammar == grammar
 
 
 async def test_a_stream_brings_the_same_message_in_pieces():
@@ -233,35 +187,6 @@ async def test_a_reply_that_its_client_never_got_is_kept_and_not_trained(stream)
         assert not turn.trainable
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"temperature": 0.2},
-        {"top_p": 0.9},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": 0.5},
-        {"logit_bias": {"5": 1}},
-        {"n": 2},
-        {"extra_body": {"top_k": 5}},
-    ],
-)
-async def test_sampling_that_the_stored_log_probs_would_not_be_of_is_refused_by_name(asked):
-    async with play("a") as p:
-        name = next(iter(asked.get("extra_body", asked)))
-        with pytest.raises(openai.BadRequestError) as caught:
-            await p.ask(user("1"), **asked)
-        assert caught.value.param == name
-        assert p.engine.requests == []
-
-
-async def test_a_context_that_is_full_is_said_in_the_clients_words():
-    async with play("a", rules=replace(RULES, max_context_tokens=30)) as p:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await p.ask(user("x" * 40))
-        assert caught.value.code == "context_length_exceeded"
-        assert p.attempt.out_of_context
-
-
 async def test_an_engine_that_fails_is_a_failure_of_the_server_and_is_remembered():
     async with play(EngineError("gone"), EngineError("gone")) as p:
         with pytest.raises(openai.InternalServerError, match="gone"):
@@ -271,25 +196,3 @@ async def test_an_engine_that_fails_is_a_failure_of_the_server_and_is_remembered
         with pytest.raises(openai.APIError, match="gone"):
             _ = [chunk async for chunk in stream]
         assert await p.attempt.end() == []
-
-
-CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-
-
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"reasoning_content": "Hm."}, "messages[1].reasoning_content"),
-        ({"refusal": "No."}, "messages[1].refusal"),
-        ({"audio": {"id": "a"}}, "messages[1].audio"),
-        ({"content": [{"type": "text", "text": "a", "style": "bold"}]}, "messages[1].content[0].style"),
-        ({"tool_calls": [CALL | {"extra_content": {"a": "b"}}]}, "messages[1].tool_calls.extra_content"),
-    ],
-)
-async def test_a_field_of_a_message_that_no_prompt_would_hold_is_refused_by_name(changed, named):
-    """Regression: it was left out without a word."""
-    async with play("a") as p:
-        with pytest.raises(openai.BadRequestError) as caught:
-            await p.ask(user("1"), {"role": "assistant", "content": "a"} | changed, user("2"))
-        assert caught.value.param == named
-        assert p.engine.requests == []

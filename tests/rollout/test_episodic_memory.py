@@ -1,13 +1,9 @@
 """Memory across episodes: what it keeps, whom it tells, and what a poisoned entry can do."""
 
-import asyncio
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
 import pytest
-from qdrant_server import API_KEY
+import qdrant_client
 from scripted import ScriptedEngine, ScriptedTokenizer, decision, text_of
 
 from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
@@ -21,7 +17,6 @@ from rollout.worker import Solver
 
 WOOL = "A truck carries 35 crates of wool locks. What is the load in kg?"
 COPPER = "A truck carries 12 crates of copper wire. What is the load in kg?"
-NOVEL = "Who wrote the novel Middlemarch?"
 
 
 def make_trajectory(question, *calls, answer="434", task_id=None, error=None):
@@ -59,17 +54,6 @@ def memory():
     opened = EpisodicMemory(InProcessMemoryConfig())
     yield opened
     opened.close()
-
-
-@pytest.fixture(scope="module")
-def server():
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "qdrant_server.py")], stderr=subprocess.PIPE, text=True
-    )
-    yield process.stderr.readline().split()[-1]
-    process.kill()
-    process.wait()
-    process.stderr.close()
 
 
 # What is kept and told
@@ -169,29 +153,20 @@ async def test_a_folder_outlives_the_process_and_is_used_by_one_at_a_time(tmp_pa
     third.close()
 
 
-async def test_a_server_is_shared_by_all_workers(server, monkeypatch):
-    monkeypatch.setenv("QDRANT_KEY", API_KEY)
-    config = ServerMemoryConfig(url=server, api_key_env="QDRANT_KEY")
-    one, other = EpisodicMemory(config), EpisodicMemory(config)
-    await asyncio.gather(one.hints(ask(COPPER)), other.hints(ask(COPPER)))
-    assert [await one.remember(WOOL_SOLVED), await other.remember(WOOL_SOLVED)] == [True, False]
-    assert "wool locks weight" in await other.hints(ask(COPPER))
-    assert await other.hints(ask(WOOL)) == ""
-    assert await other.hints(ask(NOVEL)) == ""
-    assert await other.size() == 1
-    one.close()
-    other.close()
-
-
-async def test_a_server_that_refuses_or_is_gone_is_said_without_its_words_or_the_key(server, monkeypatch):
-    monkeypatch.setenv("QDRANT_KEY", "wrong-key")
-    for location in (server, "http://127.0.0.1:9"):
-        memory = EpisodicMemory(ServerMemoryConfig(url=location, api_key_env="QDRANT_KEY"))
-        with pytest.raises(MemoryUnavailableError) as caught:
-            await memory.hints(ask(COPPER))
-        assert str(caught.value).startswith(f"the memory at {location} failed (")
-        assert "wrong-key" not in str(caught.value)
-        memory.close()
+async def test_a_server_gets_the_key_and_a_failure_does_not_show_it(monkeypatch):
+    monkeypatch.setenv("QDRANT_KEY", "the-key")
+    memory = EpisodicMemory(ServerMemoryConfig(url="http://127.0.0.1:9", api_key_env="QDRANT_KEY"))
+    with pytest.raises(MemoryUnavailableError) as caught:
+        await memory.hints(ask(COPPER))
+    assert "the-key" not in str(caught.value)
+    memory.close()
+    local, asked = qdrant_client.QdrantClient(":memory:"), []
+    monkeypatch.setattr(qdrant_client, "QdrantClient", lambda **more: asked.append(more) or local)
+    memory = EpisodicMemory(ServerMemoryConfig(url="http://q:1", api_key_env="QDRANT_KEY"))
+    assert await memory.remember(WOOL_SOLVED)
+    assert "wool locks weight" in await memory.hints(ask(COPPER))
+    assert (asked[0]["url"], asked[0]["api_key"]) == ("http://q:1", "the-key")
+    memory.close()
 
 
 # In the agent

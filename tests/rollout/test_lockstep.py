@@ -58,18 +58,6 @@ async def test_every_round_begins_with_an_empty_prefix_cache():
     assert engine.forgotten == [0, 2]
 
 
-async def test_trajectory_that_ends_no_longer_holds_the_others_up():
-    engine = ScriptedBatchEngine()
-    lockstep = LockstepEngine(engine, seed=0)
-    lockstep.begin_round(2)
-    waiting = asyncio.create_task(lockstep.generate(ask("a")))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    lockstep.release("b")
-    await waiting
-    assert engine.batches == [["a"]]
-
-
 async def seeds_of(seed, *requests):
     """Asked one after the other, each in a batch of its own."""
     engine = ScriptedBatchEngine()

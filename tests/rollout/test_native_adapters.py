@@ -1,6 +1,5 @@
 """The adapters in a scripted vLLM, and their files."""
 
-import errno
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,46 +77,3 @@ def test_reused_version_has_another_number_and_name(llm, adapters):
     load(adapters, 0, b"")
     assert adapters.request(0).lora_int_id != first.lora_int_id
     assert adapters.request(0).name != first.name
-
-
-def in_memory(adapters):
-    return [place.in_memory for place in adapters._folders]
-
-
-@pytest.fixture
-def shm(tmp_path, monkeypatch):
-    """Simulate /dev/shm; `free` is its free room."""
-    place, disk = tmp_path / "shm", tmp_path / "disk"
-    place.mkdir()
-    disk.mkdir()
-    usage = SimpleNamespace(free=0)
-    monkeypatch.setattr("rollout.files.MEMORY", place)
-    monkeypatch.setattr("rollout.files.tempfile.gettempdir", lambda: str(disk))
-    monkeypatch.setattr("rollout.files.shutil.disk_usage", lambda path: usage)
-    return usage
-
-
-class FullMerger(ScriptedMerger):
-    """Runs out of room in the middle of an adapter if the path holds one of `full`."""
-
-    def __init__(self, *full):
-        self.full = full
-
-    def write_adapter_folder(self, folder, adapter):
-        folder.mkdir()
-        if any(name in str(folder) for name in self.full):
-            (folder / "adapter").write_bytes(adapter[:1])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        (folder / "adapter").write_bytes(adapter)
-
-
-def test_next_adapter_goes_to_disk_if_the_memory_is_full_meanwhile(llm, shm):
-    shm.free = 1000
-    merger = FullMerger()
-    adapters = NativeAdapters(llm, merger)
-    adapters.write(0, "abcdef0123", b"ab")
-    merger.full = ("/shm/",)
-    adapters.write(1, "abcdef0123", b"ab")
-    assert in_memory(adapters) == [True, False]
-    assert folders(adapters) == ["v0-1-abcdef01", "v1-2-abcdef01"]
-    adapters.close()

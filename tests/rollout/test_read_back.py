@@ -51,12 +51,6 @@ def test_adapter_of_some_parts_of_a_joined_layer_is_read_back_in_both_modes(merg
         assert "memory holds weights" in read_native(tmp_path / "native", newest, held).fault
 
 
-def test_part_of_a_joined_layer_that_the_adapter_leaves_alone_must_be_empty(tmp_path):
-    (whole,) = versions_of(1e-4, count=1)
-    some = {name: tensor for name, tensor in safetensors.torch.load(whole).items() if "k_proj" not in name}
-    assert "memory holds weights" in read_native(tmp_path, safetensors.torch.save(some), whole).fault
-
-
 def test_layer_that_the_engine_lacks_is_not_held(merger):
     (version,) = versions_of(1e-4, count=1)
     memory = MergedMemory(merger)

@@ -1,7 +1,6 @@
 """An attempt that goes on from another: its first calls are answered from the record, and whoever asks something else
 is refused."""
 
-
 import openai
 import pytest
 from endpoint_play import ADD, called, play, user
@@ -35,8 +34,6 @@ async def recorded(play_it=go_through, texts=None):
     async with play(engine=Odd(texts or [called('{"a": 1}'), "2", "yes"])) as p:
         await play_it(p)
         return await p.attempt.end()
-
-
 
 
 async def refusal_of(asking):

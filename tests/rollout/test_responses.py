@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import httpx
 import openai
 import pytest
 from endpoint_play import ADD, called, play, user
@@ -60,31 +59,6 @@ async def test_a_previous_response_of_another_attempt_is_refused():
         assert p.engine.requests == []
 
 
-FORM = {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "written"),
-    [
-        ({"tools": [TOOL], "tool_choice": "required"}, called('{"a": 1}', '{"a": 2}')),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}}, called('{"a": 1}')),
-        ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}'),
-        ({"text": FORM}, '{"a": 1}'),
-        ({"text": FORM, "tools": [TOOL]}, '{"a": 1}'),
-        ({"text": FORM, "tools": [TOOL]}, called('{"a": 1}', '{"a": 2}')),
-    ],
-)
-async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):
-    from xgrammar.testing import _is_grammar_accept_string
-
-    async with play(written) as p:
-        await ask(p, "1", **asked)
-        grammar = p.engine.requests[0].grammar
-        assert _is_grammar_accept_string(grammar, written)
-        assert not _is_grammar_accept_string(grammar, "four")
-        assert (await p.attempt.end())[0].grammar == grammar
-
-
 async def test_a_stream_brings_the_same_response_in_the_clients_events():
     async with play("four", "Hm. " + called('{"a": 1}')) as p:
         async with p.client.responses.stream(model="policy", input="2+2?") as stream:
@@ -123,44 +97,6 @@ async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message
 
 
 # --- the same laws --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changed", "param"),
-    [
-        ({"temperature": 0.2}, "temperature"),
-        ({"top_p": 0.5}, "top_p"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type = web_search"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"text": {"verbosity": "low"}}, "text"),
-        ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
-        ({"input": [{"role": ["user"], "content": "1"}]}, "input"),
-        ({"input": [user("1") | {"name": "critic"}]}, "input[0].name"),
-        ({"input": [user([{"type": "input_text", "text": "1", "style": "bold"}])]}, "input[0].content[0].style"),
-        (
-            {"input": [{"type": "function_call", "name": "a", "arguments": "{}", "namespace": "n"}]},
-            "input[0].namespace",
-        ),
-        ({"input": [user([{"type": "input_image", "image_url": "x"}])]}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-    ],
-)
-async def test_what_is_not_supported_is_refused_by_name(changed, param):
-    async with play("a") as p:
-        body = {"model": "policy", "input": "1"} | changed
-        headers = {"authorization": f"Bearer {p.attempt.key}"}
-        async with httpx.AsyncClient(trust_env=False) as client:
-            answer = await client.post(f"{p.endpoint.base_url}/responses", json=body, headers=headers)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert p.engine.requests == []
 
 
 async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():

@@ -193,19 +193,6 @@ async def test_agent_solves_a_task_over_ollama_and_nothing_of_it_can_be_trained_
 # Failures.
 
 
-async def test_missing_model_is_noticed_before_the_first_request():
-    with ollama_over(model="other") as (_, engine), pytest.raises(BackendError, match=r"backend\.model"):
-        await engine.check()
-    with ollama_over() as (_, engine):
-        await engine.check()
-    listed = {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
-    with openai_over(ok(listed)) as (_, engine), pytest.raises(BackendError, match=r"backend\.model"):
-        await engine.check()
-    with openai_over(ok(listed), model="b") as (server, engine):
-        await engine.check()
-    assert [path for path, _, _ in server.requests] == ["/v1/models"]
-
-
 @pytest.mark.parametrize("kind", [OllamaConfig, OpenAiConfig])
 async def test_absent_and_silent_servers_name_the_setting(kind):
     def make(config):
@@ -312,20 +299,6 @@ async def test_server_that_repeats_the_key_brings_it_into_no_error_and_no_log(
 
 
 # Thinking.
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        said(REPLY, thinking="Six sevens."),
-        said(f"<think>Six sevens.</think>{REPLY}"),
-        said(f"Six sevens.</think>{REPLY}"),
-        said("<think>Six sev", done_reason="length", eval_count=64),
-    ],
-)
-async def test_model_of_ollama_that_thinks_is_refused(reply):
-    with ollama_over(reply) as (_, engine), pytest.raises(BackendError):
-        await engine.generate(request_of())
 
 
 QUOTED = '{"thought":"the page says <think>x</think>","action":"think","action_input":""}'

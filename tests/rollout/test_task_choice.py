@@ -8,7 +8,6 @@ from rollout.task_choice import (
     NUM_RECENT,
     LearnableChoice,
     Outcome,
-    learnable_weight,
     solve_rate,
     teaching,
 )
@@ -58,10 +57,6 @@ def test_rate_is_the_mean_of_a_beta_distribution_whose_counts_decay():
     )
 
 
-def test_weight_is_the_floor_and_the_variance_of_an_outcome():
-    assert [learnable_weight(rate) for rate in (0.0, 0.5, 0.9, 1.0)] == pytest.approx([0.1, 0.35, 0.19, 0.1])
-
-
 @given(
     st.fixed_dictionaries(
         dict.fromkeys(FOUR, st.lists(st.integers(1, 16).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))))
@@ -106,10 +101,3 @@ def test_three_of_four_draws_ask_a_task_that_teaches_again_by_how_much_it_teache
     assert repeats[None] / 4000 == pytest.approx(0.25, abs=0.03)
     # 1/4 against 1/8 x 7/8 = 0.109375.
     assert repeats[0] / (repeats[0] + repeats[2]) == pytest.approx(0.25 / 0.359375, abs=0.03)
-
-
-def test_task_that_is_played_is_not_drawn_beside_it():
-    outcomes = known(lookup=[(4, 8), (4, 8)])
-    drawn = draw(outcomes, names=("lookup",), open_tasks=lambda: {0})
-    assert [one.repeats for one in drawn if one.repeats is not None] == [1]
-    assert {one.repeats for one in draw(outcomes, names=("lookup",), open_tasks=lambda: {0, 1})} == {None}

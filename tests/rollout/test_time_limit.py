@@ -53,12 +53,3 @@ def test_of_several_calls_at_a_time_the_last_one_ends_the_pause():
         await asyncio.sleep(100)
 
     assert seconds_of(work) == (pytest.approx(60), True)
-
-
-def test_a_call_that_outlives_the_attempt_changes_nothing():
-    async def work(limit):
-        left_behind.append(asyncio.ensure_future(of_the_engine(limit, 20)))
-        await asyncio.sleep(1)
-
-    left_behind = []
-    assert seconds_of(work) == (pytest.approx(1), False)

@@ -75,8 +75,3 @@ def test_a_task_that_is_trained_on_and_held_out_is_refused(environment):
     environment = environment({"prompts": ["a", "b"]}, {"prompts": ["c", "B."]})
     with pytest.raises(OwnCodeError):
         [*environment.tasks()]
-
-
-def test_tasks_of_one_prompt_that_differ_in_their_data_may_be_on_both_sides(environment, parts):
-    found = parts(environment({"prompts": ["a"], "secrets": [1]}, {"prompts": ["a"], "secrets": [2]}))
-    assert (found["train"], found["eval"]) == (["a"], ["a [1]"])

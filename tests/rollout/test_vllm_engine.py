@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import threading
 
 import pytest
 from real_engine import (
@@ -10,7 +9,6 @@ from real_engine import (
     ROUNDING,
     build_engine,
     generate_from_cache,
-    in_engine_thread,
     learner_logprobs,
     load,
     make_adapter,
@@ -20,8 +18,6 @@ from real_engine import (
     small_step,
     until_sampled,
 )
-
-from rollout.types import VersionSwitch
 
 pytestmark = pytest.mark.slow
 
@@ -195,42 +191,3 @@ def without_reload(rpc):
 
 
 # The load.
-
-
-@pytest.mark.usefixtures("endless")
-async def test_preemptions_are_counted_but_not_those_of_an_update(engine, adapters, prompt):
-    before = engine.load.num_preemptions
-    (one,) = await completions_around(engine, sampling_requests([prompt]), adapters[0])
-    assert one.switches == (VersionSwitch(index=one.switches[0].index, policy_version=0),)
-    assert engine.load.num_preemptions == before
-
-    def preempt():
-        scheduler = engine._scheduler
-        scheduler.prev_step_scheduled_req_ids.clear()
-        scheduler._preempt_request(scheduler.running.pop(), 0.0)
-
-    running = asyncio.create_task(engine.generate(*sampling_requests([prompt])))
-    await until_sampled(engine, 5)
-    await in_engine_thread(engine, preempt)
-    assert len((await running).token_ids) == 40
-    assert engine.load.num_preemptions == before + 1
-
-
-@pytest.mark.usefixtures("endless")
-async def test_pulse_grows_while_the_engine_computes_and_fails_while_its_thread_hangs(engine, adapters, prompt):
-    await load(engine, adapters[0])
-    idle = await engine.pulse()
-    running = asyncio.create_task(engine.generate_together(sampling_requests([prompt])))
-    await until_sampled(engine, 5, 1)
-    first = await engine.pulse()
-    await until_sampled(engine, 15, 1)
-    second = await engine.pulse()
-    assert (idle.num_open, first.num_open, second.num_open) == (0, 1, 1)
-    assert idle.done < first.done < second.done
-    await running
-    resumed = threading.Event()
-    engine._commands.submit(resumed.wait)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(engine.pulse(), 0.5)
-    resumed.set()
-    assert (await engine.pulse()).num_open == 0

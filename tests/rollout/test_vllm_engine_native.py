@@ -7,13 +7,10 @@ from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
     build_engine,
-    generate_from_cache,
-    in_engine_thread,
     learner_logprobs,
     load,
     make_adapter,
     mean_gap,
-    request,
     sampling_requests,
     small_step,
     until_sampled,
@@ -48,15 +45,6 @@ def folders_of(engine):
     return [folder for place in engine._native._folders for folder in place.path.iterdir()]
 
 
-async def versions_held(engine):
-    """Return the versions in vLLM, which must be those on disk."""
-    numbers = {held.lora_int_id: version for version, held in engine._native._loaded.items()}
-    in_vllm = await in_engine_thread(engine, engine._llm.list_loras)
-    on_disk = {folder.name.split("-")[0] for folder in folders_of(engine)}
-    assert {f"v{numbers[number]}" for number in in_vllm} == on_disk
-    return {numbers[number] for number in in_vllm}
-
-
 @pytest.mark.usefixtures("endless")
 async def test_running_requests_keep_their_adapter_and_later_ones_use_the_new(engine, learner, adapters, prompt):
     old, new, _, _ = adapters
@@ -72,31 +60,6 @@ async def test_running_requests_keep_their_adapter_and_later_ones_use_the_new(en
         assert (one.policy_version, one.switches) == (own.policy_version, ())
         assert mean_gap(one.logprobs, learner_logprobs(learner, own, asked, one)) < ROUNDING
         assert mean_gap(one.logprobs, learner_logprobs(learner, foreign, asked, one)) > OTHER_WEIGHTS
-
-
-async def test_frozen_base_can_be_sampled_with_an_adapter_loaded(engine, adapters, prompt):
-    before = await generate_from_cache(engine, request(prompt))
-    await load(engine, adapters[0])
-    changed = await engine.generate(request(prompt))
-    frozen = await engine.generate(request(prompt, use_adapter=False))
-    assert (before.policy_version, changed.policy_version, frozen.policy_version) == (-1, 0, -1)
-    assert (frozen.token_ids, frozen.logprobs) == (before.token_ids, before.logprobs)
-    assert changed.logprobs != before.logprobs
-
-
-@pytest.mark.usefixtures("endless")
-async def test_only_adapters_in_use_are_kept(engine, adapters, prompt):
-    assert await versions_held(engine) == set()
-    await load(engine, adapters[0])
-    running = asyncio.create_task(engine.generate(request(prompt, max_tokens=25)))
-    await until_sampled(engine, 1)
-    for newest in (1, 2):
-        await load(engine, adapters[newest])
-        assert not running.done()
-        assert await versions_held(engine) == {0, newest}
-    assert (await running).policy_version == 0
-    await load(engine, adapters[3])
-    assert await versions_held(engine) == {3}
 
 
 async def test_read_back_of_the_slots_proves_the_smallest_step(engine, adapters):
