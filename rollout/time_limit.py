@@ -12,7 +12,7 @@ from typing import Self
 
 
 class TimeLimit:
-    """As `asyncio.timeout`, for an attempt that may stop the clock. None is no limit."""
+    """A time limit like `asyncio.timeout` whose clock can be stopped. None is no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = self._left = seconds
@@ -20,7 +20,7 @@ class TimeLimit:
         self._num_pauses = 0
 
     async def __aenter__(self) -> Self:
-        """Raises TimeoutError at the end of the block, when the time was over."""
+        """Start the clock. The end of the block raises TimeoutError if the time was over."""
         self._timeout = asyncio.timeout(self._seconds)
         await self._timeout.__aenter__()
         return self

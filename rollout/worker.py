@@ -112,8 +112,10 @@ class Solver:
         )
 
     async def _hints(self, task: Task) -> str:
-        """What an evaluation shows of earlier successes: nothing, unless the recipe asks for it. Raises
-        MemoryUnavailableError, because an evaluation that sometimes has hints compares with nothing."""
+        """Return the hints of the memory for an evaluation, if the recipe enables them.
+
+        Raises MemoryUnavailableError, because evaluations that only sometimes have hints cannot be compared.
+        """
         if self._memory is None or not self._memory.in_evaluation:
             return ""
         return await self._memory.hints(task)
