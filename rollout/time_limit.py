@@ -34,24 +34,17 @@ class TimeLimit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The clock stands still, until the last of several pauses at the same time has ended."""
+        """Stop the clock, until the last of several pauses at the same time has ended."""
         self._num_pauses += 1
-        if self._num_pauses == 1:
-            self._stop()
+        if self._num_pauses == 1 and (timeout := self._running()) and (when := timeout.when()) is not None:
+            self._left = when - asyncio.get_running_loop().time()
+            timeout.reschedule(None)
         try:
             yield
         finally:
             self._num_pauses -= 1
-            if self._num_pauses == 0:
-                self._go_on()
+            if self._num_pauses == 0 and (timeout := self._running()) and self._left is not None:
+                timeout.reschedule(asyncio.get_running_loop().time() + self._left)
 
-    def _stop(self) -> None:
-        if self._timeout is None or self._timeout.expired() or (when := self._timeout.when()) is None:
-            return
-        self._left = when - asyncio.get_running_loop().time()
-        self._timeout.reschedule(None)
-
-    def _go_on(self) -> None:
-        if self._timeout is None or self._timeout.expired() or self._left is None:
-            return
-        self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+    def _running(self) -> asyncio.Timeout | None:
+        return None if self._timeout is None or self._timeout.expired() else self._timeout

@@ -45,8 +45,8 @@ class Program:
         if not arguments or shutil.which(self._words[0], path=self._path) is None:
             if arguments and Path(self._words[0]).is_file():
                 raise UserError(
-                    f"agent.command: '{arguments[0]}' is not executable; run `chmod +x` on it, or name its interpreter, as "
-                    f"in `python {arguments[0]}`"
+                    f"agent.command: '{arguments[0]}' is not executable; run `chmod +x` on it, or name its "
+                    f"interpreter, as in `python {arguments[0]}`"
                 )
             raise UserError(f"agent.command: there is no program '{arguments[0] if arguments else ''}'")
         script = self._words[1] if len(arguments) > 1 and _INTERPRETER.fullmatch(Path(arguments[0]).name) else "-"
