@@ -5,7 +5,7 @@ import torch
 from tiny import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from rollout.engines.base_weights import BaseWeights, empty_joined, rows_of, separate
+from rollout.engines.base_weights import BaseWeights
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
@@ -41,14 +41,6 @@ def test_order_of_joined_parts(base, weights):
     assert torch.equal(joined[f"{prefix}self_attn.qkv_proj.weight"][32:48], weights[f"{prefix}self_attn.k_proj.weight"])
     assert torch.equal(joined[f"{prefix}mlp.gate_up_proj.weight"][48:], weights[f"{prefix}mlp.up_proj.weight"])
     assert not [name for name in joined if "q_proj" in name or "gate_proj" in name]
-
-
-def test_biases_are_joined_as_the_weights_are():
-    shapes = {f"layers.0.self_attn.{part}_proj.bias": (length,) for part, length in zip("qkv", (4, 2, 2), strict=True)}
-    rows = rows_of(shapes)
-    joined = empty_joined(shapes, rows, device="cpu", dtype=torch.float32)
-    assert {name: tuple(bias.shape) for name, bias in joined.items()} == {"layers.0.self_attn.qkv_proj.bias": (8,)}
-    assert [len(bias) for bias in separate(joined, rows).values()] == [4, 2, 2]
 
 
 def test_weights_outlive_the_holder(model, weights):

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout.buffer import BufferClosedError, GroupBuffer
+from rollout.buffer import GroupBuffer
 from rollout.filters import StarvedError
 from rollout.lifecycle import BufferSettings, Snapshot, State, WorkerStatus
 from rollout.task_choice import LearnableChoice
@@ -161,20 +161,6 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run():
     await fill(buffer, dropped(), version=1)
     with pytest.raises(StarvedError):
         await buffer.next_batch(2)
-
-
-async def test_closed_buffer_ends_all_waiting_calls():
-    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
-    await admit(buffer)
-    calls = [
-        await now(buffer.next_batch(1)),
-        await now(buffer.admit(WorkerStatus(worker=1, policy_version=0, places=1))),
-    ]
-    buffer.close()
-    with pytest.raises(BufferClosedError):
-        await calls[0]
-    assert (await calls[1]).closed
-    assert (await buffer.admit(WorkerStatus(worker=1, policy_version=0, places=1))).closed
 
 
 @pytest.mark.parametrize("depth", [0, 1])

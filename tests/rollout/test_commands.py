@@ -13,15 +13,6 @@ def run_waiting(commands):
     commands.run_all(idle=lambda: False)
 
 
-def test_refusal_goes_to_the_caller_and_the_work_goes_on():
-    commands = Commands()
-    refused = commands.submit(lambda: raising(ValueError("not newer")))
-    after = commands.submit(lambda: "done")
-    run_waiting(commands)
-    assert isinstance(refused.exception(0), ValueError)
-    assert after.result(0) == "done"
-
-
 def test_anything_else_that_is_raised_ends_the_work_and_the_caller_learns_of_it_too():
     commands = Commands()
     broken = commands.submit(lambda: raising(RuntimeError("half replaced")))

@@ -9,13 +9,11 @@ from scripted import ScriptedTokenizer, make_task, text_of
 from configs.errors import UserError
 from configs.learner import TeacherConfig
 from configs.plugins import OwnCodeError
-from ray_jobs.phases.cold_start import kept_demonstrations, scores_of
 from rollout.agent.demonstrations import load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
 from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError
-from rollout.types import Trajectory
 from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
@@ -143,23 +141,3 @@ async def test_a_teacher_is_a_function_of_three_and_a_plain_one_has_a_thread(tmp
     assert await load_teacher(TeacherConfig(function="teachers_of_a_test:around"))("a task", [], []) == "a task"
     with pytest.raises(OwnCodeError):
         load_teacher(TeacherConfig(function="teachers_of_a_test:two"))
-
-
-def played(number, answer, failure=None):
-    return Trajectory(
-        id=f"demonstration/{number}",
-        group_id="demonstrations",
-        task=make_task(),
-        turns=(),
-        answer=answer,
-        stop_reason="infrastructure" if failure else "answered",
-        failure=failure,
-    )
-
-
-def test_demonstrations_below_the_least_score_are_left_out_and_told():
-    given = [played(0, "42"), played(1, "41"), played(2, None, "it raised")]
-    kept, said = kept_demonstrations(given, scores_of(given), 1.0)
-    assert [one.id for one in kept] == ["demonstration/0"]
-    assert "cold_start.min_score" in said
-    assert kept_demonstrations(given[:2], scores_of(given), 0.0) == (given[:2], None)

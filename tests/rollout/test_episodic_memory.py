@@ -2,6 +2,7 @@
 
 import uuid
 
+import numpy as np
 import pytest
 import qdrant_client
 from scripted import ScriptedEngine, ScriptedTokenizer, decision, text_of
@@ -11,7 +12,7 @@ from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
 from rollout.agent.planner import CLOSING, OPENING
 from rollout.chat import ChatFormat
-from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, experience_of, shared_embedder
+from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, shared_embedder
 from rollout.types import Completion, Trajectory, Turn
 from rollout.worker import Solver
 
@@ -56,7 +57,10 @@ def memory():
     opened.close()
 
 
-# What is kept and told
+@pytest.mark.parametrize("text", ["", "\ud800", "\x00", "字" * 9000, "a" * 100_000])
+def test_embedding_of_any_text_is_a_finite_vector_of_length_one_or_zero(text):
+    vector = shared_embedder().embed(text)
+    assert np.isclose(np.linalg.norm(vector), 1.0, atol=1e-5) or not vector.any()
 
 
 async def test_a_similar_task_is_told_the_steps_but_not_the_answer(memory):
@@ -80,11 +84,6 @@ async def test_a_task_is_never_told_of_itself(memory, task):
     assert await memory.hints(task) == ""
 
 
-def test_steps_that_hold_the_answer_are_not_kept():
-    lucky = make_trajectory(WOOL, ("code", "print(434)"), ("search", "is it 434 kg?"), ("search", "4340 kg crates"))
-    assert experience_of(lucky).steps == (("search", "4340 kg crates"),)
-
-
 async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     short = make_trajectory(WOOL.upper(), ("code", "35*12.4"))
     assert [await memory.remember(one) for one in (WOOL_SOLVED, WOOL_SOLVED, short, WOOL_SOLVED)] == [
@@ -93,9 +92,6 @@ async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     ]
     assert await memory.size() == 1
     assert "search" not in await memory.hints(ask(COPPER))
-
-
-# Poison
 
 
 async def test_a_poisoned_entry_is_one_line_of_data_between_marks_it_cannot_close(monkeypatch):
@@ -137,9 +133,6 @@ async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
     assert "search: good" in told
 
 
-# Where it is kept
-
-
 async def test_a_folder_outlives_the_process_and_is_used_by_one_at_a_time(tmp_path):
     config = FolderMemoryConfig(path=str(tmp_path / "qdrant"))
     first, second = EpisodicMemory(config), EpisodicMemory(config)
@@ -167,9 +160,6 @@ async def test_a_server_gets_the_key_and_a_failure_does_not_show_it(monkeypatch)
     assert "wool locks weight" in await memory.hints(ask(COPPER))
     assert (asked[0]["url"], asked[0]["api_key"]) == ("http://q:1", "the-key")
     memory.close()
-
-
-# In the agent
 
 
 @pytest.mark.parametrize(("in_evaluation", "num_shown"), [(False, 0), (True, 3)])

@@ -79,16 +79,11 @@ def test_adapter_folder_is_what_peft_reads(model, tmp_path):
     assert (folder / "adapter_model.safetensors").read_bytes() == query_adapter()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        adapter(other_proj__A=[[1.0]], other_proj__B=[[1.0]]),
-        adapter(q_proj__A=[[1.0] * 3] * 2, q_proj__B=[[1.0] * 2] * 2),
-        adapter(q_proj__A=[[1.0] * 4], q_proj__B=[[1.0]] * 2),
-        b"no adapter",
-    ],
-)
-def test_check_refuses_an_adapter_of_another_model_or_rank(model, data):
-    with pytest.raises(ValueError, match=r"adapter|rank"):
-        AdapterMerger(model, scale=0.5).check(data, rank=1)
-    AdapterMerger(model, scale=0.5).check(query_adapter(), rank=1)
+def test_check_refuses_an_adapter_of_another_model_or_rank(model):
+    merger = AdapterMerger(model, scale=0.5)
+    merger.check(query_adapter(), rank=1)
+    for data in (adapter(other_proj__A=[[1.0]], other_proj__B=[[1.0]]), query_adapter()[:50]):
+        with pytest.raises(ValueError, match="adapter"):
+            merger.check(data, rank=1)
+    with pytest.raises(ValueError):
+        merger.check(query_adapter(), rank=2)

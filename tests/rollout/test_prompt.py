@@ -12,8 +12,6 @@ from envs.tools.toolbox import Toolbox
 from envs.types import Task
 from rollout.agent.agent import build_agent
 from rollout.agent.planner import PlannerDialogue, opening, planner_grammar, planner_schema
-from rollout.chat import ChatFormat
-from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, make_task
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "planner_prompt.json").read_text())
 STEPS = [
@@ -49,26 +47,6 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
     assert list(dialogue._context) == GOLDEN["token_ids"]
     assert planner_grammar(settings.actions, settings.schemas) == GOLDEN["grammar"]
     assert json.dumps(planner_schema(settings.actions, settings.schemas)) == json.dumps(GOLDEN["schema"])
-
-
-async def test_an_attempt_reads_the_recipes_prompt(examples):
-    config = RunConfig(
-        envs={"actions": ("think", "answer")},
-        agent={"prompt": {"instructions": "Be brief.", "examples": str(examples)}},
-    )
-    engine = ScriptedEngine(['{"thought":"t","action":"answer","action_input":"42"}'])
-    with Toolbox(config.envs) as toolbox:
-        agent = build_agent(
-            config,
-            engine=engine,
-            chat=ChatFormat(ScriptedTokenizer()),
-            tools_for_episode=toolbox.episode,
-            temperature=0.0,
-        )
-        trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g")
-    text = ScriptedTokenizer().decode(trajectory.turns[0].prompt_token_ids, skip_special_tokens=False)
-    assert "Be brief.\nthink: note a thought" in text
-    assert EXAMPLE in text
 
 
 def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):

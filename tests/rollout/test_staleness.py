@@ -47,12 +47,6 @@ def test_a_step_that_was_taken_back_is_of_other_weights_than_the_same_step_made_
     assert version_ages(taken_back | {6: 3, 7: 4}, oldest_version=2) == {2: 2, 3: 1, 4: 1, 5: 2, 6: 1, 7: 0}
 
 
-def test_a_version_whose_step_was_not_noted_before_a_crash_is_of_the_step_after_the_one_before():
-    """Version 3 is of step 3. The checkpoint of that step was there when the run was resumed, or it was not."""
-    assert version_ages({1: 1, 2: 2, 4: 3}, oldest_version=2) == {2: 1, 3: 0, 4: 0}
-    assert version_ages({1: 1, 2: 2, 4: 2}, oldest_version=2) == {2: 0, 3: 1, 4: 0}
-
-
 def test_fresh_share_counts_the_tokens_of_versions_within_the_cap():
     versions = {3: 10, 4: 30, 6: 60}
     assert fresh_share(versions, ages={3: 3, 4: 2, 5: 1, 6: 0}) == 1

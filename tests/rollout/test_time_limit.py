@@ -45,11 +45,3 @@ def test_after_a_pause_there_is_as_much_time_left_as_before():
         await asyncio.sleep(100)
 
     assert seconds_of(work) == (pytest.approx(1010), True)
-
-
-def test_of_several_calls_at_a_time_the_last_one_ends_the_pause():
-    async def work(limit):
-        await asyncio.gather(of_the_engine(limit, 20), of_the_engine(limit, 50))
-        await asyncio.sleep(100)
-
-    assert seconds_of(work) == (pytest.approx(60), True)

@@ -118,31 +118,6 @@ async def test_version_that_is_not_newer_is_refused_and_nothing_changes(engine, 
     assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
 
 
-def with_other_tensors(adapter, change):
-    import safetensors.torch
-
-    return safetensors.torch.save(change(safetensors.torch.load(adapter.data)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tensors: {name: one for name, one in tensors.items() if "3.mlp.up_proj.lora_B" not in name},
-        lambda tensors: {name.replace("mlp", "moe"): one for name, one in tensors.items()},
-    ],
-)
-async def test_adapter_of_another_model_is_refused_before_any_weight_is_replaced(engine, adapters, prompt, change):
-    await load(engine, adapters[0])
-    before = await generate_from_cache(engine, request(prompt))
-    with pytest.raises(ValueError, match="lacks"):
-        await engine.load_adapter(1, with_other_tensors(adapters[1], change))
-    with pytest.raises(ValueError, match="adapter"):
-        await engine.load_adapter(1, adapters[1].data[:5000])
-    after = await engine.generate(request(prompt))
-    assert (after.policy_version, after.token_ids, after.logprobs) == (0, before.token_ids, before.logprobs)
-    assert engine.failure is None
-
-
 # Loading and its proof.
 
 
