@@ -214,17 +214,15 @@ def collection_tasks(
         if name in own.datasets:
             found = own.tasks(name, "prm")
         elif name == "aime":
-            found = _aime(path, collect, leak_report)
+            found = _aime(path, leak_report)
         else:
             found = load_tasks(name, split="train", count=None, seed=seed, path=path, own=own)
         tasks += _some(found, quotas[name], seed)
     return [own.scored(task) for task in tasks]
 
 
-def _aime(path: Path | None, collect: CollectConfig, leak_report: Path | None) -> list[Task]:
-    test_path = Path(collect.aime_test_path) if collect.aime_test_path else path
-    whole = collect.aime_test_path is not None or path is None
-    questions = [task.question for task in load_aime(test_path, split="eval", whole_file=whole)]
+def _aime(path: Path | None, leak_report: Path | None) -> list[Task]:
+    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
     tasks, checks = load_aime_without_leaks(path, test_questions=questions)
     if leak_report is not None:
         write_leak_report(leak_report, checks, questions)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from configs.reward import AlarmConfig
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.run.summary import POLICIES, held_out_rates, rates_by_step
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.charts import Bar, LineChart, Mark, reliability_diagram
 from ray_jobs.viewer.render import finite, finite_pair, write_page
+from reward.prm.alarms import CANARY_LIMIT
 from rollout.codec import Record, flat_record, read_trajectories
 from rollout.filters import SOLVED
 from rollout.records import read_records
@@ -77,17 +77,10 @@ def write_report(run_dir: Path) -> Path:
         endings=[_endings(phase, list(found.values())) for phase, found in run.attempts.items() if found],
         turned=turned_tasks(run.attempts["eval_before"], run.attempts["eval_after"]),
         pair=scored_pair(run.scored),
-        prm=prm_quality(summary["prm"], canary_limit=_canary_limit(run.config)) if summary.get("prm") else None,
+        prm=prm_quality(summary["prm"]) if summary.get("prm") else None,
         sandbox=SandboxState(**sandbox) if sandbox else None,
         config=json.dumps(run.config, indent=2, ensure_ascii=False),
     )
-
-
-def _canary_limit(config: Mapping[str, Any]) -> float:
-    """Above which the run's alarm rings."""
-    credit = config.get("reward", {}).get("credit", {})
-    alarms = credit.get("alarms", {}) if isinstance(credit, Mapping) else {}
-    return float(alarms.get("canary", AlarmConfig().canary))
 
 
 def _answer(summary: Mapping[str, Any]) -> tuple[str, str]:
@@ -290,22 +283,22 @@ class PrmQuality:
     bins: Sequence[tuple[float, float, float]]
     diagram: str
     top_error: float
-    canary_limit: float
+    canary_limit: float = CANARY_LIMIT
     """Junk decisions must score below it."""
 
 
-def prm_quality(found: Mapping[str, Any], *, canary_limit: float) -> PrmQuality:
+def prm_quality(found: Mapping[str, Any]) -> PrmQuality:
     bins = list(_bins(found))
     errors = [finite(found.get(key)) for key in ("mse", "mse_baseline_constant", "mse_baseline_length")]
     errors += finite_pair(found.get("mse_ci95")) or ()
     top = max((error for error in errors if error is not None), default=0.0) or 1.0
     diagram = reliability_diagram(bins) if bins else ""
-    return PrmQuality(found=found, bins=bins, diagram=diagram, top_error=1.1 * top, canary_limit=canary_limit)
+    return PrmQuality(found=found, bins=bins, diagram=diagram, top_error=1.1 * top)
 
 
-def write_prm_page(folder: Path, found: Mapping[str, Any], *, canary_limit: float) -> Path:
+def write_prm_page(folder: Path, found: Mapping[str, Any]) -> Path:
     """`prm_quality.html`: the quality of a PRM that was trained by itself, outside of a run. Raises OSError."""
-    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found, canary_limit=canary_limit))
+    return write_page(folder / "prm_quality.html", "prm_page", prm=prm_quality(found))
 
 
 def _bins(found: Mapping[str, Any]) -> Iterator[tuple[float, float, float]]:

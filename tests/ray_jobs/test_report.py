@@ -187,15 +187,6 @@ def test_statistics_of_the_prm_are_folded(folder):
     assert "Junk that must score low" not in shown
 
 
-def test_junk_must_stay_below_the_bound_of_the_runs_own_alarm(tmp_path):
-    """Regression: the page held it against 0.3, whatever reward.credit.alarms.canary is."""
-    with RunFolder.create(
-        load_run_config(None, [f"output_dir={tmp_path}", "name=r", "reward.credit.alarms.canary=0.6"])
-    ) as folder:
-        folder.write_summary(make_summary(prm={"mse": 0.1, "canaries": {"thanks": 0.5}}))
-        assert "thanks 0.500 below 0.6 ok" in words_of(render(folder))
-
-
 ALARM = {"step": 9, "name": "canary", "message": "prm/canary_max is 0.9", "prm_weight": 0.25}
 
 
