@@ -49,7 +49,7 @@ def folder(tmp_path):
     return tmp_path / "collected"
 
 
-def test_a_group_comes_back_as_it_was(folder):
+def test_groups_are_read_as_written(folder):
     groups = [make_group(0), make_group(1, answers=("141", None), stop_reasons=("answered", "format"))]
     store = CollectedGroups(folder)
     for group in groups:
@@ -57,21 +57,7 @@ def test_a_group_comes_back_as_it_was(folder):
     assert list(store.trajectories()) == [one for group in groups for one in group.trajectories]
 
 
-def test_a_group_is_on_disk_as_soon_as_it_was_added(folder):
-    CollectedGroups(folder).add(make_group(0))
-    assert shards(folder) == {"shard-00000.jsonl": 1}
-
-
-def test_a_resumed_store_knows_what_is_there(folder):
-    store = CollectedGroups(folder)
-    for number in range(3):
-        store.add(make_group(number))
-    again = CollectedGroups(folder)
-    assert again.group_ids == store.group_ids == {f"collect/lookup-train-0-{number}" for number in range(3)}
-    assert list(again.trajectories()) == list(store.trajectories())
-
-
-def test_a_group_that_is_there_is_not_added_again(folder):
+def test_a_known_group_is_not_added_again(folder):
     store = CollectedGroups(folder)
     store.add(make_group(0))
     store.add(make_group(0, answers=("1", "2", "3")))
@@ -80,7 +66,7 @@ def test_a_group_that_is_there_is_not_added_again(folder):
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 2, 300])
-def test_a_group_is_there_whole_or_not_at_all(folder, lost_bytes):
+def test_a_truncated_last_group_can_be_added_again(folder, lost_bytes):
     store = CollectedGroups(folder)
     store.add(make_group(0))
     store.add(make_group(1))
@@ -94,37 +80,22 @@ def test_a_group_is_there_whole_or_not_at_all(folder, lost_bytes):
     assert list(again.trajectories()) == list(store.trajectories())
 
 
-def test_wherever_a_crash_cuts_the_only_group_it_is_not_there(folder):
+def test_a_truncated_group_is_not_read(folder):
     CollectedGroups(folder).add(make_group(0))
     shard = folder / "shard-00000.jsonl"
     content = shard.read_bytes()
-    inside = content.index("苹".encode()) + 1
-    for end in {*range(0, len(content), 50)} - {inside}:
+    inside_a_character = content.index("苹".encode()) + 1
+    for end in (*range(0, len(content), 50), inside_a_character):
         shard.write_bytes(content[:end])
         assert CollectedGroups(folder).group_ids == set(), end
 
 
-def test_a_group_that_was_cut_inside_a_character_is_not_there(folder):
-    CollectedGroups(folder).add(make_group(0))
-    shard = folder / "shard-00000.jsonl"
-    content = shard.read_bytes()
-    shard.write_bytes(content[: content.index("苹".encode()) + 1])
-    assert CollectedGroups(folder).group_ids == set()
-
-
-def test_a_group_that_broke_off_altogether_is_left_out_and_can_be_collected_later(folder):
+def test_a_group_without_any_outcome_is_left_out_and_can_be_collected_later(folder):
     store = CollectedGroups(folder)
     store.add(make_group(0, answers=(None, None), stop_reasons=("infrastructure",) * 2))
     assert (store.group_ids, shards(folder)) == (set(), {})
     store.add(make_group(0))
     assert list(store.trajectories()) == [written(one) for one in make_group(0).trajectories]
-
-
-def test_a_group_of_which_a_part_broke_off_is_kept_whole(folder):
-    group = make_group(0, answers=(None, "141"), stop_reasons=("infrastructure", "answered"))
-    store = CollectedGroups(folder)
-    store.add(group)
-    assert list(store.trajectories()) == list(group.trajectories)
 
 
 def test_shards_roll_over_and_keep_their_order_across_processes(folder, monkeypatch):
@@ -150,6 +121,6 @@ def test_every_trajectory_is_written_with_its_outcome(folder):
     assert [one.outcome for one in CollectedGroups(folder).trajectories()] == [1.0, 0.0, None]
 
 
-def test_what_the_infrastructure_broke_has_no_outcome_and_never_a_wrong_one():
+def test_infrastructure_failure_has_no_outcome():
     assert outcome_of(make_trajectory(answer=None, stop_reason="infrastructure")) is None
     assert outcome_of(make_trajectory(answer=None, stop_reason="context")) == 0.0

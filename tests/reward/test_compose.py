@@ -12,7 +12,6 @@ from learner.credit import VALID_FLOOR, assign_credit, map_score, step_rewards, 
 from learner.packing import build_batch
 from learner.samples import group_samples
 from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn
-from tests.changed import replace
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -87,16 +86,6 @@ def test_every_credit_without_a_score_is_the_outcome_exactly(credit, raw):
     assert credited(make_pair(raw=raw), credit) == [[z[0], z[0]], [z[1]]]
 
 
-@pytest.mark.parametrize("credit", CREDITS)
-def test_scores_of_unscorable_trajectories_alone_are_no_scores(credit):
-    scored = make_pair(raw=((0.2, 0.8), (None,)), totals=(None, 1.0))
-    assert credited(scored, credit) == [[0.0, 0.0], [0.0]]
-
-
-def test_outcome_credit_is_deaf_to_the_scores():
-    assert credited(make_pair(raw=((0.2, 0.8), (0.5,))), "outcome") == credited(make_pair(), "outcome")
-
-
 def test_centered_credit_is_deaf_to_the_scores_and_says_which_credit_it_was():
     # 1, 0, 0 and 0: mean 0.25.
     attempts = [make_trajectory(index, (13 + index,)) for index in range(4)]
@@ -167,32 +156,10 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_all_the_same(c
     assert (batch.num_trajectories, batch.num_loss_tokens) == (3, 6)
 
 
-def test_trajectory_that_found_no_room_for_a_first_turn_has_no_sample():
-    scored = make_scored(make_trajectory(0, (10,)), make_trajectory(1), totals=(1.0, 0.0))
-    samples = samples_for(scored, "outcome")
-    assert [sample.trajectory_id for sample in samples] == ["g/0"]
-
-
-def test_turn_count_and_score_count_must_agree():
-    with pytest.raises(ValueError, match="shorter"):
-        make_pair(raw=((0.2,), (0.5,)))
-
-
 def test_malformed_turn_gets_nothing_however_it_is_scored_and_a_valid_one_at_least_the_floor():
     trajectory = make_trajectory(0, (10,), (11,), (12,), malformed=[0])
     scored = make_scored(trajectory, totals=(1.0,), raw=((0.9, 0.0, None),))
     assert step_rewards(scored) == [[0.0, VALID_FLOOR, None]]
-
-
-def test_words_of_an_agent_of_ones_own_that_call_nothing_are_no_malformed_turn():
-    trajectory = make_trajectory(0, (10,))
-    said = replace(trajectory.turns[0], tool_call=None, tool_result=None, heard="user: hello")
-    scored = make_scored(replace(trajectory, turns=(said,)), totals=(1.0,), raw=((1.0,),))
-    assert step_rewards(scored) == [[1.0]]
-
-
-def test_unscorable_trajectory_has_no_step_rewards():
-    assert step_rewards(make_pair(raw=((0.2, 0.8), (0.5,)), totals=(None, 1.0)))[0] == [None, None]
 
 
 def test_reward_map_matches_golden_values():
@@ -205,11 +172,3 @@ def test_reward_map_matches_golden_values():
                 map_score(raw, valid=case["valid"])
         else:
             assert map_score(raw, valid=case["valid"]) == pytest.approx(case["reward"]), case
-
-
-@pytest.mark.parametrize("raw", [math.nan, math.inf, -math.inf])
-def test_score_that_is_not_finite_is_an_error_and_never_a_number(raw):
-    with pytest.raises(ValueError, match="number"):
-        map_score(raw, valid=True)
-    with pytest.raises(ValueError, match="number"):
-        credited(make_pair(raw=((0.2, raw), (0.5,))), "outcome_gated")

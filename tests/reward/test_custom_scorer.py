@@ -1,27 +1,31 @@
-"""A scorer of one's own: what it says goes all the way, what it may not say ends in one line."""
+"""Custom scorers of answers and of turns: their scores count, and their faults end with one clear error."""
 
 import asyncio
+import copy
 import sys
-import threading
 import time
 
 import pytest
 
 from configs.learner import LearnerConfig
+from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from envs.types import Task
 from learner.advantages import group_normalized
+from learner.credit import assign_credit
 from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.scorers import score_answer
-from reward.scorers.custom import scorer_of
+from reward.scorers.custom import CustomTurnScorer, scorer_of
 from rollout.filters import ending_of
-from rollout.types import Group, Trajectory
+from rollout.types import Completion, Group, Trajectory, Turn
 from tests.changed import replace
 
+MODULE = "custom_scorers_of_the_test"
 SCORERS = """
 import asyncio
 import time
+import numpy as np
 
 def half(task, answer):
     return 0.5 if task.metadata["wants"] in answer else False
@@ -29,14 +33,17 @@ def half(task, answer):
 def by_length(task, answer):
     return len(answer) / 10
 
-def turns(task, answer, turns):
+def num_turns(task, answer, turns):
     return len(turns) == 0
 
 def unsure(task, answer):
     return None if answer == "?" else 1
 
-def nothing_like_it(task, answer):
+def invalid(task, answer):
     return {"nan": float("nan"), "two": 2.0, "text": "1", "list": [1]}[answer]
+
+def numpy(task, answer):
+    return {"float32": np.float32(0.5), "bool": np.bool_(True), "int": np.int64(1)}[answer]
 
 def broken(task, answer):
     raise KeyError("no such word")
@@ -49,7 +56,6 @@ async def later(task, answer):
     return 0.25
 
 async def later_broken(task, answer):
-    await asyncio.sleep(0)
     raise KeyError("no such word")
 
 async def never(task, answer):
@@ -59,143 +65,68 @@ async def never(task, answer):
         ended.append(task.id)
 
 ended = []
-met = asyncio.Event()
+second_started = asyncio.Event()
 
 async def together(task, answer):
-    # The first waits until the second is asked.
     if answer == "b":
-        met.set()
-    await met.wait()
+        second_started.set()
+    await second_started.wait()
     return 1.0
-
-async def places(task, answer):
-    return asyncio.get_running_loop() is loops.setdefault("loop", asyncio.get_running_loop())
-
-loops = {}
-
-def kind(task, answer):
-    import numpy as np
-    return {"float32": np.float32(0.5), "bool": np.bool_(True), "int": np.int64(1)}[answer]
 
 def alone(task):
     return 1.0
 
 number = 3
+
+def looked(task, answer, turns):
+    return [1.0 if "look" in turn.completion.text else 0.0 for turn in turns]
+
+async def turns_later(task, answer, turns):
+    return [None, *(0.5 for turn in turns[1:])]
+
+def too_few(task, answer, turns):
+    return [1.0]
+
+def turns_invalid(task, answer, turns):
+    return [0.0, 2.0]
+
+def turns_nothing(task, answer, turns):
+    return None
+
+def turns_broken(task, answer, turns):
+    raise KeyError("no such word")
+
+def turns_slow(task, answer, turns):
+    time.sleep(5)
 """
 
 
 @pytest.fixture(autouse=True)
-def own_module(tmp_path, monkeypatch):
-    (tmp_path / "own_scorers_of_the_test.py").write_text(SCORERS)
+def custom_module(tmp_path, monkeypatch):
+    (tmp_path / f"{MODULE}.py").write_text(SCORERS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_scorers_of_the_test", raising=False)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
     scorer_of.cache_clear()
 
 
 def task(name, **further):
-    scorer = f"own_scorers_of_the_test:{name}"
+    scorer = f"{MODULE}:{name}"
     return Task(id="t1", dataset="mine", question="?", answer="x", scorer=scorer, metadata={"wants": "o"}, **further)
 
 
-def attempt(name, answer, index=0):
-    return Trajectory(id=f"g/{index}", group_id="g", task=task(name), turns=(), answer=answer, stop_reason="answered")
+def attempt(task, answer, *texts, index=0):
+    turns = tuple(turn(number, text) for number, text in enumerate(texts))
+    return Trajectory(id=f"g/{index}", group_id="g", task=task, turns=turns, answer=answer, stop_reason="answered")
 
 
-def group_of(name, *answers):
-    attempts = tuple(attempt(name, answer, index) for index, answer in enumerate(answers))
-    return Group(id="g", trajectories=attempts)
+def turn(number, text):
+    completion = Completion(token_ids=(7, 1), logprobs=(-0.5, -0.5), text=text, finish_reason="stop", policy_version=0)
+    return Turn.of(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
 
 
-def test_the_function_sees_the_task_with_its_columns_and_a_bool_is_a_score():
-    assert score_answer(task("half"), "foo") == 0.5
-    assert score_answer(task("half"), "bar") == 0.0
-    assert score_answer(task("turns"), "bar") == 1.0
-
-
-@pytest.mark.parametrize("answer", [None, "", " \n"])
-def test_no_answer_scores_zero_without_asking(answer):
-    """A blank one is what an agent of one's own returns where it has none."""
-    assert score_answer(task("broken"), answer) == 0.0
-
-
-def test_a_task_may_name_a_built_in_comparison_and_a_wrong_name_is_answered():
-    whole = Task(id="t", dataset="mine", question="?", answer="1,000", scorer="integer")
-    assert (score_answer(whole, "1000"), score_answer(whole, "1000.0")) == (1.0, 0.0)
-    with pytest.raises(OwnCodeError, match=r"scorer 'intger' of task 't' is none; .*did you mean 'integer'\?"):
-        score_answer(replace(whole, scorer="intger"), "1")
-
-
-@pytest.mark.parametrize(
-    ("name", "answer", "says"),
-    [
-        ("nothing_like_it", "nan", r"returned nan for task 't1'; a score is a number from 0 to 1"),
-        ("nothing_like_it", "two", r"returned 2\.0 for task 't1'"),
-        ("nothing_like_it", "text", r"returned '1' for task 't1'"),
-        ("nothing_like_it", "list", r"returned \[1\] for task 't1'"),
-        ("broken", "a", r"failed on task 't1' with KeyError: 'no such word' \(own_scorers_of_the_test\.py, line 21\)"),
-        ("later_broken", "a", r"failed on task 't1' with KeyError: 'no such word'"),
-        ("alone", "a", r"is called as alone\(task, answer\) and does not take that"),
-        ("number", "a", r"is a int; name a function"),
-        ("missing", "a", r"cannot be imported: AttributeError"),
-    ],
-)
-def test_what_is_no_score_is_one_line_that_names_function_and_task(name, answer, says):
-    with pytest.raises(OwnCodeError, match=says) as caught:
-        score_answer(task(name), answer)
-    assert f"own_scorers_of_the_test:{name}" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_function_that_takes_too_long_is_given_up():
-    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s; .*raise reward\.timeout_s"):
-        score_answer(task("slow", scoring_limit_s=0.05), "a")
-
-
-def test_an_asynchronous_scorer_is_waited_for_and_all_share_one_loop():
-    assert score_answer(task("later"), "a") == 0.25
-    assert [score_answer(task("places"), "a") for _ in range(2)] == [1.0, 1.0]
-
-
-def test_an_asynchronous_scorer_that_takes_too_long_is_given_up_and_ended():
-    import own_scorers_of_the_test
-
-    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
-        score_answer(task("never", scoring_limit_s=0.05), "a")
-    deadline = time.monotonic() + 60
-    while not own_scorers_of_the_test.ended:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_an_asynchronous_scorer_that_begins_after_it_was_given_up_is_ended(monkeypatch):
-    """Regression: its thread had not told yet what there was to cancel, and nobody did."""
-    submit, begun, submitted = asyncio.run_coroutine_threadsafe, threading.Event(), []
-
-    def late(*given):
-        assert begun.wait(60)
-        submitted.append(submit(*given))
-        return submitted[0]
-
-    monkeypatch.setattr("reward.scorers.custom.asyncio.run_coroutine_threadsafe", late)
-    with pytest.raises(OwnCodeError, match=r"gave no score for task 't1' within 0\.05 s"):
-        score_answer(task("never", scoring_limit_s=0.05), "a")
-    begun.set()
-    deadline = time.monotonic() + 60
-    while not (submitted and submitted[0].cancelled()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_attempts_of_a_group_are_scored_side_by_side():
-    assert judged(group_of("together", "a", "b")).outcomes == [1.0, 1.0]
-
-
-@pytest.mark.parametrize(("answer", "score"), [("float32", 0.5), ("bool", 1.0), ("int", 1.0)])
-def test_numbers_of_numpy_are_numbers(answer, score):
-    assert score_answer(task("kind"), answer) == score
-
-
-def judged(group):
+def judged(name, *answers):
+    attempts = (attempt(task(name), answer, index=index) for index, answer in enumerate(answers))
+    group = Group(id="g", trajectories=tuple(attempts))
     asyncio.run(GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100)).judge(group))
     return group
 
@@ -204,29 +135,128 @@ def ending(group):
     return ending_of(group.outcomes, group.totals)
 
 
+# Scorers of answers.
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "score"),
+    [
+        ("half", "foo", 0.5),
+        ("half", "bar", 0.0),
+        ("num_turns", "bar", 1.0),
+        ("later", "a", 0.25),
+        ("numpy", "float32", 0.5),
+        ("numpy", "bool", 1.0),
+        ("numpy", "int", 1.0),
+        ("broken", None, 0.0),
+        ("broken", " \n", 0.0),
+    ],
+)
+def test_score_of_an_answer(name, answer, score):
+    assert score_answer(task(name), answer) == score
+
+
+def test_a_task_may_name_a_built_in_comparison():
+    whole = Task(id="t", dataset="mine", question="?", answer="1,000", scorer="integer")
+    assert (score_answer(whole, "1000"), score_answer(whole, "1000.0")) == (1.0, 0.0)
+    with pytest.raises(OwnCodeError, match="integer"):
+        score_answer(replace(whole, scorer="intger"), "1")
+
+
+@pytest.mark.parametrize("answer", ["nan", "two", "text", "list"])
+def test_an_invalid_score_is_an_error_and_never_a_zero(answer):
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:invalid"):
+        score_answer(task("invalid"), answer)
+
+
+@pytest.mark.parametrize("name", ["broken", "later_broken", "alone", "number", "missing"])
+def test_a_function_that_fails_is_one_line_that_names_it(name):
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:{name}") as caught:
+        score_answer(task(name), "a")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_beyond_its_time_limit_is_abandoned_and_a_coroutine_cancelled():
+    for name in ("slow", "never"):
+        with pytest.raises(OwnCodeError, match=r"reward\.timeout_s"):
+            score_answer(task(name, scoring_limit_s=0.05), "a")
+    deadline = time.monotonic() + 60
+    while not sys.modules[MODULE].ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_attempts_of_a_group_are_scored_concurrently():
+    assert judged("together", "a", "b").outcomes == [1.0, 1.0]
+
+
 def test_scores_between_zero_and_one_give_signal_and_advantages():
-    scored = judged(group_of("by_length", "aa", "aaaa", "aaaaaa", "aaaaaaaa"))
+    scored = judged("by_length", "aa", "aaaa", "aaaaaa", "aaaaaaaa")
     assert scored.outcomes == [0.2, 0.4, 0.6, 0.8]
     assert ending(scored) == "ready"
     # Mean 0.5, sample deviation 0.2582.
-    advantages = group_normalized(scored.totals)
-    assert advantages == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
-    result = group_summary(scored, duration_s=0.0, prm_s=0.0)
-    assert (result.facts["right"], result.right, result.scored) == (
-        pytest.approx(2.0),
-        pytest.approx(2.0),
-        len(scored.outcomes),
-    )
-    assert ending(judged(group_of("by_length", "aa", "bb"))) != "ready"
+    assert group_normalized(scored.totals) == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
+    summary = group_summary(scored, duration_s=0.0, prm_s=0.0)
+    assert (summary.right, summary.scored) == (pytest.approx(2.0), 4)
+    assert ending(judged("by_length", "aa", "bb")) != "ready"
 
 
-def test_an_answer_of_which_the_scorer_cannot_tell_is_unscored_and_counted_not_wrong():
-    scored = judged(group_of("unsure", "?", "?"))
+def test_an_undecided_answer_is_unscored_and_not_wrong():
+    scored = judged("unsure", "?", "?")
     assert (scored.outcomes, ending(scored)) == ([None, None], None)
-    assert group_summary(scored, duration_s=0.0, prm_s=0.0).reason == "2 of 2 answered, without a score"
-    assert outcome_of(attempt("unsure", "?")) is None
+    assert group_summary(scored, duration_s=0.0, prm_s=0.0).reason
+    assert outcome_of(attempt(task("unsure"), "?")) is None
 
 
-def test_a_failing_scorer_ends_the_judgement_instead_of_failing_the_group():
-    with pytest.raises(OwnCodeError):
-        judged(group_of("broken", "a", "b"))
+# Scorers of turns.
+
+TASK = Task(id="t1", dataset="mine", question="?", answer="yes", scorer="text")
+PAIR = (attempt(TASK, "yes", "look", "yes"), attempt(TASK, "no", "guess", "no", index=1))
+CREDIT = f'reward.credit={{type="outcome_gated", turn_scorer="{MODULE}:looked"}}'
+
+
+def turns_judged(name, trajectories=PAIR, limit_s=5.0):
+    scorer = CustomTurnScorer(f"{MODULE}:{name}", limit_s=limit_s)
+    judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), scorer.score_group)
+    group = Group(id="g", trajectories=copy.deepcopy(trajectories))
+    asyncio.run(judge.judge(group))
+    return group
+
+
+def raw_of(group):
+    return tuple(tuple(turn.score for turn in trajectory.planner_turns) for trajectory in group.trajectories)
+
+
+def test_scores_of_turns_are_credited_in_addition_to_the_outcome():
+    scored = turns_judged("looked")
+    assert raw_of(scored) == ((1.0, 0.0), (0.0, 0.0))
+    assign_credit(scored, scheme="outcome_gated", prm_weight=0.5)
+    first, second = ([turn.advantage for turn in trajectory.planner_turns] for trajectory in scored.trajectories)
+    # Outcomes 1 and 0: +-0.7071. Pool 1, 0, 0, 0: mean 0.25, sample deviation 0.5, so +1.5 and -0.5, half of each.
+    assert first == pytest.approx([0.7071 + 0.75, 0.7071 - 0.25], abs=1e-3)
+    assert second == pytest.approx([-0.7071 - 0.25, -0.7071 - 0.25], abs=1e-3)
+    assert raw_of(turns_judged("turns_later")) == ((None, 0.5), (None, 0.5))
+
+
+def test_groups_without_signal_and_broken_attempts_are_not_scored():
+    alike = (PAIR[0], replace(PAIR[0], id="g/1"))
+    assert raw_of(turns_judged("turns_broken", alike)) == ((None, None),) * 2
+    broken = replace(attempt(TASK, None, "look", index=2), stop_reason="infrastructure")
+    assert raw_of(turns_judged("looked", (*PAIR, broken))) == ((1.0, 0.0), (0.0, 0.0), (None,))
+
+
+@pytest.mark.parametrize(
+    "name", ["too_few", "turns_invalid", "turns_nothing", "turns_broken", "turns_slow", "half", "missing"]
+)
+def test_invalid_scores_of_turns_are_one_line_that_names_the_function(name):
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:{name}") as caught:
+        turns_judged(name, limit_s=0.05 if name == "turns_slow" else 5.0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_with_a_turn_scorer_has_no_prm():
+    config = load_run_config(None, [CREDIT])
+    assert (config.trains_prm, config.reward.prm, config.names_code) == (False, None, True)
+    assert config.reward.turn_scorer == f"{MODULE}:looked"
+    with pytest.raises(Exception, match="prm_path"):
+        load_run_config(None, [CREDIT.replace("}", ', prm_path="runs/r/prm"}')])

@@ -47,19 +47,6 @@ def test_every_canary_stands_in_the_true_context_of_the_step():
         assert canary.text.startswith(step.text.removesuffix(step.decision) + "Step 3\nThought: ")
 
 
-def test_no_canary_is_the_true_decision_nor_another_canary():
-    for step in STEPS:
-        texts = {canary.text for canary in canaries(step).values()}
-        assert len(texts) == len(CANARIES)
-        assert step.text not in texts
-
-
-def test_a_copied_problem_is_the_question_itself():
-    copied = canaries(STEPS[0])["copied problem"]
-    question = "How many kg do 0 crates of iron bolts weigh together?"
-    assert copied.decision == f"Step 1\nThought: {question}\nAction: think\nInput: {question}\n"
-
-
 def test_braces_in_a_problem_are_no_placeholders():
     latex = r"Find \frac{a}{b} for {n} and {problem}."
     step = replace(STEPS[0], problem=f"Problem: {latex}\n")
@@ -73,10 +60,6 @@ def test_braces_in_a_problem_are_no_placeholders():
 def test_there_is_as_much_junk_as_the_share_says(share, count):
     # Of 30 steps; 0.15 of them are 4.5, and half-way rounds to the even number.
     assert len(junk_steps(STEPS, share=share, seed=0)) == count
-
-
-def test_no_steps_make_no_junk():
-    assert junk_steps([], share=1.0, seed=0) == []
 
 
 def test_the_same_seed_makes_the_same_junk_and_another_seed_another():
@@ -98,24 +81,10 @@ def test_junk_is_never_worded_like_a_canary():
         assert not {body(junk) for junk in junk_steps(STEPS, share=1.0, seed=seed)} & wordings
 
 
-def test_junk_is_never_worded_like_a_canary_for_the_shortest_of_problems():
-    steps = [replace(step, problem="Problem: Compute 6*7.\n") for step in STEPS]
-    copied = {body(canaries(step)["copied problem"]) for step in steps}
-    for seed in range(20):
-        assert not {body(junk) for junk in junk_steps(steps, share=1.0, seed=seed)} & copied
-
-
 def test_a_decision_of_the_same_task_is_never_junk():
     for seed in range(50):
         for junk in junk_steps(STEPS, share=1.0, seed=seed):
             assert f"about {junk.task_id.removeprefix('t')}." not in junk.decision
-
-
-def test_junk_is_of_other_tasks_and_of_no_task():
-    bodies = [body(junk) for junk in junk_steps(STEPS, share=1.0, seed=0)]
-    stolen = [one for one in bodies if "Thought: about" in one]
-    assert 3 <= len(stolen) <= 25
-    assert len(set(bodies) - set(stolen)) >= 3
 
 
 def test_a_search_for_words_of_the_problem_is_never_junk():
@@ -127,26 +96,6 @@ def test_a_search_for_words_of_the_problem_is_never_junk():
     ]
     assert searched
     assert not any("iron bolts" in one for one in searched)
-
-
-def test_steps_of_one_task_get_fillers_alone():
-    steps = [make_step(0, step) for step in range(3)]
-    assert all("about 0" not in junk.decision for junk in junk_steps(steps * 20, share=1.0, seed=0))
-
-
-def test_a_malformed_decision_of_another_task_stays_malformed():
-    steps = [make_step(0), make_step(1, decision="Malformed: hm\n", valid=False)]
-    junk = junk_steps(steps * 20, share=1.0, seed=0)
-    assert {one.valid for one in junk if "Malformed" in one.decision} == {False}
-    assert {one.valid for one in junk if "Malformed" not in one.decision} == {True}
-
-
-def test_a_step_and_its_junk_never_read_the_same():
-    same = "Thought: Find the weight.\nAction: search\nInput: iron bolts\n"
-    steps = [make_step(task, decision=same) for task in range(2)]
-    texts = {step.text for step in steps}
-    for seed in range(20):
-        assert not {junk.text for junk in junk_steps(steps, share=1.0, seed=seed)} & texts
 
 
 # Replies of agents of one's own.

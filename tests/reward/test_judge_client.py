@@ -8,12 +8,18 @@ from pydantic import ValidationError
 
 from configs.api_keys import ApiKeyError
 from configs.reward import JudgeConfig
+from reward import judge_client
 from reward.judge_client import Bill, BudgetExceededError, ChatClient, ChatError
 from tests.reward.chat_server import Answer, FakeChatServer, completion, judge_config, says
 
 KEY_VARIABLE = "TEST_JUDGE_KEY"
 API_KEY = "sk-secret-0123456789"
 PROMPT = [{"role": "user", "content": "x" * 400}]
+
+
+@pytest.fixture(autouse=True)
+def unlimited_rate(monkeypatch):
+    monkeypatch.setattr(judge_client, "REQUESTS_PER_MINUTE", 1_000_000)
 
 
 def client_of(server, **settings):
@@ -65,12 +71,6 @@ async def test_a_reply_without_usage_is_charged_at_its_bound():
     assert (reply.bill.input_tokens, reply.bill.output_tokens) == (100, 50)
 
 
-@pytest.mark.parametrize("content", ["", None])
-async def test_an_empty_completion_is_a_reply(content):
-    with FakeChatServer(says(content)) as server:
-        assert (await ask(server)).text == ""
-
-
 async def test_a_slow_reply_is_retried_and_charged_at_its_bound():
     with FakeChatServer(Answer(delay_s=3.0), says("at last")) as server:
         reply = await ask(server, request_timeout_s=1.0, max_output_tokens=50)
@@ -98,13 +98,6 @@ async def test_a_reply_that_is_not_a_completion_is_an_error(broken):
     assert not error.lasting
 
 
-async def test_a_server_error_is_not_lasting():
-    with FakeChatServer(Answer(status=500)) as server:
-        error = await failure(server, max_retries=2)
-    assert not error.lasting
-    assert len(server.requests) == 3
-
-
 async def test_a_server_that_does_not_run_names_the_setting():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -122,17 +115,7 @@ async def test_a_lasting_refusal_is_not_retried(status, setting):
         error = await failure(server)
     assert error.lasting
     assert setting in str(error)
-    assert "\n" not in str(error)
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("status", [400, 422])
-async def test_a_refusal_of_one_request_quotes_the_server_in_short(status):
-    with FakeChatServer(Answer({"error": {"message": "Model Not Exist\n" + "x" * 900}}, status=status)) as server:
-        error = await failure(server)
-    assert not error.lasting
-    assert "Model Not Exist" in str(error)
-    assert len(str(error)) < 400
 
 
 @pytest.mark.parametrize(
@@ -163,18 +146,15 @@ def test_a_missing_key_stops_before_the_first_request(monkeypatch):
         client_of("http://127.0.0.1:9/v1", api_key_env=KEY_VARIABLE)
 
 
-async def test_max_concurrency_bounds_parallel_requests():
+async def test_parallel_requests_and_their_rate_are_bounded(monkeypatch):
     with FakeChatServer(Answer(delay_s=0.15)) as server:
-        client = client_of(server, max_concurrency=2)
+        client = client_of(server)
         await asyncio.gather(*(client.complete(PROMPT) for _ in range(6)))
-    assert server.most_active == 2
-    assert len(server.requests) == 6
-
-
-async def test_requests_start_no_faster_than_the_rate():
+    assert (server.most_active, len(server.requests)) == (judge_client.MAX_OPEN_REQUESTS, 6)
+    monkeypatch.setattr(judge_client, "REQUESTS_PER_MINUTE", 600)
     started = time.monotonic()
     with FakeChatServer() as server:
-        client = client_of(server, requests_per_minute=600)
+        client = client_of(server)
         await asyncio.gather(*(client.complete(PROMPT) for _ in range(3)))
     assert time.monotonic() - started >= 0.2
 
@@ -201,7 +181,7 @@ async def test_the_budget_stops_before_the_request():
 
 async def test_parallel_requests_do_not_exceed_the_budget():
     with FakeChatServer(Answer(completion(read=100, written=100), delay_s=0.05)) as server:
-        client = client_of(server, **PRICED, max_cost_usd=5.0, max_concurrency=8)
+        client = client_of(server, **PRICED, max_cost_usd=5.0)
         outcomes = await asyncio.gather(*(client.complete(PROMPT) for _ in range(8)), return_exceptions=True)
     assert sum(isinstance(outcome, BudgetExceededError) for outcome in outcomes) == 6
     assert len(server.requests) == 2

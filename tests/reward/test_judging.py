@@ -1,16 +1,12 @@
 import asyncio
 import threading
 import time
-from typing import get_args
 
 import pytest
 
 from configs.learner import LearnerConfig
-from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
-from learner.advantages import group_normalized
-from learner.credit import turn_advantages
-from reward.judging import RETRY_DELAYS_S, GroupJudge, OutcomeReward, group_summary
+from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.statistics import group_statistics
 from rollout.filters import ending_of
 from rollout.types import Completion, Group, StepScores, Trajectory, Turn
@@ -83,12 +79,6 @@ def digests_of(group):
     return {one.prm_digest for one in group.trajectories}
 
 
-async def test_group_with_signal_gets_outcomes_and_step_scores():
-    scored = await judged(make_judge(ScriptedPrm()), make_group("42", "1"))
-    assert scored.outcomes == [1.0, 0.0]
-    assert raw_of(scored) == ((0.7, 0.7), (0.7, 0.7))
-
-
 async def test_scoring_does_not_hold_up_the_event_loop():
     """The scorer waits for another task of the same loop, as long as it must."""
     ticked = threading.Event()
@@ -124,11 +114,6 @@ async def test_group_whose_cut_attempts_are_filtered_is_never_sent_to_the_prm():
         GroupJudge(outcome, prm.score_group), replace(group, trajectories=(right, replace(right, id="g/2"), cut))
     )
     assert (prm.num_calls, ending_of(scored.outcomes, scored.totals)) == (0, "overlong")
-
-
-async def test_without_a_prm_only_the_outcome_is_judged():
-    scored = await judged(make_judge(None), make_group("42", "1"))
-    assert (scored.outcomes, digests_of(scored)) == ([1.0, 0.0], {None})
 
 
 async def test_transient_error_is_tried_again():
@@ -179,13 +164,6 @@ async def test_summary_holds_the_facts_of_a_group():
     assert summary.reason
 
 
-@pytest.mark.parametrize("credit", get_args(Credit))
-async def test_group_without_scores_trains_on_its_outcomes_alone(credit):
-    scored = await judged(make_judge(ScriptedPrm(BusyError()), delays_s=()), make_group("42", "1"))
-    right, wrong = [0.5, -0.5] if credit == "outcome_centered" else group_normalized([1, 0])
-    assert turn_advantages(scored, scheme=credit, prm_weight=0.5) == [[right] * 2, [wrong] * 2]
-
-
 async def test_unscored_steps_are_counted_and_are_no_zeros_in_the_mean_score():
     unscored = await judged(make_judge(ScriptedPrm(BusyError()), delays_s=()), make_group("42", "1"))
     statistics = group_statistics(unscored)
@@ -196,32 +174,6 @@ async def test_unscored_steps_are_counted_and_are_no_zeros_in_the_mean_score():
     assert both.metrics()["prm/score"] == pytest.approx(0.7)
 
 
-async def test_group_that_was_never_sent_counts_no_step_as_unscored():
-    statistics = group_statistics(await judged(make_judge(ScriptedPrm()), make_group("42", "42")))
-    assert (statistics.prm_unscored, statistics.prm_steps) == (0, 0)
-    assert not [name for name in statistics.metrics() if name.startswith("prm/")]
-
-
-async def test_other_errors_propagate_at_once():
-    prm = ScriptedPrm(ZeroDivisionError("a bug"))
-    with pytest.raises(ZeroDivisionError, match="a bug"):
-        await judged(make_judge(prm), make_group("42", "1"))
-    assert prm.num_calls == 1
-
-
 async def test_without_transient_errors_named_every_error_propagates():
     with pytest.raises(BusyError):
         await judged(make_judge(ScriptedPrm(BusyError()), transient=()), make_group("42", "1"))
-
-
-async def test_tries_are_spread_over_growing_delays(monkeypatch):
-    waited = []
-
-    async def sleep(delay):
-        waited.append(delay)
-
-    monkeypatch.setattr("reward.judging.asyncio.sleep", sleep)
-    prm = ScriptedPrm(*[BusyError()] * 9)
-    await judged(make_judge(prm, delays_s=RETRY_DELAYS_S), make_group("42", "1"))
-    assert waited == sorted(waited) == list(RETRY_DELAYS_S)
-    assert prm.num_calls == len(RETRY_DELAYS_S) + 1

@@ -1,4 +1,3 @@
-import json
 
 import pytest
 
@@ -40,37 +39,6 @@ def path(tmp_path):
 def test_a_label_comes_back_as_it_was(path, label):
     append_label(path, label)
     assert list(read_labels(path)) == [label]
-
-
-def test_labels_come_back_in_the_order_they_were_given(path):
-    labels = [make_label(step, labeller=name) for step in range(3) for name in ("plan", "monte_carlo")]
-    for label in labels:
-        append_label(path, label)
-    assert list(read_labels(path)) == labels
-
-
-def test_a_label_is_on_disk_when_it_was_appended(path):
-    append_label(path, make_label())
-    [line] = path.read_text().splitlines()
-    assert json.loads(line)["score"] == 0.7
-
-
-def test_no_file_holds_no_labels(path):
-    assert list(read_labels(path)) == []
-    assert not path.exists()
-
-
-def test_a_label_that_a_crash_cut_off_is_not_read(path):
-    append_label(path, make_label(0))
-    append_label(path, make_label(1))
-    path.write_bytes(path.read_bytes()[:-10])
-    assert list(read_labels(path)) == [make_label(0)]
-
-
-def test_a_label_that_only_lacks_its_line_end_is_not_read_but_given_again(path):
-    append_label(path, make_label(0))
-    path.write_bytes(path.read_bytes()[:-1])
-    assert list(read_labels(path)) == []
 
 
 def test_a_label_that_a_crash_cut_off_never_becomes_part_of_the_next(path):

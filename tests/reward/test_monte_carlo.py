@@ -54,16 +54,6 @@ async def test_the_label_is_the_share_of_continuations_that_end_right(answers, s
     assert found.spread == (1.0 if 0 < score < 1 else 0.0)
 
 
-async def test_a_label_says_how_many_continuations_were_asked_for_and_which_versions_sampled_them():
-    found = await label(0, Ends(ending("141"), ending("140")), continuations=4)
-    assert found.details == {"continuations": 4, "policy_versions": [1]}
-
-
-async def test_a_continuation_without_an_answer_is_a_wrong_one():
-    ends = Ends(ending("141"), ending(None, "format"), ending(None, "context"), ending("141"))
-    assert (await label(0, ends)).score == 0.5
-
-
 @pytest.mark.parametrize("step", [0, 1, 2])
 async def test_continuations_go_on_after_the_step_itself_malformed_or_not(step):
     ends = Ends(ending("141"))

@@ -14,10 +14,9 @@ from envs.types import Task
 from learner.credit import assign_credit
 from learner.samples import group_samples
 from reward.judging import OutcomeReward, soft_overlong_penalty
-from reward.statistics import RolloutStatistics, group_statistics
+from reward.statistics import RolloutStatistics
 from rollout.filters import ending_of
 from rollout.types import Completion, Group, StepScores, Trajectory, Turn
-from tests.changed import replace
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -69,13 +68,6 @@ def samples_of(scored, *, credit="outcome"):
     return group_samples(scored, temperature=1.0)
 
 
-def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling():
-    broken = make_trajectory(None, stop_reason="infrastructure", index=9)
-    with_it = samples_of(score_group(make_trajectory(index=0), make_trajectory("1", index=1), broken))
-    without = samples_of(score_group(make_trajectory(index=0), make_trajectory("1", index=1)))
-    assert [one.advantages.tolist() for one in with_it] == [one.advantages.tolist() for one in without]
-
-
 def test_soft_overlong_shapes_the_total_but_never_the_outcome():
     reward = make_reward(overlong={"type": "soft", "cache_tokens": 20}).score(make_trajectory(num_tokens=90))
     assert reward.outcome == 1.0
@@ -91,20 +83,6 @@ def test_all_wrong_group_with_different_length_penalties_has_no_signal():
     )
     assert len(set(scored.totals)) == 2
     assert ending(scored) == "all_wrong"
-
-
-@pytest.mark.parametrize(("overlong", "total"), [("filter", 1.0), ({"type": "soft", "cache_tokens": 20}, 0.5)])
-def test_overlong_rule_ignores_turns_that_are_not_trained(overlong, total):
-    """A replayed turn of 100 tokens that was cut, then 90 of its own."""
-    repeated = replace(make_turn(num_tokens=100, cut=True), trainable=False)
-    own = make_trajectory(num_tokens=90)
-    fork = replace(own, turns=(repeated, *own.turns))
-    assert make_reward(overlong=overlong).score(fork).total == pytest.approx(total)
-
-
-def test_overlong_filter_takes_a_cut_trajectory_out_of_loss_and_statistics():
-    reward = make_reward(overlong="filter").score(make_trajectory("1", cut=True))
-    assert (reward.outcome, reward.total) == (0.0, None)
 
 
 ATTEMPTS = st.tuples(
@@ -143,12 +121,6 @@ def test_group_whose_cut_attempts_are_filtered_is_not_ready():
     assert ending(score_group(right[0], *cut, overlong="filter")) == "overlong"
 
 
-def test_right_attempt_whose_penalty_evens_it_out_with_a_wrong_one_is_no_signal():
-    group = make_trajectory(num_tokens=100), make_trajectory("1", index=1)
-    assert ending(score_group(*group)) == "ready"
-    assert ending(score_group(*group, overlong={"type": "soft", "cache_tokens": 20})) == "overlong"
-
-
 def test_soft_overlong_matches_golden_values():
     for case in json.loads(GOLDEN.read_text())["soft_overlong"]:
         found = [
@@ -166,27 +138,6 @@ def test_one_advantage_for_a_trajectory_however_many_turns_it_has():
     assert set(samples[0].advantages[samples[0].loss_mask]) == {-samples[1].advantages[samples[1].loss_mask][0]}
     assert samples[0].loss_mask.tolist() == [False, False, True, True, True, False, True, True, True]
     assert samples[0].turn_ids.tolist() == [-1, -1, 0, 0, 0, -1, 1, 1, 1]
-
-
-def test_turn_whose_prompt_does_not_continue_the_one_before_is_a_sample_of_its_own_with_the_same_advantage():
-    edited = Trajectory(
-        id="g/0",
-        group_id="g",
-        task=TASK,
-        turns=(make_turn(), make_turn(prompt=(7, 7, 7, 7, 7, 7))),
-        answer="42",
-        stop_reason="answered",
-    )
-    first, second, other = samples_of(score_group(edited, make_trajectory("1", index=1)))
-    assert (first.trajectory_id, second.trajectory_id, other.trajectory_id) == ("g/0", "g/0", "g/1")
-    assert set(second.advantages[second.loss_mask]) == set(first.advantages[first.loss_mask])
-    assert second.token_ids[:6].tolist() == [7] * 6
-
-
-def test_failed_trajectories_stay_in_the_denominator_of_the_solve_rate():
-    statistics = group_statistics(score_group(make_trajectory(), make_trajectory(None, stop_reason="format", index=1)))
-    both = statistics + RolloutStatistics()
-    assert both.metrics()["rollout/solve_rate"] == 0.5
 
 
 def test_no_solve_rate_is_made_up_where_nothing_was_rolled_out_or_scored():

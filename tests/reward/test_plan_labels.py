@@ -2,7 +2,6 @@ import pytest
 
 from envs.datasets.families import build_catalogue
 from envs.datasets.generated import generate, result_of
-from envs.types import Task
 from reward.labels import LabelError
 from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
@@ -76,11 +75,6 @@ def test_a_search_is_judged_by_what_it_found_not_by_its_words():
     assert scores(task, decided("search", f"how heavy is one crate of {item}", passage_of(item))) == [1.0]
 
 
-def test_code_is_judged_by_what_it_printed_not_by_its_words():
-    task, (search, code, _) = solve("lookup", 0)
-    assert scores(task, search, decided("code", "print(sum([1]))", code.tool_result.text)) == [1.0, 1.0]
-
-
 # Wrong ones.
 
 
@@ -90,31 +84,16 @@ def test_a_guess_is_wrong(family):
     assert scores(task, decided("answer", str(int(task.answer) + 10))) == [0.0]
 
 
-def test_an_answer_that_is_no_number_is_wrong_even_after_a_right_plan():
-    task, (*steps, _) = solve("arith", 2)
-    assert scores(task, *steps, decided("answer", f"about {task.answer}"))[-1] == 0.0
-
-
 def test_searching_an_item_that_nobody_asked_for_is_wrong():
     task, (search, *_) = solve("lookup", 4)
     others = [one for one in build_catalogue().train.items if one.name != search.tool_call.arguments]
     assert scores(task, *(decided("search", one.name, one.passage) for one in others[:3])) == [0.0] * 3
 
 
-def test_a_search_that_finds_nothing_is_wrong_however_well_it_asked():
-    task, (search, *_) = solve("lookup", 4)
-    assert scores(task, replace(search, tool_result=decided("search", "", "No results.").tool_result)) == [0.0]
-
-
 @pytest.mark.parametrize("result", ["", "SyntaxError: invalid syntax", "3.5", "hello", "1" * 5000])
 def test_code_that_prints_no_integer_is_wrong(result):
     task, _ = solve("arith", 0)
     assert scores(task, decided("code", "1/0", result, error="runtime")) == [0.0]
-
-
-def test_code_that_prints_a_number_from_nowhere_is_wrong():
-    task, _ = solve("arith", 0)
-    assert scores(task, decided("code", "1+1", "2")) == [0.0]
 
 
 def test_a_malformed_step_is_wrong_and_the_next_is_judged_as_if_it_had_not_been():
@@ -135,22 +114,6 @@ def test_a_step_that_was_done_before_is_nearly_worthless():
     assert scores(task, search, search, code, code, answer) == [1.0, 0.1, 1.0, 0.1, 1.0]
 
 
-def test_a_thought_that_was_had_before_is_a_repeated_step_too():
-    task, _ = solve("lookup", 6)
-    hm = decided("think", "hm", "Noted.")
-    assert scores(task, hm, hm) == [0.2, 0.1]
-
-
-def test_the_same_value_by_other_code_is_a_repeated_step():
-    task, (code, answer) = solve("arith", 1)
-    assert scores(task, code, decided("code", "0 + x", code.tool_result.text), answer) == [1.0, 0.1, 1.0]
-
-
-def test_a_malformed_step_is_wrong_the_second_time_too():
-    task, _ = solve("lookup", 6)
-    assert scores(task, malformed("hm"), malformed("hm")) == [0.0, 0.0]
-
-
 def test_one_of_two_products_is_a_part_of_the_step_and_worth_little():
     generated = find("two_lookup", lambda inputs: "+" in inputs[2])
     first, second, code, answer = play(generated.plan)
@@ -160,22 +123,10 @@ def test_one_of_two_products_is_a_part_of_the_step_and_worth_little():
     assert scores(generated.task, first, second, parts[0], parts[0]) == [1.0, 1.0, 0.2, 0.1]
 
 
-def test_the_bracket_of_an_expression_is_a_part_of_the_step():
-    generated = find("arith", lambda inputs: inputs[0].startswith("("))
-    inside = generated.plan[0].action_input[1:].partition(")")[0]
-    [part] = scores(generated.task, decided("code", inside, str(result_of(inside, {}))))
-    assert part == 0.2
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_right_answer_that_no_step_supports_is_good_but_not_right(family):
     task, (*_, answer) = solve(family, 7)
     assert scores(task, answer) == [0.7]
-
-
-def test_the_first_value_of_a_branch_does_not_support_the_answer():
-    task, (first, _, answer) = solve("branch", 8)
-    assert scores(task, first, answer) == [1.0, 0.7]
 
 
 def test_code_that_only_now_has_its_variable_is_the_right_step():
@@ -200,19 +151,3 @@ async def test_a_label_says_the_same_with_and_without_hindsight():
         (step.step, step.digest, "plan") for step in steps
     ]
     assert {(one.trajectory_id, one.task_id) for one in labels} == {("g1/0", task.id)}
-
-
-AIME = Task(id="1983-1", dataset="aime", question="Find it.", answer="60")
-
-
-async def test_a_task_that_was_not_generated_gets_no_label():
-    trajectory = make_trajectory(decided("answer", "60"), task=AIME)
-    with pytest.raises(LabelError):
-        await PlanLabeller([trajectory]).label(step_texts(trajectory)[0])
-
-
-async def test_a_task_whose_question_is_not_the_generators_gets_no_label():
-    task, turns = solve("lookup", 0)
-    trajectory = make_trajectory(*turns, task=replace(task, question="another wording"))
-    with pytest.raises(LabelError):
-        await PlanLabeller([trajectory]).label(step_texts(trajectory)[0])
