@@ -1,4 +1,3 @@
-
 import pytest
 
 from configs.errors import UserError

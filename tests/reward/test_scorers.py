@@ -1,18 +1,28 @@
+"""The scorers: tables of right and wrong answers, properties, and hostile texts."""
+
+import os
+import resource
+import signal
 import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.datasets import game24
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import generate
 from envs.types import Task
-from reward.scorers import score_aime, score_answer, score_game24, score_integer
+from reward.scorers import partial_credit, score_aime, score_answer, score_game24, score_integer
+from reward.scorers.math import _CHECKER, NotANumberError, parse_number, same_number, score_math
+from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 EXPRESSION_TEXT = st.text("0123456789+-*/×÷−()= .x^!", max_size=80)
+MATH_TEXT = st.text("0123()[]{}+-/$ .,\\sqrtfracpi", max_size=20)
+CHOICE = "C. Colorectal cancer"
+HAND = (4, 9, 10, 13)  # (10-4)*(13-9) = 6*4
 
 
 def cases(gold, *texts):
@@ -20,6 +30,122 @@ def cases(gold, *texts):
     return [(text, gold) for text in texts]
 
 
+SHORT_RIGHT = [
+    *cases("james madison", "James Madison", "  the James  Madison. "),
+    *cases("Let'S Make Money", "Let's Make Money", "Let’s Make Money"),
+    *cases('"Archibald, certainly not!"', "“Archibald, certainly not!”"),
+    *cases("323–272 BC", "323-272 BC"),
+    *cases("Gu\u0308lc\u0327ic\u0327ek Hatun", "Gülçiçek Hatun"),
+    *cases("United States\nUSA\nU.S.", "USA", "us"),
+    *cases("138,535", "138535"),
+    *cases("yes", "A yes"),
+    *cases("35", "35."),
+    *cases("1250.5", "$1,250.5"),
+    *cases("-5 °C", "−5 °C"),
+    *cases("Apollo 11".replace(" ", ""), "Apollo-11"),
+    *cases("(1, 2)", "(1,2)"),
+    *cases("3, -4 and 1000", "3,-4 and 1,000"),
+    *cases("1914 – 1918", "1914-1918"),
+    *cases("hepatitis a", "Hepatitis A."),
+]
+SHORT_WRONG = [
+    *cases("yes", "", "yes and no", "yes " * 400),
+    *cases("james madison", "president James Madison", "James", "madison james"),
+    *cases("3.5", "35"),
+    *cases(".5", "5"),
+    *cases("-5", "5"),
+    *cases("5", "−5"),
+    *cases("125 million", "12.5 million"),
+    *cases("3/4", "34"),
+    *cases("1,2,3", "123"),
+    *cases("1/12/2020", "11/2/2020"),
+    *cases("Hepatitis A", "hepatitis"),
+    *cases("A, B", "B"),
+    *cases("United States\nUSA", "United States USA", "United States\nUSA"),
+    *cases("Gülçiçek Hatun", "Gulcicek Hatun"),
+]
+CHOICE_RIGHT = [
+    *cases(
+        CHOICE, "C", "c", " C. ", "(C)", "(c).", "C)", "$C$", "\\boxed{C}", "$\\boxed{C}$", "\\boxed{\\text{C}}", "C:"
+    ),
+    *cases(CHOICE, "C. Colorectal cancer", "C) colorectal cancer.", "(C) Colorectal  cancer", "Colorectal cancer"),
+    *cases("A. .", "A", "."),
+]
+CHOICE_WRONG = [
+    *cases(
+        CHOICE, "", "D", "CC", "C D", "C, D", "C or D", "A. Colorectal cancer", "C. Oral ulcers", "C. cancer", "cancer"
+    ),
+    *cases(CHOICE, "The answer is C", "not C", "\\boxed{C", "$C", "С", "Ｃ", "C" * 700, "C\nD", "1", "ABCD"),
+    *cases(CHOICE, "(C) Colorectal cancer (D) Oral ulcers"),
+    *cases("A. .", "", "..."),
+]
+GAIA_RIGHT = [
+    *cases("17", "17", "17.0"),
+    *cases("1700", "$1,700"),
+    *cases("35", "35%"),
+    *cases("1000", "1e3"),
+    *cases("right", "Right"),
+    *cases("Saint Petersburg".replace("Saint", "St"), "St. Petersburg"),
+    *cases("sea gull", "seagull"),
+    *cases("b,e", "b, e", "b; e"),
+    *cases("3,4,5", "3, 4.0, 5"),
+    *cases("+", "+"),
+]
+GAIA_WRONG = [
+    *cases("17", "", "18", "17 apples", "1_7", "１７", "inf", "nan"),
+    *cases("b,e", "b, e, f", "e, b", "b"),
+    *cases("3,4,5", "3, 4, 6"),
+    *cases("right", "Left", "x" * 1001),
+    *cases("+", "", "-", "++"),
+]
+MATH_RIGHT = [
+    *cases("27", "27", "27.0", " $27$ ", "$\\boxed{27}$", "\\(27\\)", "\\[\n\\boxed{27}\n\\]"),
+    *cases("27", "\\(\\left(30-3\\right)\\)", "\\boxed{027}", "54/2", "\\frac{54}{2}", "\\dfrac{54}{2}", "3^3"),
+    *cases("27", "3**3", "\\sqrt{729}", "sqrt(729)", "\\sqrt[3]{19683}", "3\\sqrt{81}", "3(9)", "27\\pi/\\pi"),
+    *cases("27", "3 \\cdot 9", "3×9", "\\left(30-3\\right)"),
+    *cases("\\( \\frac{54}{2} \\)", "27"),
+    *cases("3159", "3,159"),
+    *cases("-1", "−1", "(-1)^3"),
+    *cases("1/2", "0.5", "2-1\\frac{1}{2}", "\\frac12"),
+    *cases("2\\sqrt{2}", "\\sqrt{8}"),
+    *cases("1", "(-1)^{2024}", "1^{999999999}"),
+    *cases("1267650600228229401496703205376", "2^{100}"),
+    *cases("1/1000", "10^{-3}"),
+    *cases("8589934592", "\\sqrt[3]{2^{99}}"),
+    *cases("9/5", "1\\frac{4}{5}", "1\\frac45"),
+    *cases("1\\frac{4}{5}", "1.8"),
+    *cases("\\frac{9}{5}", "$1 \\dfrac{4}{5}$"),
+    *cases("-9/5", "-1\\tfrac{4}{5}"),
+    *cases("1000.5", "\\boxed{1,000\\frac{1}{2}}"),
+    *cases("0", "0\\frac{0}{5}"),
+    *cases("3", "2\\cdot 1\\frac{1}{2}"),
+    *cases("3\\pi/2", "1\\frac{1}{2}\\pi"),
+    *cases("3\\sqrt{2}/2", "3\\frac{\\sqrt{2}}{2}"),
+    *cases("15/2", "3\\frac{5}{2}"),
+    *cases("-3/2", "3\\frac{-1}{2}"),
+    *cases("3/4", "1.5\\frac{1}{2}"),
+    *cases("4", "2^3\\frac{1}{2}"),
+    *cases("1/4", "2^-1\\frac{1}{2}"),
+    *cases("\\sqrt{3}/2", "\\sqrt3\\frac{1}{2}"),
+    *cases("3/2", "3(\\frac{1}{2})", "\\frac{\\frac12}{\\frac{1}3}"),
+    *cases("-3/4", "$-\\dfrac 34$"),
+    *cases("1/72", "\\frac1{72}"),
+    *cases("6.5", "\\frac{13}2"),
+]
+MATH_WRONG = [
+    *cases("27", "\\(27\\) \\(27\\)", "\\(27\\]", "\\(27", "\\[1\\]+\\[26\\]", "", "28", "27 or 28", "27, 28"),
+    *cases("27", "\\boxed{27}\\boxed{28}", "27 miles", "x=27", "=27", "27 = 27", "2 7", "٢٧", "1/0", "0/0"),
+    *cases("27", "26.999999999", "$27", "\\boxed{27", "27)", "__import__('os')", "27!", "(" * 50 + "27" + ")" * 50),
+    *cases("27", "9" * 201, "2.7e1", "\\frac{54}", "\\sqrt"),
+    *cases("1\\frac{4}{5}", "4/5"),
+    *cases("4/5", "1\\frac{4}{5}"),
+    *cases("-1/5", "-1\\frac{4}{5}"),
+    *cases("-4/5", "-1\\frac{4}{5}"),
+    *cases("9/5", "1\\frac{4}"),
+    *cases("1", "\\frac1", "\\frac{1"),
+    *cases("12", "\\frac12"),
+    *cases("1/23", "\\frac123"),
+]
 AIME_RIGHT = [
     *cases("204", "204", " 204 ", "204\n", "\t204\r\n", "0204", "000204", "204.0", "0204.0", "$204$", "$ 204 $"),
     *cases("204", "$204.0$", "$$204$$", "\\boxed{204}", "\\boxed{ 204 }", " \\boxed{204} ", "\\boxed{204.0}"),
@@ -40,19 +166,6 @@ AIME_WRONG = [
     *cases("204", "{204}", "'204'", "[204]", "two hundred and four", "2_04", "204\x00", "0" * 70 + "204"),
     *cases("204", "204" * 1000),
 ]
-
-
-@pytest.mark.parametrize(("text", "gold"), AIME_RIGHT)
-def test_aime_accepts(text, gold):
-    assert score_aime(text, gold) == 1.0
-
-
-@pytest.mark.parametrize(("text", "gold"), AIME_WRONG)
-def test_aime_rejects(text, gold):
-    assert score_aime(text, gold) == 0.0
-
-
-HAND = (4, 9, 10, 13)  # (10-4)*(13-9) = 6*4
 GAME24_RIGHT = [
     *cases(HAND, "(10-4)*(13-9)", "(10 - 4) * (13 - 9)", "(13-9)*(10-4)", "(10-4)×(13-9)", "(10−4)×(13−9)"),
     *cases(HAND, "(10-4)*(13-9) = 24", "(10-4)*(13-9)=24", "(10-4)*(13-9)= 24 ", "  (10-4)*(13-9)\n"),
@@ -62,14 +175,10 @@ GAME24_RIGHT = [
     *cases((1, 3, 4, 6), "6/(1-3/4)", "6÷(1−3÷4)"),
     *cases((3, 3, 8, 8), "8/(3-8/3)", "8÷(3-8÷3) = 24"),
     *cases((1, 5, 5, 5), "5*(5-1/5)"),
-    *cases((4, 4, 10, 10), "(10*10-4)/4"),
-    *cases((1, 1, 1, 11), "(11+1)*(1+1)"),
     *cases((1, 1, 1, 12), "12*(1+1)*1", "12/1*(1+1)"),
     *cases((1, 1, 4, 6), "4*6*1*1", "1-1+4*6", "4*6/(1*1)"),
-    *cases((4, 6, 6, 8), "4+6+6+8"),
     *cases((8, 6, 4, 6, 2), "8-6+4*6-2"),
     *cases((2, 4, 13, 13), "13+13-4/2"),
-    *cases((1, 3, 3, 7), "(3*7+3/1)"),
 ]
 GAME24_WRONG = [
     *cases(HAND, "", "24", "= 24", "4+9+10+13", "(10-4)*(13-9) = 25", "(10-4)*(13-9) = 24 = 24"),
@@ -78,12 +187,8 @@ GAME24_WRONG = [
     *cases(HAND, "(10-4)**(13-9)", "(10-4)*(13-9", "10-4)*(13-9)", "()(10-4)*(13-9)", "[10-4]*[13-9]"),
     *cases(HAND, "(10-4)*(13-9);import os", "__import__('os')", "(１０-4)*(13-9)", "(1 0-4)*(13-9)", "(010-4)*(13-9)"),
     *cases(HAND, "(10.0-4)*(13-9)", "9" * 199),
-    *cases((1, 1, 1, 12), "1(1+1)*12"),
     *cases((1, 1, 2, 12), "12*1+12"),
-    *cases((1, 1, 1, 3), "11+13"),
-    *cases((1, 1, 13), "1 1+13"),
     *cases((1, 1, 1, 4), "4!*1*1*1"),
-    *cases((1, 1, 1, 1), "(1+1+1+1)!"),
     *cases((1, 1, 2, 5), "5^2-1*1", "5²-1*1"),
     *cases((1, 1, 4, 6), "-1+1+4*6", "+4*6*1*1", "4*6--1-1", "4*6+0*(1-1)", "4*6*1*1e0", "4*6\x00*1*1", "4·6·1·1"),
     *cases((1, 1, 4, 6), "(" * 90 + "4*6*1*1" + ")" * 90, "4*6*1*1" + " " * 300),
@@ -94,69 +199,200 @@ GAME24_WRONG = [
     *cases((4, 7, 8), "7%4*8"),
     *cases((3, 8), "8*3.0000000001"),
 ]
+INTEGER_RIGHT = [
+    *cases("1888", "1888", " 1888\n", "+1888", "01888", "1,888", "+1,888", "\t1888", "1888 "),
+    *cases("-60", "-60"),
+    *cases("0", "-0"),
+]
+INTEGER_WRONG = [
+    *cases("1888", "", "1889", "-1888", "--1888", "+-1888", "1888.0", "1888.", "1 888", "18,88", "1,8,8,8", "1888,"),
+    *cases("1888", ",1888", "1,888,", "1_888", "1888 kg", "37*48+112", "1888 or 1889", "x = 1888", "$1888$"),
+    *cases("1888", "\\boxed{1888}", "1.888e3", "0x760", "１８８８", "١٨٨٨", "−1888", "None", "1888" * 100),
+    *cases("-60", "60"),
+]
+RIGHT = {
+    exact_match: SHORT_RIGHT,
+    token_f1: SHORT_RIGHT,
+    score_choice: CHOICE_RIGHT,
+    score_gaia: GAIA_RIGHT,
+    score_math: MATH_RIGHT,
+    score_aime: AIME_RIGHT,
+    score_game24: GAME24_RIGHT,
+    score_integer: INTEGER_RIGHT,
+}
+WRONG = {
+    exact_match: SHORT_WRONG,
+    score_choice: CHOICE_WRONG,
+    score_gaia: GAIA_WRONG,
+    score_math: MATH_WRONG,
+    score_aime: AIME_WRONG,
+    score_game24: GAME24_WRONG,
+    score_integer: INTEGER_WRONG,
+}
 
 
-@pytest.mark.parametrize(("text", "numbers"), GAME24_RIGHT)
-def test_game24_accepts(text, numbers):
-    assert score_game24(text, numbers) == 1.0
+@pytest.mark.parametrize("scorer", RIGHT, ids=lambda scorer: scorer.__name__)
+def test_right_answers_score_one(scorer):
+    assert [case for case in RIGHT[scorer] if scorer(*case) != 1.0] == []
 
 
-@pytest.mark.parametrize(("text", "numbers"), GAME24_WRONG)
-def test_game24_refuses(text, numbers):
-    assert score_game24(text, numbers) == 0.0
+@pytest.mark.parametrize("scorer", WRONG, ids=lambda scorer: scorer.__name__)
+def test_wrong_answers_score_zero(scorer):
+    assert [case for case in WRONG[scorer] if scorer(*case) != 0.0] == []
+
+
+@pytest.mark.parametrize(
+    ("scorer", "gold"),
+    [(score_aime, "080 or 081"), (score_aime, ""), (score_integer, "x"), (score_choice, "Colorectal cancer")],
+)
+def test_a_malformed_reference_is_an_error_and_not_a_zero(scorer, gold):
+    with pytest.raises(ValueError):
+        scorer("80", gold)
+
+
+LETTERS, SIGNS = ("A", "B", "C", "D"), ("+", "-", "*", "/", "%", "...")
+
+
+@pytest.mark.parametrize("gold", [*LETTERS, "The", *SIGNS])
+@pytest.mark.parametrize("scorer", [exact_match, token_f1])
+def test_reference_of_only_an_article_or_punctuation_equals_only_itself(scorer, gold):
+    texts = ("", " ", ".", "the", "an", *LETTERS, *SIGNS)
+    assert [text for text in texts if text.casefold() != gold.casefold() and scorer(text, gold)] == []
+    assert scorer(f" {gold.lower()} ", gold) == 1.0
+
+
+def test_a_letter_that_is_an_article_may_have_punctuation():
+    for letter in LETTERS:
+        texts = (f"{letter}.", f"({letter.lower()})", f"{letter}:", f"{letter} {letter}", f"not {letter}")
+        assert [exact_match(text, letter) for text in texts] == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_blank_line_of_a_reference_is_not_an_alias():
+    for gold in ("Paris\n", "\nParis", "Paris\n \nParigi"):
+        assert [exact_match(text, gold) for text in ("paris", "", " ")] == [1.0, 0.0, 0.0]
+        assert [token_f1(text, gold) for text in ("paris", "", " ")] == [1.0, 0.0, 0.0]
+
+
+def test_token_f1_is_the_harmonic_mean_of_shared_words_over_the_best_alias():
+    # 2 of 3 words of the answer, 2 of 2 of the alias: 2 * 2 / (3 + 2).
+    assert token_f1("president James Madison", "adams\nJames Madison") == pytest.approx(0.8)
+    # A repeated word is shared as often as both texts have it.
+    assert token_f1("new new york", "new york") == pytest.approx(0.8)
+    assert token_f1("no James", "no") == 0.0
+    assert token_f1("nothing", "james") == 0.0
+
+
+TOWERS = [
+    "9^9^9",
+    "9^9^9^9",
+    "9^(9^(9^9))",
+    "(9^999)^9",
+    "2^{-99999999}",
+    "\\sqrt[1/999999999]{9}",
+    "\\frac{1}{3}^{123456789}",
+    "\\sqrt{2}^{123456789}",
+    "\\pi^{9^9}",
+    "9^{9^{999}}",
+    "2^{\\pi^{30}}",
+    "(1+\\sqrt{2})^{100000}",
+    "0.5^{1000000000}",
+]
+
+
+@pytest.mark.parametrize("text", TOWERS)
+def test_power_of_too_many_digits_is_rejected_before_it_is_computed(text):
+    with pytest.raises((NotANumberError, OverflowError)):
+        parse_number(text)
+    assert same_number({"text": text, "gold": "3"}) is False
+
+
+def test_tower_costs_the_checking_process_nothing():
+    assert score_math("9*3", "27") == 1.0
+    process = _CHECKER._process
+    assert [score_math(tower, "27") for tower in TOWERS] == [0.0] * len(TOWERS)
+    assert score_math("9*3", "27") == 1.0
+    assert _CHECKER._process is process
+
+
+def test_check_that_hangs_is_wrong_after_the_limit_and_the_next_one_is_checked(monkeypatch):
+    assert score_math("9*3", "27") == 1.0
+    _CHECKER._process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(_CHECKER, "_limit_s", 0.2)
+    assert score_math("9*3", "27") == 0.0
+    monkeypatch.undo()
+    assert score_math("9*3", "27") == 1.0
+
+
+def test_checking_process_that_died_between_two_answers_costs_neither():
+    assert score_math("9*3", "27") == 1.0
+    _CHECKER._process.kill()
+    _CHECKER._process.wait()
+    assert score_math("9*3", "27") == 1.0
+
+
+def test_answers_are_checked_in_a_process_with_more_than_a_thousand_open_files():
+    _CHECKER.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert score_math("9*3", "27") == 1.0
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        _CHECKER.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY_TEXT | EXPRESSION_TEXT, MATH_TEXT)
+def test_no_text_makes_a_scorer_raise(text, formula):
+    for scorer, gold in (
+        (exact_match, "yes"),
+        (token_f1, "a b"),
+        (score_gaia, "3, x"),
+        (score_choice, CHOICE),
+        (score_aime, "204"),
+        (score_integer, "204"),
+        (score_game24, (1, 1, 1, 8)),
+    ):
+        assert 0.0 <= scorer(text, gold) <= 1.0
+    assert same_number({"text": formula, "gold": "27"}) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "gold"),
+    [
+        ("bamboogle", "James Madison", "james madison"),
+        ("2wiki", "yes", "yes"),
+        ("hotpotqa", "U2", "U2"),
+        ("musique", "1932", "1932"),
+        ("gaia", "$17", "17"),
+        ("aime24", "\\boxed{025}", "25"),
+        ("amc23", "27.0", "27"),
+        ("game24", "(1+1+1)×8 = 24", "1 1 1 8"),
+        ("gpqa", "(C)", CHOICE),
+        ("medqa", "C", CHOICE),
+    ],
+)
+def test_every_benchmark_has_its_scorer(dataset, answer, gold):
+    task = Task(id="1", dataset=dataset, question="?", answer=gold)
+    assert score_answer(task, answer) == 1.0
+    assert score_answer(task, None) == 0.0
+    assert score_answer(task, "something else entirely") == 0.0
+
+
+def test_only_short_answers_have_partial_credit():
+    task = Task(id="1", dataset="musique", question="?", answer="George Sarton")
+    assert partial_credit(task, "Sarton") == pytest.approx(2 / 3)
+    assert partial_credit(task, None) == 0.0
+    assert partial_credit(Task(id="1", dataset="medqa", question="?", answer=CHOICE), "C") is None
 
 
 def test_every_solution_of_the_solver_scores():
     tasks = game24.generate_game24(split="train", count=150, seed=0)
     for task in tasks:
         assert score_answer(task, game24.solve([int(n) for n in task.answer.split()])) == 1.0
-
-
-@pytest.mark.parametrize("text", ["1888", " 1888\n", "+1888", "01888", "1,888", "+1,888", "\t1888", "1888 "])
-def test_integer_accepts(text):
-    assert score_integer(text, "1888") == 1.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1889",
-        "-1888",
-        "--1888",
-        "+-1888",
-        "1888.0",
-        "1888.",
-        "1 888",
-        "18,88",
-        "1,8,8,8",
-        "1888,",
-        ",1888",
-        "1,888,",
-        "1_888",
-        "1888 kg",
-        "37*48+112",
-        "1888 or 1889",
-        "x = 1888",
-        "$1888$",
-        "\\boxed{1888}",
-        "1.888e3",
-        "0x760",
-        "１８８８",
-        "١٨٨٨",
-        "−1888",
-        "None",
-        "1888" * 100,
-    ],
-)
-def test_integer_refuses(text):
-    assert score_integer(text, "1888") == 0.0
-
-
-def test_integer_compares_signs():
-    assert score_integer("-60", "-60") == 1.0
-    assert score_integer("60", "-60") == 0.0
-    assert score_integer("-0", "0") == 1.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -166,23 +402,10 @@ def test_every_generated_task_is_scored_by_its_own_answer(family):
     assert score_answer(task, str(int(task.answer) + 1)) == 0.0
 
 
-def test_an_unknown_data_set_is_refused_even_without_an_answer():
+def test_an_unknown_data_set_is_rejected_even_without_an_answer():
     task = Task(id="t", dataset="gsm8k", question="?", answer="1")
     with pytest.raises(ValueError):
         score_answer(task, None)
-
-
-@pytest.mark.parametrize(("scorer", "gold"), [(score_aime, "080 or 081"), (score_aime, ""), (score_integer, "x")])
-def test_a_malformed_reference_is_an_error_and_not_a_zero(scorer, gold):
-    with pytest.raises(ValueError):
-        scorer("80", gold)
-
-
-@given(ANY_TEXT | EXPRESSION_TEXT)
-def test_no_text_makes_a_scorer_raise(text):
-    assert score_aime(text, "204") in (0.0, 1.0)
-    assert score_integer(text, "204") in (0.0, 1.0)
-    assert score_game24(text, (1, 1, 1, 8)) in (0.0, 1.0)
 
 
 def render(tree) -> str:
@@ -228,19 +451,9 @@ def test_integer_accepts_plain_and_grouped_digits(number):
     assert score_integer(f"{number:,}", str(number)) == 1.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(" * 1_000_000,
-        "1+" * 1_000_000,
-        "$" * 1_000_000,
-        " " * 1_000_000,
-        "9" * 1_000_000,
-        "\\boxed{" * 200_000,
-    ],
-)
-def test_hostile_texts_take_no_time(text):
-    started = time.process_time()
+@pytest.mark.parametrize("piece", ["(", "1+", "$", " ", "9", "\\boxed{"])
+def test_hostile_texts_take_no_time(piece):
+    text, started = piece * 1_000_000, time.process_time()
     for candidate in (text, text[:200], text[:64]):
         assert score_aime(candidate, "204") == 0.0
         assert score_integer(candidate, "204") == 0.0
