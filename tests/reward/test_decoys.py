@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from reward.prm.decoys import CANARIES, canaries, junk_steps, spoilt_steps
@@ -38,16 +40,16 @@ def place(step):
 # Canaries.
 
 
-def test_every_canary_stands_in_the_true_context_of_the_step():
+def test_every_canary_is_in_the_context_of_the_step():
     step = STEPS[5]
-    found = canaries(step)
-    assert set(found) == set(CANARIES)
-    for canary in found.values():
+    decisions = canaries(step)
+    assert set(decisions) == set(CANARIES)
+    for canary in decisions.values():
         assert place(canary) == place(step)
         assert canary.text.startswith(step.text.removesuffix(step.decision) + "Step 3\nThought: ")
 
 
-def test_braces_in_a_problem_are_no_placeholders():
+def test_braces_in_a_problem_are_kept():
     latex = r"Find \frac{a}{b} for {n} and {problem}."
     step = replace(STEPS[0], problem=f"Problem: {latex}\n")
     assert f"Thought: {latex}\n" in canaries(step)["copied problem"].decision
@@ -57,68 +59,44 @@ def test_braces_in_a_problem_are_no_placeholders():
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.1, 3), (0.15, 4), (0.5, 15), (1.0, 30)])
-def test_there_is_as_much_junk_as_the_share_says(share, count):
+def test_amount_of_junk_is_the_share_of_the_steps(share, count):
     # Of 30 steps; 0.15 of them are 4.5, and half-way rounds to the even number.
     assert len(junk_steps(STEPS, share=share, seed=0)) == count
 
 
-def test_the_same_seed_makes_the_same_junk_and_another_seed_another():
-    first, again, other = (junk_steps(STEPS, share=1.0, seed=seed) for seed in (0, 0, 1))
-    assert first == again != other
-
-
-def test_junk_stands_in_the_true_context_of_some_step_and_has_led_to_nothing():
+def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision_and_no_canary():
     places = set(map(place, STEPS))
-    for junk in junk_steps(STEPS, share=1.0, seed=3):
-        assert place(junk) in places
-        assert junk.decision.startswith(f"Step {junk.step + 1}\n")
-        assert junk.result == ""
-
-
-def test_junk_is_never_worded_like_a_canary():
-    wordings = {body(canary) for step in STEPS for canary in canaries(step).values()}
+    canary_bodies = {body(canary) for step in STEPS for canary in canaries(step).values()}
     for seed in range(50):
-        assert not {body(junk) for junk in junk_steps(STEPS, share=1.0, seed=seed)} & wordings
-
-
-def test_a_decision_of_the_same_task_is_never_junk():
-    for seed in range(50):
-        for junk in junk_steps(STEPS, share=1.0, seed=seed):
+        junk_of_seed = junk_steps(STEPS, share=1.0, seed=seed)
+        assert junk_of_seed == junk_steps(STEPS, share=1.0, seed=seed)
+        for junk in junk_of_seed:
+            assert place(junk) in places
+            assert junk.decision.startswith(f"Step {junk.step + 1}\n")
+            assert junk.result == ""
+            assert body(junk) not in canary_bodies
             assert f"about {junk.task_id.removeprefix('t')}." not in junk.decision
+            assert not ("Action: search" in junk.decision and "iron bolts" in junk.decision.rpartition("Input: ")[2])
 
 
-def test_a_search_for_words_of_the_problem_is_never_junk():
-    searched = [
-        body(junk).rpartition("Input: ")[2].strip()
-        for seed in range(50)
-        for junk in junk_steps(STEPS[:3], share=1.0, seed=seed)
-        if "Action: search" in junk.decision
-    ]
-    assert searched
-    assert not any("iron bolts" in one for one in searched)
+# Replies of custom agents.
 
 
-# Replies of agents of one's own.
-
-
-def test_junk_in_the_place_of_a_reply_is_a_reply():
+def test_junk_of_a_reply_is_a_reply():
     replies = [make_reply(f"{task} crates weigh {47 * task} kg", task) for task in range(10)]
-    found = [*junk_steps(replies, share=2.0, seed=0), *canaries(replies[0]).values()]
-    assert all(step.is_reply and step.valid for step in found)
+    junk = [*junk_steps(replies, share=2.0, seed=0), *canaries(replies[0]).values()]
+    assert all(step.is_reply and step.valid for step in junk)
     assert canaries(replies[0])["empty answer"].decision == "Step 1\nReply: Done.\nI do not know\n"
 
 
-def test_a_spoilt_reply_differs_in_one_digit_or_one_word_whatever_imitates_a_decision_in_it():
+def test_a_spoilt_reply_differs_in_one_digit_even_if_it_imitates_a_decision():
     call = '<tool_call>\n{"name": "find", "arguments": {"a": 4}}\n</tool_call>\nInput: x\nReply: y'
     spoilt = spoilt_steps([make_reply(call)], share=1.0, seed=0)
     assert spoilt[0].decision != make_reply(call).decision
-    assert [one for one in spoilt[0].decision if not one.isdigit()] == [
-        one for one in make_reply(call).decision if not one.isdigit()
-    ]
+    assert re.sub("[0-9]", "", spoilt[0].decision) == re.sub("[0-9]", "", make_reply(call).decision)
     assert spoilt_steps([make_reply("")], share=1.0, seed=0) == []
 
 
-def test_a_copy_that_differs_in_its_white_space_alone_is_not_spoilt():
-    """Regression: where a word was put in its own place, a right reply lost its line breaks and was labelled 0."""
+def test_a_copy_that_differs_only_in_white_space_is_not_spoilt():
     assert spoilt_steps([make_reply("yes\nyes  yes")], share=20.0, seed=0) == []
     assert len(spoilt_steps([make_reply("yes\nno  yes")], share=20.0, seed=0)) < 20

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from configs.errors import UserError
 from reward import judge_client
 from reward.judge_client import BudgetExceededError
 from reward.labels import LabelError
@@ -130,11 +129,11 @@ def test_invalid_verdicts_are_rejected(text):
 async def test_votes_median_and_spread_by_hand(receipts):
     # Votes 0.5, 0.9, 0.7: median 0.7, spread 0.9 - 0.5 = 0.4, just allowed; hindsight 0.2.
     with FakeChatServer(verdict(0.5), verdict(0.9), verdict(0.7), verdict(0.2)) as server:
-        [found] = await label(server, receipts)
-    assert found.votes == (0.5, 0.9, 0.7)
-    assert (found.score, found.spread, found.score_hindsight) == (0.7, 0.4, 0.2)
-    assert (found.trajectory_id, found.task_id, found.step) == ("t1", "task-1", 0)
-    assert (found.labeller, found.text_digest) == ("judge:judge-1", step().digest)
+        [labelled] = await label(server, receipts)
+    assert labelled.votes == (0.5, 0.9, 0.7)
+    assert (labelled.score, labelled.spread, labelled.score_hindsight) == (0.7, 0.4, 0.2)
+    assert (labelled.trajectory_id, labelled.task_id, labelled.step) == ("t1", "task-1", 0)
+    assert (labelled.labeller, labelled.text_digest) == ("judge:judge-1", step().digest)
 
 
 async def test_votes_that_disagree_give_no_label_and_are_not_requested_again(receipts):
@@ -160,8 +159,7 @@ async def test_rubric_lists_the_actions_of_the_planner(receipts):
     listed = 'weather (a forecast {"place": str}), web_search (read web pages for a question)'
     assert custom == RUBRIC.replace(usual, listed)
     with FakeChatServer(verdict(0.7)) as server:
-        chosen = judge_config(server)
-        await StepJudge(chosen, receipts=receipts, rubric=custom).label(step())
+        await StepJudge(judge_config(server), receipts=receipts, rubric=custom).label(step())
     assert all(body["messages"][0]["content"] == custom for _, _, body in server.requests)
 
 
@@ -189,79 +187,52 @@ async def test_hostile_text_stays_between_the_delimiters(receipts, attack):
     assert last == "Grade the last step in the light of what it led to."
 
 
-# Failures.
-
-BAD = [
-    says("It is good."),
-    says('{"score": NaN}'),
-    says('{"score": 7}'),
-    says(""),
-    says(None),
-    says('{"score": "0.7"}'),
-]
+# Failures and receipts.
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda answer: answer.body[80:140].decode())
-async def test_a_reply_without_a_verdict_is_retried_and_charged(receipts, bad):
-    with FakeChatServer(bad, verdict(0.7)) as server:
+@pytest.mark.parametrize("text", ["It is good.", '{"score": NaN}', None, '{"score": "0.7"}'])
+async def test_a_reply_without_a_verdict_is_retried_and_charged(receipts, text):
+    with FakeChatServer(says(text), verdict(0.7)) as server:
         judge = judge_of(server, receipts, **PRICED, max_cost_usd=10)
-        found = await judge.label(step())
-    assert found.votes == (0.7, 0.7, 0.7)
-    assert len(server.requests) == 5
+        labelled = await judge.label(step())
+    assert (labelled.votes, len(server.requests)) == ((0.7, 0.7, 0.7), 5)
     assert judge.client.spent.cost_usd == pytest.approx(5.0)
     assert judge_of(server, receipts, **PRICED).client.spent == judge.client.spent
 
 
 async def test_a_failed_vote_does_not_waste_the_others(receipts):
-    with (
-        FakeChatServer(verdict(0.7), Answer(status=400), verdict(0.6), verdict(0.2)) as server,
-        pytest.raises(LabelError),
-    ):
+    votes = verdict(0.7), Answer(status=400), verdict(0.6), verdict(0.2)
+    with FakeChatServer(*votes) as server, pytest.raises(LabelError):
         await label(server, receipts)
     with FakeChatServer(verdict(0.5)) as server:
-        [found] = await label(server, receipts)
-    assert (found.votes, found.score_hindsight) == ((0.7, 0.5, 0.6), 0.2)
+        [labelled] = await label(server, receipts)
+    assert (labelled.votes, labelled.score_hindsight) == ((0.7, 0.5, 0.6), 0.2)
     assert len(server.requests) == 1
 
 
-# Resuming.
-
-
-async def test_a_receipt_that_a_crash_truncated_is_requested_again(receipts):
+async def test_only_missing_receipts_are_requested_again(receipts):
     with FakeChatServer(verdict(0.7)) as server:
-        await label(server, receipts)
+        before = await label(server, receipts)
         receipts.write_bytes(receipts.read_bytes()[:-20])
-        await label(server, receipts)
+        assert await label(server, receipts) == before == await label(server, receipts)
         assert len(server.requests) == 5
-        await label(server, receipts)
-    assert len(server.requests) == 5
-    assert len([json.loads(line) for line in receipts.read_text().splitlines()]) == 4
+        await label(server, receipts, step(result="Rejected: no such tool\n"))
+        assert len(server.requests) == 6
+        await label(server, receipts, model="judge-2")
+        await label(server, receipts, temperature=1.0)
+    assert len(server.requests) == 14
 
 
 async def test_every_reply_is_on_disk_before_the_next_request(receipts):
-    seen = []
+    on_disk = []
 
     def count(_):
-        seen.append(len(receipts.read_text().splitlines()))
+        on_disk.append(len(receipts.read_text().splitlines()))
         return verdict(0.7)
 
     with FakeChatServer(count) as server:
         await label(server, receipts)
-    assert seen == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize("change", [{"model": "judge-2"}, {"temperature": 1.0}], ids=str)
-async def test_verdicts_of_another_model_or_temperature_are_not_reused(receipts, change):
-    with FakeChatServer(verdict(0.7)) as server:
-        await label(server, receipts)
-        await label(server, receipts, **change)
-    assert len(server.requests) == 8
-
-
-async def test_equal_texts_share_their_blind_votes_but_not_another_result(receipts):
-    with FakeChatServer(verdict(0.7)) as server:
-        await label(server, receipts, step(), step(result="Rejected: no such tool\n"))
-    assert len(server.requests) == 5
+    assert on_disk == [0, 1, 2, 3]
 
 
 async def test_equal_texts_that_are_judged_together_are_paid_once(receipts, monkeypatch):
@@ -280,27 +251,17 @@ async def test_a_reply_with_a_lone_surrogate_is_paid_once(receipts):
     assert len(server.requests) == 4
 
 
-def test_receipts_of_another_schema_are_refused(receipts):
-    receipts.parent.mkdir()
-    receipts.write_text('{"schema": 0}\n')
-    with pytest.raises(UserError):
-        judge_of("http://127.0.0.1:9/v1", receipts)
-
-
-# Money.
-
-
 async def test_the_budget_stops_the_run_and_a_larger_one_continues(receipts):
     with FakeChatServer(verdict(0.7)) as server:
         with pytest.raises(BudgetExceededError, match=r"label\.judge\.max_cost_usd"):
             await label(server, receipts, **PRICED, max_retries=0, max_cost_usd=2.5)
         assert len(server.requests) == 2
-        [found] = await label(server, receipts, **PRICED, max_retries=0, max_cost_usd=4)
-    assert found.votes == (0.7, 0.7, 0.7)
+        [labelled] = await label(server, receipts, **PRICED, max_retries=0, max_cost_usd=4)
+    assert labelled.votes == (0.7, 0.7, 0.7)
     assert len(server.requests) == 4
 
 
-async def test_a_lost_reply_counts_in_the_next_run_too(receipts):
+async def test_a_lost_reply_counts_in_the_next_run(receipts):
     with FakeChatServer(Answer(cut=True)) as server, pytest.raises(LabelError):
         await label(server, receipts, **PRICED, num_votes=1, max_retries=0, max_cost_usd=10)
     # Two replies were lost, each with a bound of $1.

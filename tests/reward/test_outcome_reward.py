@@ -53,29 +53,23 @@ def ending(group):
     return ending_of(group.outcomes, group.totals)
 
 
-def test_right_wrong_and_missing_answers():
-    assert [make_reward().score(make_trajectory(answer)).total for answer in ("42", "41", None)] == [1.0, 0.0, 0.0]
-
-
-def test_infrastructure_failure_is_unscorable_and_never_zero():
-    reward = make_reward().score(make_trajectory(None, stop_reason="infrastructure"))
-    assert reward.outcome is None
-    assert reward.total is None
-
-
 def samples_of(scored, *, credit="outcome"):
     assign_credit(scored, scheme=credit, prm_weight=0.5)
     return group_samples(scored, temperature=1.0)
 
 
-def test_soft_overlong_shapes_the_total_but_never_the_outcome():
-    reward = make_reward(overlong={"type": "soft", "cache_tokens": 20}).score(make_trajectory(num_tokens=90))
-    assert reward.outcome == 1.0
-    assert reward.total == pytest.approx(0.5)
+def test_rewards_of_single_trajectories():
+    score, soft = make_reward().score, {"type": "soft", "cache_tokens": 20}
+    assert [score(make_trajectory(answer)).total for answer in ("42", "41", None)] == [1.0, 0.0, 0.0]
+    broken = score(make_trajectory(None, stop_reason="infrastructure"))
+    assert (broken.outcome, broken.total) == (None, None)
+    shaped = make_reward(overlong=soft).score(make_trajectory(num_tokens=90))
+    assert (shaped.outcome, shaped.total) == (1.0, pytest.approx(0.5))
+    cut = make_reward(overlong="filter").score(make_trajectory("1", cut=True))
+    assert (cut.outcome, cut.total) == (0.0, None)
 
 
 def test_all_wrong_group_with_different_length_penalties_has_no_signal():
-    """The phantom gradient: shaped rewards differ, the task decides nothing."""
     scored = score_group(
         make_trajectory("1", num_tokens=3),
         make_trajectory("2", num_tokens=99, index=1),
@@ -95,7 +89,7 @@ ATTEMPTS = st.tuples(
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ATTEMPTS, max_size=8), st.integers(0, 2**32))
 def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, attempts, seed):
-    """A cut attempt is as long as a turn may be: its penalty takes a right answer down to a wrong one's reward."""
+    """A cut attempt has the largest length, whose penalty reduces a right answer to the reward of a wrong one."""
     rng = random.Random(seed)
     trajectories = [
         make_trajectory(answer, stop_reason=stop, index=index, cut=cut, num_tokens=100 if cut else rng.randint(1, 99))
@@ -104,7 +98,7 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
     scored = score_group(
         *trajectories, overlong={"type": "soft", "cache_tokens": 50} if overlong == "soft" else overlong
     )
-    raw = tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories)
+    raw = tuple(tuple(rng.random() for _ in trajectory.planner_turns) for trajectory in trajectories)
     StepScores(raw=raw, prm_digest="d").write_to(scored)
     samples = samples_of(scored, credit=credit)
     if ending(scored) == "ready":
@@ -113,34 +107,16 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
         assert overlong != "none"
 
 
-def test_group_whose_cut_attempts_are_filtered_is_not_ready():
-    right = [make_trajectory(index=index) for index in range(6)]
-    cut = [make_trajectory("1", cut=True, index=index) for index in (6, 7)]
-    assert ending(score_group(*right, *cut)) == "ready"
-    assert ending(score_group(*right, *cut, overlong="filter")) == "overlong"
-    assert ending(score_group(right[0], *cut, overlong="filter")) == "overlong"
-
-
 def test_soft_overlong_matches_golden_values():
     for case in json.loads(GOLDEN.read_text())["soft_overlong"]:
-        found = [
+        penalties = [
             soft_overlong_penalty(length, max_length=case["L_max"], cache_length=case["L_cache"])
             for length in case["lengths"]
         ]
-        assert found == pytest.approx(case["penalty"])
+        assert penalties == pytest.approx(case["penalty"])
 
 
-def test_one_advantage_for_a_trajectory_however_many_turns_it_has():
-    first = make_turn()
-    longer = make_turn(prompt=(*first.prompt_token_ids, *first.completion.token_ids, 99))
-    long = Trajectory(id="g/0", group_id="g", task=TASK, turns=(first, longer), answer="42", stop_reason="answered")
-    samples = samples_of(score_group(long, make_trajectory("1", index=1)))
-    assert set(samples[0].advantages[samples[0].loss_mask]) == {-samples[1].advantages[samples[1].loss_mask][0]}
-    assert samples[0].loss_mask.tolist() == [False, False, True, True, True, False, True, True, True]
-    assert samples[0].turn_ids.tolist() == [-1, -1, 0, 0, 0, -1, 1, 1, 1]
-
-
-def test_no_solve_rate_is_made_up_where_nothing_was_rolled_out_or_scored():
+def test_without_scored_trajectories_there_is_no_solve_rate():
     assert RolloutStatistics().metrics() == {"rollout/trajectories": 0.0}
     broken = RolloutStatistics(trajectories=2, turns=3, infrastructure=2).metrics()
     assert "rollout/solve_rate" not in broken

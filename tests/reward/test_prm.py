@@ -7,7 +7,7 @@ from tiny import save_tiny_model
 
 from configs.errors import UserError
 from configs.reward import PrmConfig
-from envs.types import Task, ToolCall, ToolResult
+from envs.types import Task
 from learner.checkpoint import CheckpointError
 from reward.prm import model as prm_module
 from reward.prm import training
@@ -15,8 +15,8 @@ from reward.prm.model import ProcessRewardModel, prm_settings
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, num_batches, train_prm
 from reward.types import PrmError
-from rollout.types import Completion, Trajectory, Turn
 from tests.changed import replace
+from tests.reward.test_step_text import decided, make_trajectory
 
 ROUNDING = 5e-3
 """Of matrix products in bf16, whose last bit is 4e-3; the scores below spread over more than 0.2."""
@@ -47,25 +47,12 @@ def make_prm(model_path, *, seed=0, trained=True, float32=False, **config):
 
 
 def make_turn(*, thought="w1", tool_input="w2", result="w3"):
-    completion = Completion(token_ids=(1,), logprobs=(0.0,), text="w1", finish_reason="stop", policy_version=1)
-    return Turn.of(
-        role="planner",
-        prompt_token_ids=(1,),
-        completion=completion,
-        trainable=True,
-        thought=thought,
-        tool_call=ToolCall(name="think", arguments=tool_input),
-        tool_result=ToolResult(text=result),
-    )
+    return decided("think", tool_input, result, thought=thought)
 
 
-def make_trajectory(*turns, question="w7 w8", index=0):
+def make_steps(*turns, question="w7 w8", index=0):
     task = Task(id=f"t{index}", dataset="arith", question=question, answer="42")
-    return Trajectory(id=f"g/{index}", group_id="g", task=task, turns=turns, answer=None, stop_reason="answered")
-
-
-def make_steps(*turns, **trajectory):
-    return step_texts(make_trajectory(*turns, **trajectory))
+    return step_texts(make_trajectory(*turns, task=task, id=f"g/{index}", answer=None))
 
 
 def words(count, rng):
