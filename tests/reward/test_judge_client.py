@@ -1,6 +1,5 @@
 import asyncio
 import logging
-import socket
 import time
 
 import pytest
@@ -86,15 +85,6 @@ async def test_a_reply_that_is_not_a_completion_is_an_error(broken):
     with FakeChatServer(broken) as server:
         error = await failure(server, max_retries=0)
     assert not error.lasting
-
-
-async def test_a_server_that_does_not_run_names_the_setting():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-    error = await failure(f"http://127.0.0.1:{port}/v1", max_retries=0)
-    assert "label.judge.base_url" in str(error)
-    assert error.bill == Bill(requests=1)
 
 
 @pytest.mark.parametrize(
