@@ -118,7 +118,7 @@ def start_ray(config: ClusterConfig) -> None:
         if address := config.joined:
             _join(address)
         else:
-            _start_own()
+            _start_own(dashboard=config.dashboard)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def _sigterm_kept() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start_own() -> None:
+def _start_own(*, dashboard: bool) -> None:
     # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
     # of several machines needs; with this it stays on loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -149,7 +149,7 @@ def _start_own() -> None:
                 # Without this Ray would join whatever cluster was started on this machine last.
                 address="local",
                 num_cpus=max(2, os.cpu_count() or 1),
-                include_dashboard=False,
+                include_dashboard=dashboard,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1",

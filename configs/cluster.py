@@ -14,6 +14,8 @@ class ClusterConfig(Config):
     address: str | None = None
     """Running Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the cluster
     that RAY_ADDRESS names, which every submitted job has, and otherwise starts one on this machine."""
+    dashboard: bool = False
+    """Start the Ray dashboard on loopback, if the run starts its own cluster."""
     patience_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds that the learner and the first rollout workers wait for room; on a cluster that starts machines on
     demand, the time that such a start takes."""

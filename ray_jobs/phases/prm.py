@@ -1,6 +1,6 @@
 """The process reward model (PRM) of a run: its training, its quality on held-out tasks, and its canaries."""
 
-import json
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -13,8 +13,6 @@ from configs.run import RunConfig
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
-from ray_jobs.viewer.render import number
-from ray_jobs.viewer.report import write_prm_page
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
@@ -40,8 +38,8 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
         quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
         write_json(run.folder.quality, quality | {"digest": digest})
         phase.facts.update(digest=digest, num_steps=len(data.train))
-    spearman, auroc = (number(quality[name], "{:.2f}") for name in ("spearman_within_group", "auroc_outcome"))
-    highest = number(_highest(quality["canaries"].values()), "{:.2f}")
+    spearman, auroc = (_number(quality[name]) for name in ("spearman_within_group", "auroc_outcome"))
+    highest = _number(_highest(quality["canaries"].values()))
     run.console.note(
         f"PRM on held-out tasks: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
         f"{highest}"
@@ -49,7 +47,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 
 
 def run_train_prm(config: RunConfig) -> None:
-    """Train the PRM on `collected/` and `labels.jsonl` of the run folder, and write `prm/` and its quality there.
+    """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
 
     Raises NothingCollectedError without trajectories or labels, and RunLockError if another process works on the run.
     """
@@ -65,7 +63,7 @@ def run_train_prm(config: RunConfig) -> None:
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
-    run.console.note(f"quality: {write_prm_page(folder.path, json.loads(folder.quality.read_text()))}")
+    run.console.note(f"quality: {folder.quality}")
 
 
 def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
@@ -95,3 +93,7 @@ def _first_step(group: Group) -> StepText | None:
 
 def _highest(scores: Iterable[float | None]) -> float | None:
     return max((score for score in scores if score is not None), default=None)
+
+
+def _number(value: float | None) -> str:
+    return "not defined" if value is None or not math.isfinite(value) else f"{value:.2f}"
