@@ -92,7 +92,7 @@ def test_run_is_submitted_joined_by_a_machine_stopped_and_resumed(machines, agen
     assert code == 0, said
     assert "report:" in said
     assert steps_of(folder) == list(range(1, NUM_STEPS + 1))
-    facts = json.loads((folder / "summary.json").read_text())["training"]
+    facts = json.loads((folder / "phases.json").read_text())["reinforce"]["facts"]
     assert check_law(folder, facts)["trained"] == 2 * NUM_STEPS
 
 
