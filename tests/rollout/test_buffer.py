@@ -193,23 +193,6 @@ async def test_restored_buffer_draws_what_an_undisturbed_one_draws(depth):
         assert second.counts.balanced
 
 
-async def test_groups_in_flight_are_lost_and_their_tasks_drawn_again():
-    buffer = make_buffer(batch_groups=2)
-    permits = await admit(buffer)
-    for permit in permits[:3]:
-        buffer.complete(permit.lease, b"", ready())
-    await train(buffer, 1)
-    snapshot = buffer.snapshot
-    assert await admit(buffer, version=1)
-    buffer.restore(snapshot, step=1, policy_version=5)
-    assert not buffer.complete(permits[3].lease, b"", ready())
-    again = await admit(buffer, version=5)
-    assert [one.task for one in again[:2]] == [2, 3]
-    assert all(one.ordinal >= 4 for one in again)
-    assert (buffer.counts.trained, buffer.counts.lost) == (2, 2)
-    assert buffer.counts.balanced
-
-
 class AnyOrder(RuleBasedStateMachine):
     """The real buffer under any order of events, without any time passing."""
 

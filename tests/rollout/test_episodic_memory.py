@@ -155,10 +155,10 @@ async def test_a_server_gets_the_key_and_a_failure_does_not_show_it(monkeypatch)
     memory.close()
     local, asked = qdrant_client.QdrantClient(":memory:"), []
     monkeypatch.setattr(qdrant_client, "QdrantClient", lambda **more: asked.append(more) or local)
-    memory = EpisodicMemory(ServerMemoryConfig(url="http://q:1", api_key_env="QDRANT_KEY"))
+    memory = EpisodicMemory(ServerMemoryConfig(url="https://q:1", api_key_env="QDRANT_KEY"))
     assert await memory.remember(WOOL_SOLVED)
     assert "wool locks weight" in await memory.hints(ask(COPPER))
-    assert (asked[0]["url"], asked[0]["api_key"]) == ("http://q:1", "the-key")
+    assert (asked[0]["url"], asked[0]["api_key"]) == ("https://q:1", "the-key")
     memory.close()
 
 

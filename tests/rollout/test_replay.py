@@ -1,32 +1,21 @@
-from dataclasses import replace
-
 import pytest
-from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run
+from scripted import ScriptedEngine, decision, make_agent, run
 
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
+from tests.changed import replace
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]
 
 
-class CountingTool(ScriptedTool):
-    def __init__(self, result="42"):
-        super().__init__("code", {"6*7": result})
-        self.calls = []
-
-    async def call(self, arguments):
-        self.calls.append(arguments)
-        return await super().call(arguments)
+async def recorded():
+    return await run(make_agent(EPISODE, max_steps=4))
 
 
-async def recorded(texts=EPISODE):
-    return await run(make_agent(texts, max_steps=4))
-
-
-def replaying(trajectory, num_turns, live, *, tool=None):
+def replaying(trajectory, num_turns, live):
     """An agent that goes on from the first turns of a trajectory, and the engine that it asks after them."""
-    agent = make_agent([], tools=[tool or CountingTool()], max_steps=4)
+    agent = make_agent([], max_steps=4)
     engine = ScriptedEngine(live)
     return replace(agent, engine=ReplayEngine(engine, trajectory.planner_turns[:num_turns])), engine
 

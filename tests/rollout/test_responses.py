@@ -14,28 +14,6 @@ async def ask(p, given, **more):
     return await p.client.responses.create(**{"model": "policy", "input": given} | more)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids(order):
-    async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
-        first = await ask(p, [user("1+2?")], tools=[TOOL])
-        assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
-        calls = first.output[1:]
-        assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("add", '{"a": 2}')]
-        results = [
-            {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
-            for number, call in enumerate(calls)
-        ]
-        given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results[::order]]
-        await ask(p, given, tools=[TOOL])
-        one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.token_ids
-        assert two.prompt_token_ids[: len(own)] == own
-        assert text_of(two.prompt_token_ids[len(own) :]) == (
-            "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
-        )
-        assert one.tool_result.text == "0\n1"
-
-
 async def test_a_previous_response_is_gone_on_from_without_its_instructions():
     async with play("a", "b", "c") as p:
         first = await ask(p, "1", instructions="Be brief.")
