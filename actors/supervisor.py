@@ -62,8 +62,6 @@ class Part:
     """Id of a rollout worker's node."""
     run: "ray.ObjectRef[None] | None" = None
     """A rollout worker's call that ends when it stops rolling out."""
-    why: str | None = None
-    """Reason why the part was killed here."""
 
     def look(self, tick: float) -> str | None:
         """Return why the part is lost; None while it works."""
@@ -120,14 +118,15 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """Restarts since the last train step, by part."""
         self._failure: Exception | None = None
         """What ends the run."""
-        liveness = config.liveness
-        self._fixed = [self._part("store", cluster.store, floor_s=liveness.answer_s)]
+        limits = config.cluster
+        self._fixed = [self._part("store", cluster.store, floor_s=limits.answer_s)]
         if cluster.base is not None:
-            self._fixed.append(self._part("holder of the base weights", cluster.base, floor_s=liveness.work_s))
-        self._prm = self._part("PRM", cluster.prm, floor_s=liveness.work_s) if cluster.prm is not None else None
+            self._fixed.append(self._part("holder of the base weights", cluster.base, floor_s=limits.work_s))
+        self._prm = self._part("PRM", cluster.prm, floor_s=limits.work_s) if cluster.prm is not None else None
         self._workers = {index: self._worker_part(index, *started) for index, started in cluster.workers.items()}
         self._missing: dict[int, float] = {}
         """Workers that have no room yet, with the time since when."""
+        self._had_workers_at = time.monotonic()
         self._wanted = WantedWorkers(config, folder / "workers", note)
         self._resized_at = time.monotonic()
         self._rolling_out = False
@@ -174,8 +173,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def learn(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the learner; return the first rank's result. Raises LearnerLostError if the learner dies or
         exceeds the call's time limit."""
-        liveness = self._config.liveness
-        limit = self._limits.setdefault(method, Bound(floor_s=liveness.work_s, first_s=liveness.start_s))
+        limits = self._config.cluster
+        limit = self._limits.setdefault(method, Bound(floor_s=limits.work_s, first_s=limits.start_s))
         calls = call_all(self.learner, method, *args, **kwargs)
         pending, waited_s, failure, failed_at_s = calls, 0.0, None, 0.0
         with self._waiting(f"the learner's {method.replace('_', ' ')}"):
@@ -224,8 +223,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 with self._waiting("the learner to restart"):
                     self._launcher.wait_for_learner()
                 return
-            except PART_LOST as again:
-                error = LearnerLostError(reason_of(again))
+            except LearnerLostError as again:
+                error = again
 
     @contextmanager
     def rolling_out(self, prm_digest: str | None) -> Iterator[None]:
@@ -312,7 +311,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._note(f"the PRM was lost and is restarted ({reason})")
         self._count("PRM", reason)
         ray.kill(self._prm.actor)
-        self._prm = self._part("PRM", self._launcher.start_prm(), floor_s=self._config.liveness.work_s)
+        self._prm = self._part("PRM", self._launcher.start_prm(), floor_s=self._config.cluster.work_s)
         if self._config.reward.prm is not None:
             for part in self._workers.values():
                 part.actor.use_prm.remote(self._prm.actor)
@@ -373,9 +372,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             if since == float("-inf"):
                 self._note(f"rollout worker {index} joined")
         now = time.monotonic()
+        if self._workers:
+            self._had_workers_at = now
+        elif now - self._had_workers_at > self._config.cluster.patience_s:
+            raise self._launcher.no_room("rollout workers", [worker_bundle(self._config)])
         for index, since in self._missing.items():
-            if not self._workers and now - since > self._config.cluster.patience_s:
-                raise self._launcher.no_room(f"rollout worker {index}", [worker_bundle(self._config)])
             if self._workers and float("-inf") < since < now - ROOM_WAIT_S:
                 self._missing[index] = float("-inf")
                 self._note(f"continuing without rollout worker {index} until the cluster has room for it")
@@ -401,11 +402,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             ray.kill(rank)
 
     def _part(self, name: str, actor: Handle, *, floor_s: float, node: str = "") -> Part:
-        heartbeat = Heartbeat(actor, floor_s=floor_s, start_s=self._config.liveness.start_s)
+        heartbeat = Heartbeat(actor, floor_s=floor_s, start_s=self._config.cluster.start_s)
         return Part(name=name, actor=actor, lost=actor.until_lost.remote(), heartbeat=heartbeat, node=node)
 
     def _worker_part(self, index: int, actor: Handle, node: str) -> Part:
-        return self._part(f"rollout worker {index}", actor, floor_s=self._config.liveness.answer_s, node=node)
+        return self._part(f"rollout worker {index}", actor, floor_s=self._config.cluster.answer_s, node=node)
 
 
 class WantedWorkers:
@@ -436,8 +437,8 @@ class WantedWorkers:
                 self._note(f"{self._path} has {text[:40]!r}, not a number of at least 1; keeping {self.num} workers")
             elif self._most is not None and num > self._most:
                 self._note(
-                    f"{self._path} has {num}, and memory.type='folder' allows {self._most} rollout worker; "
-                    f"keeping {self.num}; memory.type=server allows more"
+                    f"{self._path} has {num}, and agent.memory.type='folder' allows {self._most} rollout worker; "
+                    f"keeping {self.num}; agent.memory.type=server allows more"
                 )
             else:
                 self.num = num

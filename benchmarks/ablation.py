@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.runs import agentflow, compare_after_rl, copy_before_rl, train, train_steps
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.held_out import evaluation_in
+from ray_jobs.evaluation_folder import evaluation_in
 from ray_jobs.statistics import wilson_interval
 
 RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "prm_cpu.toml"
@@ -78,7 +78,7 @@ def replace_prm(config: RunConfig, folder: Path, *, lenient: bool) -> None:
         labels = labels_of(config.label, read_labels(folder / "labels.jsonl"))
         labels = [replace(label, score=1.0) if label.score in (HARMLESS, REPEATED) else label for label in labels]
         collected = list(CollectedGroups(folder / "collected").trajectories())
-        steps = prm_data(collected, labels, held_out_share=config.prm.held_out_share).train
+        steps = prm_data(collected, labels).train
         for _ in train_prm(prm, steps, seed=config.seed):
             pass
     else:

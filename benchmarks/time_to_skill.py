@@ -38,13 +38,12 @@ from pathlib import Path
 from typing import Any
 
 from actors.placement import KEEP_MEMORY
-
 from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks, training_tasks
 from learner.demo_model import cache_dir
-from ray_jobs.attempts import Evaluator, Wanted
+from ray_jobs.held_out import Evaluator, Wanted
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.local import open_policy
 from ray_jobs.run.model_folder import resolve_model

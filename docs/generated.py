@@ -189,15 +189,17 @@ def commands_of(app: App) -> Iterator[str]:
 def metrics() -> Iterator[str]:
     """Yield tables of every metric, histogram and text of a run."""
     from envs.datasets.families import FAMILIES
-    from ray_jobs.run.bottleneck import LIMITS
-    from ray_jobs.run.metrics import LIVE, LOGGED
-    from ray_jobs.run.tensorboard import HISTOGRAMS, TEXTS
+    from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
+    from ray_jobs.run.trackers import HISTOGRAMS, TEXTS
 
-    family, columns = re.compile(rf"\b({'|'.join(FAMILIES)})\b"), ("metric", "unit", "meaning")
-    rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in LOGGED]
-    yield "## Metrics of a run"
-    yield from _table(columns, dict.fromkeys(rows))
-    yield "\n## Gauges of the workers\n\nEach worker sets them as it happens, with the tags `run` and `worker`."
+    family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
+    columns = ("metric", "unit", "meaning")
+    for group, title in GROUPS.items():
+        shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]
+        rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in shown]
+        yield f"\n## {title}"
+        yield from _table(columns, dict.fromkeys(rows))
+    yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."
     yield from _table(columns, [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
     limits = ", ".join(f"{index} {limit.replace('_', ' ')}" for index, limit in enumerate(LIMITS))
     yield f"\n## TensorBoard\n\nValues of `util/bottleneck`: {limits}. Histograms cover a step's trained trajectories."

@@ -1,6 +1,6 @@
-"""Compare two evaluations of the same items: paired, with a test, intervals, and how many items a claim would need."""
+"""Compare two evaluations of the same items: paired, with a test, intervals, and the items a claim would need."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -9,36 +9,30 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from configs.errors import UserError, visible
+from configs.errors import visible
+from envs.datasets.benchmarks import BENCHMARKS
 from ray_jobs.evaluation_folder import (
     IDENTITY,
     EvaluationError,
-    Item,
     Place,
     StoredEvaluation,
     check_no_run,
     means_by_item,
     phases_of_run,
     read_evaluation,
-    unscored_by_reason,
+    why_unscored,
 )
-from ray_jobs.evaluation_identity import differences, unproven
+from ray_jobs.evaluation_identity import differences, fact_rows, unproven
 from ray_jobs.run.folder import write_json
-from ray_jobs.statistics import PairedComparison, compare_means, compare_paired, items_needed
-from ray_jobs.viewer.evaluation import write_comparison_page
-from ray_jobs.viewer.render import percent, points
+from ray_jobs.statistics import PairedComparison, compare_means, compare_paired, items_needed, wilson_interval
+from ray_jobs.viewer.pages import Bar, percent, points, write_page
 
 ASKED_GAINS = (0.02, 0.05, 0.1)
-"""Differences for which the number of items is always told, besides the one that was seen."""
-
-
-class ComparisonError(UserError):
-    """Two evaluations that must not be compared; the message says why, and what to do."""
+"""Differences whose number of items is always reported."""
 
 
 class ComparedRates(TypedDict):
-    """Of the items that are paired. `discordant` is the mean squared difference: for one seed, the share of items that
-    exactly one side solves. `items_for` are the paired items that a true gain of so much would take."""
+    """Solve rates of two policies on paired items."""
 
     num_items: int
     before: float
@@ -50,12 +44,14 @@ class ComparedRates(TypedDict):
     test: str
     p: float
     discordant: float
+    """Mean squared difference: for one seed, the share of items that exactly one side solves."""
     items_for_this_gain: int | None
     items_for: dict[str, int | None]
+    """Paired items that a true gain of each size would need."""
 
 
 class Comparison(TypedDict):
-    """Where there are two values, they are those of the two sides."""
+    """JSON values of `comparison.json`. Lists of two values belong to the two sides."""
 
     before: str
     after: str
@@ -64,7 +60,8 @@ class Comparison(TypedDict):
     infrastructure_failures: list[int]
     undecided: list[int]
     left_out: list[str]
-    left_out_because: list[str]
+    """Items of both sides of which one is unscored."""
+    left_out_because: str
     num_seeds: list[int]
     all: ComparedRates
     benchmarks: dict[str, ComparedRates]
@@ -72,24 +69,27 @@ class Comparison(TypedDict):
 
 
 Pairs = Mapping[Place, tuple[float, float]]
-"""Results of two sides on the same items: means over seeds."""
+"""Results of both sides on the same items: means over seeds."""
 
 
 def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: bool) -> Path:
-    """Print and write the comparison, below the second folder by default; returns the page. Without `after`, `before`
-    is the folder of a training run, and its own phases are compared. Raises ComparisonError for evaluations that differ
-    in more than their policy, unless `anyway`, which says so on the page."""
+    """Print and write a comparison, and return its page.
+
+    Without `after`, `before` is the folder of a training run, whose phases before and after RL are compared. Raises
+    EvaluationError for evaluations that differ in more than their policy, unless `anyway`.
+    """
     sides = phases_of_run(before) if after is None else (read_evaluation(before), read_evaluation(after))
     differing = differences(sides[0].identity, sides[1].identity)
     if differing and not anyway:
-        raise ComparisonError(
-            f"'{sides[0].path}' and '{sides[1].path}' differ in {', '.join(differing)}, and not in the policy alone: "
-            "what is seen could come from there. Evaluate both with the same settings; --anyway compares the items "
-            "that both have, and says so"
+        raise EvaluationError(
+            f"'{sides[0].path}' and '{sides[1].path}' differ in {', '.join(differing)}, and not only in the policy; "
+            "evaluate both with the same settings, or compare the common items with --anyway"
         )
     result = comparison(*sides, differing=differing)
     folder = out or (before / "comparison" if after is None else after / f"against-{before.resolve().name}")
-    _check_nothing_is_lost(folder)
+    check_no_run(folder)
+    if (folder / IDENTITY).exists():
+        raise EvaluationError(f"'{folder}' holds an evaluation and its report; name another folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "comparison.json", result)
     page = write_comparison_page(folder, sides, result)
@@ -100,75 +100,53 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
     return page
 
 
-def _check_nothing_is_lost(folder: Path) -> None:
-    """Raises EvaluationError where the report would take the place of another one."""
-    check_no_run(folder)
-    if (folder / IDENTITY).exists():
-        raise EvaluationError(
-            f"'{folder}' is the folder of an evaluation, whose report would be written over; name another folder with "
-            "--out"
-        )
-
-
 def comparison(before: StoredEvaluation, after: StoredEvaluation, *, differing: list[str] | None = None) -> Comparison:
-    """Raises ComparisonError where an item is not the same on both sides, or none is on both."""
+    """Compare two evaluations. Raises EvaluationError if they share no scored item, or if an item differs."""
     pairs, left_out = _paired(before, after)
-    seeds = {side.identity["sampling"]["seeds"] for side in (before, after)}
+    sides = (before, after)
+    seeds = {side.identity["seeds"] for side in sides}
     compare = compare_paired if seeds == {1} else compare_means
-    whole = compare(*_sides(pairs))
+
+    def compared(pairs: Pairs) -> PairedComparison:
+        return compare([first for first, _ in pairs.values()], [second for _, second in pairs.values()])
+
     benchmarks = sorted({benchmark for benchmark, _ in pairs})
     parts = {name: {place: pairs[place] for place in pairs if place[0] == name} for name in benchmarks}
+    verdict = compared(pairs).verdict
     return {
         "before": before.name,
         "after": after.name,
         "differs_in": differing or [],
         "unproven": sorted({*unproven(before.identity), *unproven(after.identity)}),
-        "infrastructure_failures": [sum(item.broke_off for item in side.items.values()) for side in (before, after)],
-        "undecided": [sum(item.undecided for item in side.items.values()) for side in (before, after)],
+        "infrastructure_failures": [sum(item.broken for item in side.items) for side in sides],
+        "undecided": [sum(item.undecided for item in side.items) for side in sides],
         "left_out": ["/".join(place) for place in left_out],
-        "left_out_because": list(unscored_by_reason(_results(left_out, before, after))),
+        "left_out_because": why_unscored(item for side in sides for item in side.items if item.key.place in left_out),
         "num_seeds": sorted(seeds),
-        "all": _row(pairs, whole),
-        "benchmarks": {name: _row(part, compare(*_sides(part))) for name, part in parts.items()},
-        "verdict": whole.verdict[0].upper() + whole.verdict[1:],
+        "all": _row(pairs, compared(pairs)),
+        "benchmarks": {name: _row(part, compared(part)) for name, part in parts.items()},
+        "verdict": verdict[0].upper() + verdict[1:],
     }
 
 
 def _paired(before: StoredEvaluation, after: StoredEvaluation) -> tuple[Pairs, list[Place]]:
-    """The items of both sides: those that are compared, and those that are not, because one side has no scored result
-    of them."""
-    first, second = (means_by_item(side.items.values()) for side in (before, after))
-    asked, again = (
-        {key.place: (item.question, item.gold) for key, item in side.items.items()} for side in (before, after)
-    )
+    # The items that both sides have scored, and those that one side has not.
+    first, second = means_by_item(before.items), means_by_item(after.items)
+    asked, again = ({item.key.place: (item.question, item.gold) for item in side.items} for side in (before, after))
     pairs = {place: (first[place], second[place]) for place in sorted(first.keys() & second.keys())}
     if not pairs:
-        raise ComparisonError(
-            "the two evaluations have no item in common that both could score; evaluate both on the same benchmarks"
-        )
+        raise EvaluationError("the two evaluations have no scored item in common; evaluate both on the same benchmarks")
     changed = [place for place in pairs if asked[place] != again[place]]
     if changed:
-        raise ComparisonError(
+        raise EvaluationError(
             f"{len(changed)} items have the same id and another question or reference, first {'/'.join(changed[0])}; "
             "evaluate both on the same files"
         )
     return pairs, sorted((asked.keys() & again.keys()) - pairs.keys())
 
 
-def _sides(pairs: Pairs) -> tuple[list[float], list[float]]:
-    return [before for before, _ in pairs.values()], [after for _, after in pairs.values()]
-
-
-def _results(places: Sequence[Place], *sides: StoredEvaluation) -> Iterator[Item]:
-    """Those of the items at these places, under all seeds of all sides."""
-    wanted = set(places)
-    for side in sides:
-        yield from (item for key, item in side.items.items() if key.place in wanted)
-
-
 def _row(pairs: Pairs, compared: PairedComparison) -> ComparedRates:
-    squares = [(second - first) ** 2 for first, second in pairs.values()]
-    discordant = sum(squares) / len(squares)
+    discordant = sum((second - first) ** 2 for first, second in pairs.values()) / len(pairs)
     return {
         "num_items": compared.num_tasks,
         "before": compared.before,
@@ -189,18 +167,49 @@ def _table(result: Comparison) -> Table:
     table = Table(title=escape(visible(f"{result['before']} -> {result['after']}")), title_justify="left")
     for column in ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain"):
         table.add_column(column)
-    rows = dict(result["benchmarks"])
-    if len(rows) > 1:
-        rows["all"] = result["all"]
+    rows = result["benchmarks"] | ({"all": result["all"]} if len(result["benchmarks"]) > 1 else {})
     for name, row in rows.items():
-        table.add_row(
-            Text(visible(name)),
-            str(row["num_items"]),
-            percent(row["before"]),
-            percent(row["after"]),
-            points([row["gain"]], signed=True),
-            points(row["gain_ci95"], signed=True),
-            f"{row['p']:.3g}",
-            str(row["items_for_this_gain"] or ""),
-        )
+        rates = percent(row["before"]), percent(row["after"]), points([row["gain"]], signed=True)
+        needed = str(row["items_for_this_gain"] or "")
+        interval = points(row["gain_ci95"], signed=True)
+        table.add_row(Text(visible(name)), str(row["num_items"]), *rates, interval, f"{row['p']:.3g}", needed)
     return table
+
+
+def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEvaluation], result: Comparison) -> Path:
+    """Write `report.html` into a folder. Raises OSError."""
+    whole = result["all"]
+    if result["differs_in"]:
+        answer, kind = f"This cannot be decided: they also differ in {', '.join(result['differs_in'])}.", "unsure"
+    elif whole["p"] >= 0.05:
+        answer, kind = "This comparison does not show it.", "unsure"
+    else:
+        answer, kind = ("Yes.", "better") if whole["gain"] > 0 else ("No, it is worse.", "unsure worse")
+    # Tasks of another source may have the name of a benchmark.
+    known = set(BENCHMARKS).intersection(*(side.benchmarks for side in sides))
+
+    def title_of(name: str) -> str:
+        return BENCHMARKS[name].title if name in known else name
+
+    bars = []
+    for name, row in result["benchmarks"].items():
+        count = row["num_items"]
+        for side, rate in (("before", row["before"]), ("after", row["after"])):
+            interval = wilson_interval(rate * count, count)
+            bars.append(
+                Bar(label=title_of(name), note=f"{side}, {count} items", rate=rate, interval=interval, kind=side)
+            )
+    return write_page(
+        folder / "report.html",
+        "comparison",
+        answer=answer,
+        kind=kind,
+        result=result,
+        bars=bars,
+        rows={**result["benchmarks"], "all": whole},
+        gains=[f"for {100 * float(gain):g} points" for gain in whole["items_for"]],
+        one_run=sides[0].path == sides[1].path,
+        facts=list(fact_rows(title_of, *(side.identity for side in sides))),
+        provenance=sides[1].provenance,
+        title_of=title_of,
+    )

@@ -14,32 +14,41 @@ from rollout.filters import SOLVED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedComparison:
-    """Solve rates of two policies on the same tasks, their difference, and whether it may be chance: `p` by `test`."""
+    """Solve rates in [0, 1] of two policies on the same tasks, and the test of their difference."""
 
     num_tasks: int
     before: float
     after: float
     only_before: int
+    """Tasks with the higher score before."""
     only_after: int
+    """Tasks with the higher score after."""
     ci95: tuple[float, float]
+    """95% interval of the gain."""
     p: float
+    """Two-sided p of no difference."""
     test: str
+    """Name of the test."""
 
     @property
     def gain(self) -> float:
+        """The rate after, less the one before."""
         return self.after - self.before
 
     @property
     def verdict(self) -> str:
+        """The gain with its interval and significance, in one line."""
         low, high = self.ci95
         change = f"{100 * self.gain:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
-        found = "significant" if self.p < 0.05 else "NOT significant"
-        return f"{change}, {found}: {self.test} p = {self.p:.3g} on {self.num_tasks} paired tasks"
+        result = "significant" if self.p < 0.05 else "NOT significant"
+        return f"{change}, {result}: {self.test} p = {self.p:.3g} on {self.num_tasks} paired tasks"
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:
-    """Compare results task by task; a task counts as solved where its score is 1. Raises ValueError for
-    lists that are empty or of different lengths."""
+    """Compare results task by task. A task is solved if its score is 1.
+
+    Raises ValueError for lists that are empty or of different lengths.
+    """
     solved = _solved_pairs(before, after)
     only_before = sum(first and not second for first, second in solved)
     only_after = sum(second and not first for first, second in solved)
@@ -56,18 +65,17 @@ def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
-    """Two-sided exact McNemar test: the binomial probability of a split at least as uneven as this one
-    of the tasks that exactly one policy solved. 1 where there are none."""
+    """Return the two-sided p of the exact McNemar test: the binomial probability of a split at least as uneven as this
+    one of the tasks that exactly one policy solved. It is 1 without such tasks."""
     discordant = only_a + only_b
     tail = sum(math.comb(discordant, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**discordant)
 
 
 def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComparison:
-    """Compare tasks that were tried several times, by each task's mean score in [0, 1].
+    """Compare tasks with several tries by each task's mean score in [0, 1], with the test and interval of `sign_flip`.
 
-    `only_before` counts the tasks with the higher mean before. Test and interval are those of `sign_flip`. Raises
-    ValueError as `compare_paired`.
+    Raises ValueError for lists that are empty or of different lengths.
     """
     if len(before) != len(after) or not before:
         raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
@@ -77,8 +85,8 @@ def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComp
         num_tasks=len(before),
         before=_mean(before),
         after=_mean(after),
-        only_before=sum(one < 0 for one in differences),
-        only_after=sum(one > 0 for one in differences),
+        only_before=sum(difference < 0 for difference in differences),
+        only_after=sum(difference > 0 for difference in differences),
         ci95=tested.ci95,
         p=tested.p,
         test="exact sign-flip permutation test",
@@ -86,13 +94,12 @@ def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComp
 
 
 def _mean(scores: Sequence[float]) -> float:
-    """Rounded, for a sum depends on the order in its last bits, and the difference of two means on nothing else where
-    they are equal."""
+    # Rounded: the last bits of a sum depend on its order, and equal means must have no difference.
     return round(math.fsum(scores) / len(scores), 12)
 
 
 def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Paired tasks in which the test at `alpha` finds a true `gain` with about this power; None for no gain.
+    """Return the paired tasks with which the test at `alpha` finds a true `gain` with this power, None without a gain.
 
     `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
     squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact
@@ -110,8 +117,10 @@ def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: f
 
 
 def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (95% by default); (0, 1) where nothing was counted. `successes` is a
-    whole number, or a sum of tasks' means over several tries: then the tasks are what was counted."""
+    """Return Wilson's score interval of a proportion (JASA 22, 1927), 95% by default, and (0, 1) for a count of 0.
+
+    `successes` is a whole number, or the sum of the means of `count` tasks over several tries.
+    """
     if count == 0:
         return 0.0, 1.0
     rate = successes / count
@@ -122,8 +131,8 @@ def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tup
 
 
 def paired_gain_interval(before: Sequence[bool | float], after: Sequence[bool | float]) -> tuple[float, float]:
-    """95% interval of (after - before) for paired proportions: Newcombe's method 10 (Stat Med 17, 1998),
-    Wilson intervals of both rates joined through the correlation of the pairs."""
+    """Return the 95% interval of (after - before) for paired proportions by Newcombe's method 10 (Stat Med 17, 1998):
+    Wilson intervals of both rates, combined through the correlation of the pairs."""
     solved = _solved_pairs(before, after)
     count = len(solved)
     both = sum(first and second for first, second in solved)
@@ -163,76 +172,65 @@ NUM_DRAWS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignFlip:
-    """Two-sided p, and the 95% interval of the mean difference: it holds 0 exactly where p >= 0.05."""
+    """The result of a sign-flip permutation test."""
 
     p: float
+    """Two-sided."""
     ci95: tuple[float, float]
+    """Interval of the mean difference, which contains 0 if and only if p >= 0.05."""
 
 
 def sign_flip(differences: Sequence[float], *, seed: int = 0) -> SignFlip:
-    """Test and interval of differences in [-1, 1], one an item. Raises ValueError without any.
+    """Return the test and the interval of one difference in [-1, 1] for each item. Raises ValueError without items.
 
-    p is exact: means over tries lie on a grid, and so do their sums. (Differences on no common grid of at most
-    FINEST_GRID steps are rounded to that one.) The interval holds the shifts that the test does not refuse: its ends
+    p is exact: means over tries lie on a grid, and so do their sums. Differences without a common grid of at most
+    FINEST_GRID steps are rounded to that one. The interval contains the shifts that the test does not reject: its ends
     are quantiles of the means of random subsets of the items (Hartigan, JASA 64, 1969), from NUM_DRAWS subsets drawn
-    with `seed`; which side of 0 they are on, the exact p decides. One item that is wholly gained and one that is wholly
-    lost are added for the interval, as Agresti and Min add pairs (Stat Med 24, 2005): without them it is a point where
-    all items differ alike.
+    with `seed`; the exact p decides on which side of 0 they lie. One item that is wholly gained and one that is wholly
+    lost are added for the interval, as Agresti and Min add pairs (Stat Med 24, 2005): otherwise it has no width if all
+    items differ alike.
     """
     if not differences:
         raise ValueError("need at least one difference")
-    fractions = [Fraction(one).limit_denominator(FINEST_GRID) for one in differences]
-    grid = min(math.lcm(*(one.denominator for one in fractions)), FINEST_GRID)
-    counts = Counter(round(one * grid) for one in fractions)
+    fractions = [Fraction(difference).limit_denominator(FINEST_GRID) for difference in differences]
+    grid = min(math.lcm(*(fraction.denominator for fraction in fractions)), FINEST_GRID)
+    counts = Counter(round(fraction * grid) for fraction in fractions)
     total = sum(value * count for value, count in counts.items())
     p = _as_far(counts, abs(total))
-    ends = [
-        _lower_end(_mirrored(counts, sign), grid, above_0=p < 0.05 and sign * total > 0, seed=seed) for sign in (1, -1)
-    ]
+    ends = []
+    for sign in (1, -1):
+        mirrored = Counter({sign * value: count for value, count in counts.items()})
+        ends.append(_lower_end(mirrored, grid, above_0=p < 0.05 and sign * total > 0, seed=seed))
     return SignFlip(p=p, ci95=(ends[0] / grid, -ends[1] / grid))
 
 
-def _mirrored(counts: Counter[int], sign: int) -> Counter[int]:
-    return Counter({sign * value: count for value, count in counts.items()})
-
-
 def _as_far(counts: Counter[int], total: int) -> float:
-    """The probability that the sum of the values with random signs is at least `total` away from 0."""
+    # The probability that the sum of the values with random signs is at least `total` away from 0.
     sizes = Counter[int]()
     for value, count in counts.items():
         sizes[abs(value)] += count
     del sizes[0]
     chances: np.ndarray = np.ones(1)
     for size, count in sorted(sizes.items()):
-        chances = _with_signs(chances, size, count)
+        # With k of them positive, `count` values of this size add (2 k - count) size: few places, 2 size apart.
+        spread = np.zeros(len(chances) + 2 * size * count)
+        ways = 1
+        for heads in range(count + 1):
+            # Whole numbers keep small binomial chances from being rounded away.
+            start = 2 * size * heads
+            spread[start : start + len(chances)] += ways / 2**count * chances
+            ways = ways * (count - heads) // (heads + 1)
+        chances = spread
     tail = float(chances[len(chances) // 2 + total :].sum())
     return 1.0 if total == 0 else min(1.0, 2 * tail)
 
 
-def _with_signs(chances: np.ndarray, size: int, count: int) -> np.ndarray:
-    """The chances of each sum after so many values of this size more. With k of them positive they add
-    (2 k - count) size: few places, that are 2 size apart, of many."""
-    spread = np.zeros(len(chances) + 2 * size * count)
-    for heads, chance in enumerate(_binomial(count)):
-        start = 2 * size * heads
-        spread[start : start + len(chances)] += chance * chances
-    return spread
-
-
-def _binomial(count: int) -> list[float]:
-    """The chance of each number of heads of so many coins, from whole numbers, so that none is rounded away."""
-    ways = [1]
-    for heads in range(count):
-        ways.append(ways[-1] * (count - heads) // (heads + 1))
-    return [number / 2**count for number in ways]
-
-
 def _lower_end(counts: Counter[int], grid: int, *, above_0: bool, seed: int) -> float:
-    """The 2.5% quantile of the means of random subsets, with every item in half of them. An empty subset refuses no
-    shift: it is below all."""
+    # The 2.5% quantile of the means of random subsets, which hold each item with a chance of 1/2. An empty subset
+    # rejects no shift: it lies below all.
     rng = np.random.default_rng(seed)
     sums, sizes = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
-    # To draw items is to draw how many there are of each difference.
+    # Items of equal difference are drawn together.
     for value, count in sorted((counts + Counter((grid, -grid))).items()):
         drawn = rng.binomial(count, 0.5, size=NUM_DRAWS)
         sums += value * drawn

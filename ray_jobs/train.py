@@ -34,7 +34,7 @@ from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
-from ray_jobs.run.bottleneck import StepTimes
+from ray_jobs.run.metrics import StepTimes
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
 from ray_jobs.run.provenance import shown
@@ -58,8 +58,12 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
             learn_prm(run, collected, labels)
         training = reinforce(run)
         after = evaluate(run, "eval_after")
+    start_s, evaluations = (
+        run.console.phase_seconds["start"],
+        {"untouched": untouched, "before": before, "after": after},
+    )
     summary = summarize(
-        run, untouched=untouched, before=before, after=after, cold_start=demonstrations, training=training
+        run.config, run.folder, start_s=start_s, **evaluations, cold_start=demonstrations, training=training
     )
     run.folder.write_summary(summary)
     print_summary(summary, Path(shown(write_report(run.folder.path))))

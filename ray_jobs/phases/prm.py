@@ -1,7 +1,6 @@
-"""The process reward model of a run: trained on labelled steps, measured on tasks it never saw, and watched while the
-loop asks it, for whether it still sees through junk."""
+"""The process reward model (PRM) of a run: its training, its quality on held-out tasks, and its canaries."""
 
-import json
+import math
 import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -10,13 +9,10 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST
-from configs.reward import OutcomeGatedConfig
 from configs.run import RunConfig
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
-from ray_jobs.viewer.render import number
-from ray_jobs.viewer.report import write_prm_page
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
@@ -28,14 +24,12 @@ if TYPE_CHECKING:
 
 
 def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
-    """Train the PRM on the tasks that are not held out, save it, and write down how good it is on the others."""
-    config = run.config.prm
+    """Train the PRM on the tasks that are not held out, save it, and write down its quality on the others."""
     if run.finished("train_prm") is not None:
         run.prm.load(run.folder.prm)
         return
-    data = prm_data(collected, labels_of(run.config.label, labels), held_out_share=config.held_out_share)
-    total = num_batches(data.train, num_epochs=config.num_epochs, batch_tasks=config.batch_tasks)
-    prm = run.prm
+    data = prm_data(collected, labels_of(run.config.label, labels))
+    total, prm = num_batches(data.train, num_epochs=run.config.prm.num_epochs), run.prm
     with run.phase("train_prm", total=total) as phase:
         for step, loss in enumerate(prm.train(data.train)):
             run.log_metrics(step, {"train_prm/loss": loss})
@@ -44,17 +38,19 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
         quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
         write_json(run.folder.quality, quality | {"digest": digest})
         phase.facts.update(digest=digest, num_steps=len(data.train))
-    spearman, auroc = (number(quality[name], "{:.2f}") for name in ("spearman_within_group", "auroc_outcome"))
-    highest = number(_highest(quality["canaries"].values()), "{:.2f}")
+    spearman, auroc = (_number(quality[name]) for name in ("spearman_within_group", "auroc_outcome"))
+    highest = _number(_highest(quality["canaries"].values()))
     run.console.note(
-        f"PRM on tasks it never saw: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
+        f"PRM on held-out tasks: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
         f"{highest}"
     )
 
 
 def run_train_prm(config: RunConfig) -> None:
-    """From `collected/` and `labels.jsonl` of the run folder to `prm/`, `prm_quality.json` and `prm_quality.html`.
-    Raises RunLockError where somebody else works on the run."""
+    """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
+
+    Raises NothingCollectedError without trajectories or labels, and RunLockError if another process works on the run.
+    """
     with local_run(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
@@ -67,14 +63,15 @@ def run_train_prm(config: RunConfig) -> None:
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
-    limit = (config.reward.gated or OutcomeGatedConfig()).alarms.canary
-    page = write_prm_page(folder.path, json.loads(folder.quality.read_text()), canary_limit=limit)
-    run.console.note(f"quality: {page}")
+    run.console.note(f"quality: {folder.quality}")
 
 
 def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
-    """Metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk decisions
-    in a context of each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
+    """Return metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk.
+
+    The junk decisions are scored in a context of each group of the batch that the PRM scored. Without a PRM, and
+    between windows, no group is read.
+    """
     if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
@@ -96,3 +93,7 @@ def _first_step(group: Group) -> StepText | None:
 
 def _highest(scores: Iterable[float | None]) -> float | None:
     return max((score for score in scores if score is not None), default=None)
+
+
+def _number(value: float | None) -> str:
+    return "not defined" if value is None or not math.isfinite(value) else f"{value:.2f}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from configs.backend import OllamaConfig, VllmConfig
 from configs.run import RunConfig
-from ray_jobs.attempts import Attempts
+from ray_jobs.held_out import Attempts
 from ray_jobs.run.begun import check_trained_alike
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths

@@ -1,4 +1,4 @@
-"""A run folder as the viewer asks for it: rows by page, one trajectory in full, groups, what changed since."""
+"""A run folder for the viewer: pages of rows, whole trajectories, groups, and changes since the last refresh."""
 
 import json
 import time
@@ -20,22 +20,23 @@ from rollout.records import TOKENIZER
 MAX_PAGE = 500
 MAX_PROMPT_CHARS = 20_000
 FRESH_S = 900.0
-"""A run without a summary whose files changed within so many seconds is taken to be going on."""
+"""A run without a summary is live if its files changed within this many seconds."""
 
 _SETTINGS = ("seed", "num_steps", "pipeline_depth", "max_staleness")
 
 
 class ViewError(UserError):
-    """The folder cannot be shown; the message says what is missing in it."""
+    """A folder that cannot be shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which rows: each filter that is set must hold, `text` is looked for in ids, question and answers. The phase may
-    be `any`, or `changed`: attempts after RL whose task had another outcome before RL, gained ones first."""
+    """Filters of rows, which must all hold."""
 
     text: str = ""
+    """Searched in ids, question and answers."""
     phase: str = ""
+    """Also `any`, or `changed`: attempts after RL whose task had another outcome before, gained ones first."""
     verdict: str = ""
     outcome: str = ""
     dataset: str = ""
@@ -44,7 +45,7 @@ class Wanted:
 
 
 class ViewedRun:
-    """Reads only; `refresh` takes in what the run has written since, from one thread."""
+    """A reader of a run folder. One thread calls `refresh`, which reads new data."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "trajectories.jsonl").exists() and not (folder / "config.json").exists():
@@ -61,7 +62,7 @@ class ViewedRun:
         self.trajectories.refresh()
 
     def state(self) -> Row:
-        """What a page asks for again and again: enough to know what to fetch anew."""
+        """Return the counts by which a page knows what to fetch again."""
         index = self.trajectories
         read, there = index.lines.progress
         return {
@@ -77,7 +78,7 @@ class ViewedRun:
         }
 
     def about(self) -> Row:
-        """Name, settings and result of the run, from the files that it keeps them in."""
+        """Return name, settings and results of the run."""
         config, summary = (_json(self.folder / name) for name in ("config.json", "summary.json"))
         reward, learner = (config.get(name, {}) for name in ("reward", "learner"))
         return {
@@ -98,7 +99,7 @@ class ViewedRun:
         }
 
     def facets(self) -> Row:
-        """What the filters can be set to, with how many trajectories each."""
+        """Return the values of each filter with their numbers of trajectories."""
         names = ("phase", "verdict", "dataset")
         with self.trajectories.lock:
             rows = self.trajectories.rows
@@ -106,7 +107,7 @@ class ViewedRun:
             return found | {"changed": len(self._changed())}
 
     def page(self, wanted: Wanted, offset: int, limit: int) -> Row:
-        """Rows of trajectories that are wanted, and how many there are in all."""
+        """Return a page of the selected trajectories, and their total number."""
         with self.trajectories.lock:
             found = self._found(wanted)
             if wanted.newest_first:
@@ -120,7 +121,7 @@ class ViewedRun:
             return {"total": len(found), "rows": shown}
 
     def trajectory(self, trajectory_id: str) -> Row | None:
-        """All that is known of one, its tokens with their texts, its siblings and the other attempts at its task."""
+        """Return a trajectory with the texts of its tokens, its siblings and the other attempts at its task."""
         record = self.trajectories.record(trajectory_id)
         if record is None:
             return None
@@ -136,7 +137,7 @@ class ViewedRun:
             }
 
     def phase_attempts(self, phase: str) -> dict[str, Row]:
-        """The attempts of an evaluation by their tasks."""
+        """Return the attempts of an evaluation by their tasks."""
         with self.trajectories.lock:
             return {row["task"]: row for row in self.trajectories.rows if row["phase"] == phase}
 
@@ -213,14 +214,14 @@ class ViewedRun:
 
 
 class TokenTexts:
-    """`folder` is the run's. Where no tokenizer is in it, tokens have no texts."""
+    """The tokenizer in a run folder. Without one, tokens have no texts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def add_to(self, record: dict[str, Any]) -> None:
-        """Put `pieces` (a text per sampled token) and `prompt_text` (what is new in the prompt) into each turn, in the
-        place of the prompt's token ids."""
+        """Replace the prompt's token ids in each turn by `pieces`, the texts of the sampled tokens, and `prompt_text`,
+        the new part of the prompt."""
         for turn in record["turns"]:
             prompt = turn.pop("prompt_token_ids", [])
             if self._tokenizer is not None:
@@ -228,7 +229,7 @@ class TokenTexts:
                 turn["prompt_text"] = self._tokenizer.decode(prompt, skip_special_tokens=False)[:MAX_PROMPT_CHARS]
 
     def _pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """A character of several tokens stands at the last of them."""
+        # A character of several tokens is shown at the last of them.
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -237,7 +238,7 @@ class TokenTexts:
             try:
                 pieces.append(stream.step(self._tokenizer, token) or "")
             except Exception:
-                # Bytes that are no text; the library names no class of its own for them.
+                # Bytes that are no text, for which the library has no exception class.
                 stream = DecodeStream(skip_special_tokens=False)
                 pieces.append("\N{REPLACEMENT CHARACTER}")
         return pieces
@@ -251,9 +252,9 @@ class TokenTexts:
 
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: str) -> tuple[Row, Sequence[Row]]:
-    """Attempts at the same tasks beside each other: how often each way round, and the pairs that are wanted. Another
-    run may have another question under the same name, which is no pair. `only` is a kind of pair, or empty for all;
-    `text` is looked for in question and task."""
+    """Pair attempts at the same tasks: the number of each kind, and the selected pairs. Another run may have another
+    question under the same name, which is no pair. `only` is a kind of pair, or empty for all; `text` is searched in
+    question and task."""
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
         one, other = left[task], right[task]

@@ -1,4 +1,4 @@
-"""`agentflow view`: a page on this machine that shows a run, also while it trains. Nothing is written."""
+"""`agentflow view`: a local web page that shows runs, also during training. It writes nothing."""
 
 import html
 import json
@@ -43,8 +43,8 @@ _HEADERS = {
 
 
 def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
-    """The page and its data for one run or two, for whoever has the token. All files of the page are read now: a
-    request only names them."""
+    """Return the server of one or two runs, which requires the token. All static files are read now, so that a request
+    cannot name any other file."""
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
     answers: dict[str, Answer] = {
         "state": lambda runs, request: [run.state() for run in runs],
@@ -68,8 +68,8 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
 
 
 class LoopbackOnly:
-    """Answers only what was asked under a name of this machine, so that no web page can reach the run by giving a name
-    of its own the loopback address; and puts on every answer what the browser may do with it."""
+    """A middleware that rejects other host names than those of this machine, so that no web page can reach the run by
+    DNS rebinding, and adds security headers to each response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -106,7 +106,7 @@ async def _file(files: dict[str, bytes], name: str | None, request: Request) -> 
 
 
 def _answered(answer: Answer, runs: Sequence[ViewedRun], request: Request) -> Response:
-    """Starlette runs it in a thread: files are read in it."""
+    # Starlette runs it in a thread, because it reads files.
     return _json(answer(runs, request))
 
 
@@ -128,13 +128,13 @@ def _dumped(value: object) -> str:
 
 
 def finite(value: object) -> object:
-    """The same without numbers that JSON has no word for: they become None."""
+    """Replace the numbers that JSON cannot represent by None."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [finite(one) for one in value]
+        return [finite(part) for part in value]
     return value
 
 
@@ -147,10 +147,10 @@ def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
 
 
 def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> dict[str, Row]:
-    """`0:eval_after`: the attempts of this phase in that run."""
+    # `0:eval_after` are the attempts of this phase in the first run.
     number, _, phase = request.query_params.get(name, "").partition(":")
     if number not in map(str, range(len(runs))):
-        raise HTTPException(400, f"{name} must be RUN:PHASE, as 0:eval_after")
+        raise HTTPException(400, f"{name} must be RUN:PHASE, such as 0:eval_after")
     return runs[int(number)].phase_attempts(phase)
 
 
@@ -188,7 +188,7 @@ def _run(runs: Sequence[ViewedRun], request: Request) -> ViewedRun:
 
 def _found(value: Found | None, kind: str) -> Found:
     if value is None:
-        raise HTTPException(404, f"the run has no such {kind} (any more)")
+        raise HTTPException(404, f"the run has no such {kind}")
     return value
 
 
@@ -197,13 +197,13 @@ MOST_RUNS = 2
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
-    """Serve until interrupted. Raises ViewError for a folder that is no run's, and UserError."""
+    """Serve until interrupted. Raises UserError for a folder without a run or a used port."""
     import uvicorn
 
     from envs.serving import new_token, with_token
 
     if len(folders) > MOST_RUNS:
-        raise ViewError(f"{len(folders)} runs were given; one is shown or {MOST_RUNS} are compared, so leave some out")
+        raise ViewError(f"at most {MOST_RUNS} runs can be shown, got {len(folders)}")
     runs = [ViewedRun(folder) for folder in folders]
     with listen(LOOPBACK, port) as listener:
         token = new_token()
@@ -221,8 +221,8 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
 
 @contextmanager
 def door_to(address: str) -> Iterator[str]:
-    """The URL of a file that leads a browser to the address and that only this user can read: all users of a machine
-    see the command that starts a browser."""
+    """Yield the URL of a file that redirects to the address and that only this user can read, because all users of a
+    machine see the command that starts a browser."""
     page = '<!doctype html><meta charset="utf-8"><title>AgentFlow viewer</title>'
     with tempfile.TemporaryDirectory(prefix="agentflow-view-") as folder:
         file = Path(folder) / "viewer.html"
@@ -232,13 +232,13 @@ def door_to(address: str) -> Iterator[str]:
 
 
 def follow(runs: Sequence[ViewedRun]) -> threading.Event:
-    """Take in what the runs write, in a thread of its own, until the event that it returns is set."""
+    """Read new data of the runs in a thread until the returned event is set."""
     stop = threading.Event()
 
     def refresh() -> None:
         while True:
             for run in runs:
-                # A file may be replaced at any moment, and is there again the next time.
+                # A file may be replaced at any moment; the next refresh finds it again.
                 with suppress(OSError):
                     run.refresh()
             if stop.wait(REFRESH_S):

@@ -1,4 +1,4 @@
-"""The attempts of a group as a prefix tree: siblings are columns, steps are rows, merged where they agree."""
+"""The attempts of a group as a prefix tree: siblings are columns, steps are rows, and equal steps are merged."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ _MOVE = ("action", "action_input", "result", "tool_error", "format_error")
 
 
 def prefix_tree(records: Sequence[Mapping[str, Any]]) -> Row:
-    """Of trajectory records: `order`, their ids from left to right, and `rows`, one list of cells for each step.
+    """Return `order`, the ids of trajectory records from left to right, and `rows`, a list of cells for each step.
 
-    A cell stands for the attempts that took the same decision with the same result, after they agreed in every step
-    before. It has `first` and `span`, the columns that it covers; the decision and its result; and one advantage and
-    one PRM score for each attempt, in the order of the columns. A row has no cell where attempts have ended.
+    A cell represents the attempts with the same decision and result after equal earlier steps. It has `first` and
+    `span`, the columns that it covers; the decision and its result; and an advantage and a PRM score for each attempt,
+    in the order of the columns. A row has no cells for attempts that have ended.
     """
     steps = [_steps(record) for record in records]
     columns = _ordered(records, steps, list(range(len(records))), 0)
@@ -42,7 +42,7 @@ def _steps(record: Mapping[str, Any]) -> list[Row]:
     advantages, scores = record.get("advantages") or (), record.get("prm_scores") or ()
     return [
         {
-            # A malformed turn decided nothing: only the same text is the same move.
+            # A malformed turn has no decision: only equal texts are equal moves.
             "move": (*(turn[name] for name in _MOVE), turn["text"] if turn["action"] is None else ""),
             "said": shortened(turn["text"]) if turn["action"] is None else None,
             "advantage": advantages[index] if index < len(advantages) else None,
@@ -55,7 +55,7 @@ def _steps(record: Mapping[str, Any]) -> list[Row]:
 def _ordered(
     records: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Row]], members: list[int], depth: int
 ) -> list[int]:
-    """Attempts that agree stand side by side; among branches the one with more right attempts comes first."""
+    # Attempts that agree are neighbours. The branch with the larger share of right attempts comes first.
     branches: dict[object, list[int]] = {}
     for number in members:
         branches.setdefault(steps[number][depth]["move"] if depth < len(steps[number]) else None, []).append(number)
@@ -64,10 +64,10 @@ def _ordered(
         right = sum(records[number].get("outcome", records[number]["reward"]) == SOLVED for number in branch)
         return -right / len(branch), -len(branch), branch[0]
 
-    found: list[int] = []
+    order: list[int] = []
     for move in sorted(branches, key=lambda move: worth(branches[move])):
-        found += branches[move] if move is None else _ordered(records, steps, branches[move], depth + 1)
-    return found
+        order += branches[move] if move is None else _ordered(records, steps, branches[move], depth + 1)
+    return order
 
 
 def _continues(cell: Row, column: int, left: Sequence[Row], right: Sequence[Row], depth: int) -> bool:

@@ -12,12 +12,12 @@ SOLUTIONS = {"1 1 4 6": "4*6*1*1", "4 6 6 8": "4+6+6+8"}
 
 
 def right_answer(task):
-    """What the scorer takes, where it is not the reference itself."""
+    """Return an answer that the scorer accepts."""
     return SOLUTIONS.get(task.answer, task.answer.split("\n")[0].partition(". ")[0])
 
 
 class ScriptedSolver:
-    """`answer_of(task, seed)` is the planner's only decision; an exception in it breaks the engine."""
+    """A policy whose only decision is `answer_of(task, seed)`. An exception there breaks the engine."""
 
     max_open = 4
 
@@ -37,8 +37,8 @@ def broken(task, seed):
 
 
 def hesitant(task, answer):
-    """A scorer of one's own that cannot tell what to think of this one answer."""
-    return None if answer == "who knows" else float(answer == task.answer)
+    """Score all answers but one."""
+    return None if answer == "unclear" else float(answer == task.answer)
 
 
 HESITANT = (f"code_path={Path(__file__).parent}", "reward.scorer=evaluating:hesitant")
@@ -57,7 +57,7 @@ def model_in(tmp_path):
 
 
 def use(monkeypatch, solver):
-    """Let commands open this solver in place of a model."""
+    """Let commands open this solver instead of a model."""
 
     @contextmanager
     def open_scripted(config, adapter):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_jobs.run.bottleneck import (
+from ray_jobs.run.metrics import (
     LIMITS,
     Shares,
     StepTimes,
@@ -93,10 +93,6 @@ def test_busy_learner_and_busy_engine_are_balanced():
     assert limit_of(make_shares(learner_wait=0.0, engine_busy=1.0, kept_share=0.0)) == "balanced"
 
 
-def test_waiting_learner_without_a_known_cause_is_balanced():
-    assert limit_of(make_shares(**WAITING)) == "balanced"
-
-
 def test_shares_of_a_step_by_hand():
     facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
     readings = [
@@ -154,11 +150,6 @@ def test_average_weighs_steps_by_seconds_and_groups_by_number():
     average = average_shares([*[row_of(quick, 20 / 3, 16)] * 3, row_of(slow, 60.0, 96)])
     expected = make_shares(learner_wait=0.75, engine_busy=0.8, kept_share=0.4)
     assert asdict(average) == {name: pytest.approx(value) for name, value in asdict(expected).items()}
-
-
-def test_average_of_steps_without_weights():
-    rows = [row_of(make_shares(learner_wait=wait), 0.0, 0) for wait in (0.0, 0.5)]
-    assert average_shares(rows) == make_shares(learner_wait=0.25)
 
 
 def test_metrics_have_stable_names():

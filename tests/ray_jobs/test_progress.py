@@ -1,7 +1,7 @@
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.run.bottleneck import Shares
+from ray_jobs.run.metrics import Shares
 from ray_jobs.run.progress import VERDICT_WINDOW, Training
 
 

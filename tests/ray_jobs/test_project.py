@@ -35,13 +35,13 @@ def test_the_run_has_the_folders_name_and_trains_the_agent_with_its_teacher_and_
 
 
 def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_in_two(project):
-    from envs.datasets.own import OwnSources
+    from envs.datasets.custom import CustomSources
 
     config = load_run_config(project / "recipe.toml", [])
     demonstrated = {one.task.id for one in cold_start_tasks(config)}
     sampler = training_tasks(config)
     trained = {sampler.task(ordinal).id for ordinal in range(400)}
-    held_out = held_out_tasks(config.evaluation_mix, count=120, seed=0, own=OwnSources.of(config))
+    held_out = held_out_tasks(config.evaluation_mix, count=120, seed=0, custom=CustomSources.of(config))
     assert len(demonstrated) == config.cold_start.num_demonstrations
     assert not demonstrated & trained
     assert not {task.id for task in held_out} & (demonstrated | trained)

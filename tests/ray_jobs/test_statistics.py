@@ -21,13 +21,11 @@ def test_mcnemar_is_the_two_sided_binomial_of_the_discordant_tasks():
 
 
 def test_five_of_a_hundred_gained_is_not_significant():
-    """40 -> 45 of 100 with 30 tasks flipped: the kind of result that was once sold as a success."""
     before = [True] * 40 + [False] * 60
     after = [True] * 27 + [False] * 13 + [True] * 18 + [False] * 42
     comparison = compare_paired(before, after)
     assert (comparison.only_before, comparison.only_after) == (13, 18)
     assert comparison.p == pytest.approx(0.4731, abs=1e-3)
-    assert "NOT significant" in comparison.verdict
 
 
 def test_wilson_interval_matches_published_values():
@@ -56,16 +54,15 @@ def test_pairs_that_disagree_more_widen_the_interval():
     assert narrow[1] - narrow[0] < wide[1] - wide[0]
 
 
-def test_scores_count_as_solved_only_where_they_are_one():
+def test_only_a_score_of_one_is_solved():
     assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_after == 2
     assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_before == 1
 
 
-def test_verdict_says_when_training_made_it_worse():
+def test_loss_is_significant():
     comparison = compare_paired([True] * 20, [False] * 10 + [True] * 10)
     assert comparison.gain == -0.5
-    assert comparison.verdict.startswith("-50.0 points")
-    assert ", significant" in comparison.verdict
+    assert comparison.p < 0.05
 
 
 def test_gain_interval_covers_the_gain_and_stays_within_bounds():
@@ -82,14 +79,14 @@ def test_swapping_before_and_after_mirrors_the_interval():
     assert (low, high) == pytest.approx((-back_high, -back_low))
 
 
-def test_different_tasks_on_both_sides_are_refused():
+def test_different_tasks_on_both_sides_are_rejected():
     with pytest.raises(ValueError, match="same tasks"):
         compare_paired([True], [True, False])
     with pytest.raises(ValueError, match="got 0 and 0"):
         compare_paired([], [])
 
 
-def test_means_of_one_try_a_task_compare_as_right_and_wrong():
+def test_means_of_one_try_compare_as_right_and_wrong():
     before, after = [0, 0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 0, 1, 1]
     means, plain = compare_means(before, after), compare_paired(before, after)
     assert (means.only_before, means.only_after) == (plain.only_before, plain.only_after) == (1, 5)
@@ -98,30 +95,28 @@ def test_means_of_one_try_a_task_compare_as_right_and_wrong():
     assert means.gain == plain.gain == 0.5
 
 
-def test_equal_means_in_another_order_are_no_gain_that_a_number_of_items_could_show():
-    """Regression: what rounding left of their difference was a gain, and asked for 1e32 items."""
+def test_equal_means_in_another_order_are_no_gain():
+    """Rounding errors must not look like a gain."""
     before = [number % 4 / 3 for number in range(60)]
     compared = compare_means(before, sorted(before))
     assert compared.gain == 0
     assert items_needed(compared.gain, 0.2) is None
 
 
-def test_two_losses_that_weigh_more_than_many_small_gains_are_no_gain():
+def test_large_losses_against_small_gains_are_no_gain():
     """40 items a little better, 15 much worse: the mean falls, and no test may call that a significant gain."""
     comparison = compare_means([0.25] * 40 + [1.0] * 15 + [0.5] * 45, [0.5] * 40 + [0.0] * 15 + [0.5] * 45)
     assert (comparison.only_before, comparison.only_after) == (15, 40)
     assert comparison.gain == pytest.approx(-0.05)
     assert comparison.p > 0.05
     assert comparison.ci95[0] < 0 < comparison.ci95[1]
-    assert "NOT significant: exact sign-flip permutation test p = " in comparison.verdict
 
 
-def test_twelve_large_gains_against_twelve_small_losses_are_a_gain():
+def test_large_gains_against_small_losses_are_a_gain():
     comparison = compare_means([0.0] * 12 + [0.5] * 12 + [0.5] * 76, [1.0] * 12 + [0.25] * 12 + [0.5] * 76)
     assert comparison.gain == pytest.approx(0.09)
     assert comparison.p < 0.05
     assert comparison.ci95[0] > 0
-    assert ", significant: exact sign-flip permutation test p = " in comparison.verdict
 
 
 def test_items_needed_follow_the_published_formula():

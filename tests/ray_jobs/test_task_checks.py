@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from configs.loading import load_run_config
-from envs.datasets.own import module_tasks
+from envs.datasets.custom import module_tasks
 from envs.datasets.sampler import evaluation_tasks
 from ray_jobs.run.preflight import PreflightError
 from ray_jobs.run.task_checks import check_mixes, check_tasks, notes_before_start, prm_tasks

@@ -1,4 +1,4 @@
-"""The viewer's page in a real browser, headless: what a person sees, with what keys, and that nothing hostile runs."""
+"""The viewer's page in a headless browser: content, keyboard, accessibility and hostile text."""
 
 import re
 import socket
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
-from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
+from view_world import append, evaluation_row, make_group, make_run, metric_row, trained
 
 from envs.serving import new_token, with_token
+from envs.types import ToolCall, ToolResult
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
-from reward.types import Reward, StepScores
 from tests.changed import replace
 from tests.ray_jobs.browser import chromium
 
@@ -45,7 +45,7 @@ def folder(tmp_path):
 
 @contextmanager
 def served(*folders):
-    """The address of a viewer over these runs."""
+    """Yield the address of a viewer over these runs."""
     runs = [ViewedRun(folder) for folder in folders]
     stop = follow(runs)
     listener = socket.create_server(("127.0.0.1", 0))
@@ -62,7 +62,7 @@ def served(*folders):
 
 @contextmanager
 def page_of(browser, address, *, width=1280, height=800, scheme="light"):
-    """A fresh page; what went wrong in it fails the test."""
+    """Yield a new page, and fail on any error in it."""
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
@@ -86,7 +86,7 @@ def big_run(folder, num=20_000):
     return folder
 
 
-def test_20000_trajectories_are_shown_and_scrolled_without_loading_all(browser, tmp_path):
+def test_20000_trajectories_are_scrolled_page_by_page(browser, tmp_path):
     with served(big_run(tmp_path / "big")) as address, page_of(browser, f"{address}#/trajectories?phase=any") as page:
         pages = []
         page.on("response", lambda answer: pages.append(answer) if "/api/trajectories?" in answer.url else None)
@@ -106,13 +106,15 @@ HOSTILE = (
 )
 
 
-def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(browser, folder):
-    rows = list(group_rows(make_group(7, question=HOSTILE), 4))
+def test_hostile_text_is_shown_as_text_and_not_run(browser, folder):
+    rows = list(trained(make_group(7, question=HOSTILE), 4))
     append(folder / "trajectories.jsonl", rows)
     row = rows[0]
-    for name in ("thought", "action", "action_input", "result", "text"):
-        row["turns"][0][name] = HOSTILE + ("z" * 1_000_000 if name == "result" else "")
-    append(folder / "trajectories.jsonl", [row | {"id": "g000007/hostile <b>", "answer": HOSTILE, "gold": HOSTILE}])
+    row.turns[0].thought = row.turns[0].text = HOSTILE
+    row.turns[0].tool_call = ToolCall(name=HOSTILE, arguments=HOSTILE)
+    row.turns[0].tool_result = ToolResult(text=HOSTILE + "z" * 1_000_000)
+    row.id, row.answer, row.task = "g000007/hostile <b>", HOSTILE, replace(row.task, answer=HOSTILE)
+    append(folder / "trajectories.jsonl", [row])
     with served(folder) as address, page_of(browser, f"{address}#/t/g000007%2Fhostile%20%3Cb%3E", height=1600) as page:
         page.wait_for_selector(".step")
         shown = page.locator("#main").inner_text()
@@ -131,7 +133,7 @@ def test_hostile_text_is_shown_as_text_and_nothing_of_it_runs(browser, folder):
         assert page.locator("main script, main img, main svg[onload]").count() == 0
 
 
-def test_a_step_says_where_its_advantage_came_from(browser, folder):
+def test_step_explains_its_advantage(browser, folder):
     """1 of 3 right: (1 - 0.333) / 0.577 = 1.155. Scores 0.905, 0.81 and twice 0.145: mean 0.501, deviation 0.413."""
     with served(folder) as address, page_of(browser, f"{address}#/t/g000000%2F0") as page:
         panel = page.locator(".credit").first.inner_text()
@@ -155,38 +157,7 @@ def test_a_step_says_where_its_advantage_came_from(browser, folder):
         assert "colour=version" in page.url
 
 
-def test_a_step_that_siblings_made_too_says_so(browser, folder):
-    """Two attempts guess 99 at once, both wrong."""
-    with served(folder) as address, page_of(browser, f"{address}#/t/g000000%2F1") as page:
-        panel = page.locator(".credit").first.inner_text()
-        assert re.search(r"2 attempts made this very step in the same state: \S+ \u00d72", panel)
-
-
-def panel_of(browser, folder, group):
-    """What is said of the first step of the group's first attempt."""
-    append(folder / "trajectories.jsonl", group_rows(group, 4))
-    with served(folder) as address, page_of(browser, f"{address}#/t/g000009%2F0") as page:
-        return page.locator(".credit").first.inner_text()
-
-
-def test_scores_that_hardly_differ_are_said_to_be_worth_nothing(browser, folder):
-    group = make_group(9)
-    alike = StepScores(raw=((0.9, 0.9), (0.9,), (0.9001,)), prm_digest="d")
-    panel = panel_of(browser, folder, replace(group, step_scores=alike))
-    assert "standard deviation below 0.001), so this part is 0" in panel
-    assert "w (s" not in panel
-
-
-def test_attempt_that_the_overlong_rule_keeps_out_is_not_said_to_be_unscored(browser, folder):
-    group = make_group(9, outcomes=(0.0, 1.0, 0.0))
-    cut = Reward(outcome=0.0, total=None, parts={})
-    panel = panel_of(browser, folder, replace(group, rewards=(cut, *group.rewards[1:])))
-    assert "keeps it out of training" in panel
-    assert "no score" not in panel
-    assert "could not be scored" not in panel
-
-
-def test_filtered_expired_and_failed_groups_say_why(browser, folder):
+def test_untrained_groups_show_their_reason(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/group/g000003") as page:
         assert "none of the 2 attempts was right" in page.locator("#main").inner_text()
         for group, says in (("g000004", "older than version 3"), ("g000005", "2 of 2 infrastructure")):
@@ -196,18 +167,7 @@ def test_filtered_expired_and_failed_groups_say_why(browser, folder):
         page.get_by_text("every advantage is 0").wait_for()
 
 
-def test_attempts_that_could_not_be_scored_are_neither_right_nor_wrong(browser, folder):
-    rows = [row | {"verdict": "all_right"} for row in group_rows(make_group(20, outcomes=(1.0, 1.0, 0.0)), 4)]
-    rows[2]["outcome"] = None
-    append(folder / "trajectories.jsonl", rows)
-    with served(folder) as address, page_of(browser, f"{address}#/group/g000020") as page:
-        page.get_by_text("all 2 scored attempts were right. 1 more could not be scored.").wait_for()
-        page.goto(f"{address}#/t/g000020%2F2")
-        page.get_by_role("link", name="attempt 2, no score").wait_for()
-        assert "\u2717" not in page.locator(".sibling-row").inner_text()
-
-
-def test_what_is_filtered_and_searched_stands_in_the_address(browser, folder):
+def test_filters_are_part_of_the_address(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=eval_after&outcome=wrong") as page:
         page.get_by_text("1 found").wait_for()
         page.get_by_label("Phase").select_option("any")
@@ -217,7 +177,7 @@ def test_what_is_filtered_and_searched_stands_in_the_address(browser, folder):
         assert "text=crates+of+nothing" in page.url
 
 
-def test_the_keyboard_is_enough(browser, folder):
+def test_keyboard_navigation(browser, folder):
     with served(folder) as address, page_of(browser, address) as page:
         press = page.keyboard.press
         press("3")
@@ -247,11 +207,11 @@ def test_the_keyboard_is_enough(browser, folder):
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_new_rows_come_while_the_page_is_open(browser, folder):
+def test_new_rows_appear_on_an_open_page(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=any", height=1600) as page:
         page.get_by_text("19 found").wait_for()
         page.evaluate("window.here = true")
-        append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
+        append(folder / "trajectories.jsonl", trained(make_group(9), 4))
         page.get_by_text("22 found").wait_for()
         page.get_by_text("g000009/0").wait_for()
         page.goto(f"{address}#/")
@@ -265,7 +225,7 @@ PLACES = ("#/", "#/groups", "#/group/g000000", "#/trajectories", "#/t/g000000%2F
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_no_serious_fault_of_accessibility(browser, folder, scheme):
+def test_accessibility(browser, folder, scheme):
     from axe_playwright_python.sync_playwright import Axe
 
     pair = "#/pair?a=0:eval_before/1&b=0:eval_after/1"
@@ -280,24 +240,14 @@ def test_no_serious_fault_of_accessibility(browser, folder, scheme):
             assert serious == [], place
 
 
-def test_a_phone_has_nothing_to_scroll_sideways(browser, folder):
-    append(folder / "trajectories.jsonl", group_rows(make_group(7, question="w" * 4000), 4))
+def test_phone_needs_no_horizontal_scrolling(browser, folder):
+    append(folder / "trajectories.jsonl", trained(make_group(7, question="w" * 4000), 4))
     long = "#/t/g000007%2F0"
     with served(folder) as address, page_of(browser, address, width=375, height=720) as page:
         for place in (*PLACES, long, "#/group/g000007", "#/pair?a=0:eval_before/1&b=0:eval_after/1"):
             page.goto(f"{address}{place}")
             page.wait_for_timeout(400)
             assert page.evaluate("document.documentElement.scrollWidth") <= 375, place
-
-
-def test_before_and_after_stand_side_by_side(browser, folder):
-    with served(folder) as address, page_of(browser, f"{address}#/compare") as page:
-        page.get_by_role("button", name="2 gained").click()
-        page.get_by_text("2 found").wait_for()
-        page.locator(".item .row").first.click()
-        page.wait_for_selector(".pair section")
-        assert page.locator(".pair > section").count() == 2
-        assert "wrong" in page.locator(".pair > section").first.inner_text()
 
 
 def test_trajectories_open_on_what_rl_changed(browser, folder):
@@ -312,25 +262,7 @@ def test_trajectories_open_on_what_rl_changed(browser, folder):
         page.get_by_text("19 found").wait_for()
 
 
-def test_which_policy_attempted_a_task_can_be_read_in_the_list(browser, folder):
-    append(folder / "trajectories.jsonl", [evaluation_row(n, "eval_untouched", right=False) for n in range(4)])
-    with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=any", height=1600) as page:
-        page.get_by_text("23 found").wait_for()
-        for name in ("before RL", "after RL", "untouched model"):
-            pill = page.locator(".item .c-id", has_text=name).first
-            assert pill.evaluate("node => node.scrollWidth <= node.clientWidth")
-
-
-def test_counts_of_groups_are_the_same_above_and_in_the_chart(browser, folder):
-    counted = {"groups/trained": 0.0, "groups/all_right": 0.0, "groups/all_wrong": 0.0}
-    append(folder / "metrics.jsonl", [metric_row(4, **counted)])
-    with served(folder) as address, page_of(browser, address) as page:
-        shown = page.locator(".plot", has_text="Groups after each step").locator(".reading").inner_text()
-        assert shown.split("\n") == ["trained 3", "all right 0", "all wrong 1"]
-        assert "3 trained" in page.locator(".facts .legend").inner_text()
-
-
-def test_evaluations_while_training_are_a_chart_of_their_own(browser, folder):
+def test_evaluations_while_training_have_a_chart(browser, folder):
     rates = {"": 0.5, "/lookup": 0.25, "/branch": 0.75}
     row = {f"held_out/{kind}{name}": rate + more for name, rate in rates.items() for kind, more in ENDS.items()}
     append(folder / "metrics.jsonl", [{"step": 2, "wall_s": 1.0, **row}])
@@ -341,7 +273,7 @@ def test_evaluations_while_training_are_a_chart_of_their_own(browser, folder):
         assert chart.locator(".whisker").count() == 3
 
 
-def test_a_group_is_one_picture_of_its_attempts(browser, folder):
+def test_group_shows_the_tree_of_its_attempts(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/group/g000000") as page:
         cells = page.locator(".matrix .move")
         assert [cells.nth(at).get_attribute("colspan") for at in range(cells.count())] == ["1", "2", "1"]
@@ -354,18 +286,7 @@ def test_a_group_is_one_picture_of_its_attempts(browser, folder):
         assert "step=1" in page.url
 
 
-def test_no_policy_version_is_below_zero(browser, folder):
-    row = evaluation_row(8, "eval_untouched", right=False)
-    row["turns"][0].update(policy_version=-1, switches=[])
-    append(folder / "trajectories.jsonl", [row | {"versions": [-1, -1]}])
-    with served(folder) as address, page_of(browser, f"{address}#/t/eval_untouched%2F8?colour=version") as page:
-        page.wait_for_selector(".step")
-        text = page.locator("#main").inner_text()
-        assert "v-1" not in text
-        assert "untouched model" in text
-
-
-def test_two_runs_share_the_curves_and_are_chosen_by_name(browser, folder, tmp_path):
+def test_two_runs_share_the_curves(browser, folder, tmp_path):
     other = make_run(tmp_path / "other", num_steps=5)
     append(other / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=True)])
     with served(folder, other) as address, page_of(browser, address) as page:
@@ -376,16 +297,7 @@ def test_two_runs_share_the_curves_and_are_chosen_by_name(browser, folder, tmp_p
         page.get_by_text("26 found").wait_for()
 
 
-def test_the_file_that_a_browser_is_started_with_leads_to_the_page(browser, folder):
+def test_start_file_leads_to_the_page(browser, folder):
     with served(folder) as address, door_to(address) as door, page_of(browser, door) as page:
         page.get_by_text("demo", exact=True).first.wait_for()
         assert page.url.startswith(address)
-
-
-def test_a_run_that_is_gone_from_the_address_is_said(browser, folder):
-    with served(folder) as address:
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(f"{address}#/t/nothing")
-        page.get_by_text("the run has no such trajectory").wait_for(timeout=PATIENCE_MS)
-        context.close()

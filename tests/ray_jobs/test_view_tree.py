@@ -1,4 +1,4 @@
-"""The attempts of a group merged where they agree."""
+"""The prefix tree of a group."""
 
 from ray_jobs.viewer.tree import prefix_tree
 
@@ -20,7 +20,7 @@ def spans(tree):
     return [[(cell["first"], cell["span"], cell["action_input"]) for cell in row] for row in tree["rows"]]
 
 
-def test_siblings_are_merged_where_they_agree_and_right_ones_come_first():
+def test_equal_steps_are_merged_and_right_attempts_come_first():
     tree = prefix_tree(
         [
             attempt(0, turn("answer", "99")),
@@ -37,7 +37,7 @@ def test_siblings_are_merged_where_they_agree_and_right_ones_come_first():
     ]
 
 
-def test_a_merged_cell_keeps_what_each_attempt_got_for_it():
+def test_merged_cell_keeps_the_values_of_each_attempt():
     tree = prefix_tree(
         [
             attempt(0, LOOK, turn("answer", "408"), outcome=1.0, advantages=[0.93, 0.9]),
@@ -55,12 +55,7 @@ def test_another_result_is_another_state():
     assert [len(row) for row in tree["rows"]] == [2, 2]
 
 
-def test_attempts_that_meet_again_stay_apart():
-    tree = prefix_tree([attempt(n, turn("search", text, "12 kg"), turn("answer", "1")) for n, text in enumerate("ab")])
-    assert [len(row) for row in tree["rows"]] == [2, 2]
-
-
-def test_malformed_turns_are_merged_only_where_their_text_is_the_same():
+def test_malformed_turns_are_merged_by_text():
     lost = [turn(None, None, None, format_error="no JSON", text=text) for text in ("a", "a", "b")]
     tree = prefix_tree([attempt(number, one) for number, one in enumerate(lost)])
     assert [(cell["span"], cell["said"]) for cell in tree["rows"][0]] == [(2, "a"), (1, "b")]
