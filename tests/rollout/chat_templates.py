@@ -4,7 +4,6 @@ CHATML = """
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# A default system message where none is given.
 # The thinking of earlier replies is dropped; an empty one opens the next where thinking is off.
 QWEN3 = """
 {%- for m in messages %}
