@@ -107,22 +107,22 @@ class Item:
 
     @property
     def solved(self) -> bool:
-        """Whether the answer is right."""
+        """True if the answer is right."""
         return self.score == SOLVED
 
     @property
     def broken(self) -> bool:
-        """Whether the engine or a tool failed at every attempt."""
+        """True if the engine or a tool failed at every attempt."""
         return self.stop_reason == "infrastructure"
 
     @property
     def undecided(self) -> bool:
-        """Whether a custom scorer could not score the answer."""
+        """True if a custom scorer could not score the answer."""
         return self.score is None and not self.broken
 
     @property
     def unscored(self) -> bool:
-        """Whether the item enters no rate."""
+        """True if the item enters no rate."""
         return self.broken or self.undecided
 
 

@@ -179,7 +179,7 @@ class ViewedRun:
             }
 
     def _found(self, wanted: Wanted) -> Sequence[int]:
-        """Their numbers; the caller holds the lock."""
+        """Return the numbers of the selected trajectories; the caller holds the lock."""
         index = self.trajectories
         fits = _fits(wanted)
         text = wanted.text.lower().strip()
@@ -193,8 +193,8 @@ class ViewedRun:
         ]
 
     def _changed(self) -> list[tuple[int, int]]:
-        """The numbers of the attempts before and after RL at each task whose outcome changed, gained tasks first; the
-        caller holds the lock."""
+        """Return the numbers of the attempts before and after RL at tasks with a changed outcome, gained tasks first;
+        the caller holds the lock."""
         rows = self.trajectories.rows
         before = {row["task"]: number for number, row in enumerate(rows) if row["phase"] == "eval_before"}
         pairs = [
