@@ -7,6 +7,7 @@ learners may die. If this actor dies, the run is cut off and continues from its 
 
 import asyncio
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,6 +86,9 @@ class DynamicSampling:
     async def heartbeat(self) -> Pulse:
         """Show that the event loop runs."""
         return Pulse()
+
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def until_lost(self) -> None:
         """Wait until this process ends, which fails the call."""

@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.base_weights import BaseWeightsActor
-from actors.cluster import ClusterError, Handle, PartLostError
+from actors.cluster import ClusterError, Handle, LearnerLostError, PartLostError, reason_of
 from actors.dynamic_sampling import DynamicSampling
 from actors.learner import LearnerActor
 from actors.placement import (
@@ -130,20 +130,25 @@ class Launcher:
         return ranks
 
     def wait_for_learner(self) -> None:
-        """Wait until the learner that was started last is built. Its room may be lost with a node meanwhile: raises
-        ClusterError if there is none for `cluster.patience_s`, or if the learner does not see the run folder."""
+        """Wait until the learner that was started last is built. Raises LearnerLostError if that fails. Its room may be
+        lost with a node meanwhile: raises ClusterError if there is none for `cluster.patience_s`, or if the learner
+        does not see the run folder."""
         pending, without_room_s, started = self._built, 0.0, time.monotonic()
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
-            if not all(ray.get(done)):
+            try:
+                sees_folder = all(ray.get(done))
+            except ray.exceptions.RayError as error:
+                raise LearnerLostError(f"it could not be built: {reason_of(error)}") from error
+            if not sees_folder:
                 raise self._sees_other_folder("learner")
             has_room = placement_group_table(self._learner_room).get("state") == "CREATED"
             without_room_s = 0.0 if has_room else without_room_s + LOOK_EVERY_S
             if without_room_s > self._config.cluster.patience_s:
                 raise self.no_room("learner", learner_bundles(self._config))
             if time.monotonic() - started > self._config.liveness.start_s:
-                raise PartLostError(
-                    f"the learner was not built within liveness.start_s = {self._config.liveness.start_s:g} s"
+                raise LearnerLostError(
+                    f"it was not built within liveness.start_s = {self._config.liveness.start_s:g} s"
                 )
 
     def start_prm(self) -> Handle:

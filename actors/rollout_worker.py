@@ -1,4 +1,4 @@
-"""The rollout worker as an actor: admitted groups in, judged groups out, always with proven weights."""
+"""The rollout worker as an actor: it runs admitted groups, and returns them judged, always with proven weights."""
 
 import asyncio
 import os
@@ -66,8 +66,8 @@ class RolloutWorkerActor:
         self._draining = False
 
     def __repr__(self) -> str:
-        """Ray asks for it once, when the actor is made, or when it cannot be: then that is the error to be told."""
-        return f"RolloutWorker({getattr(self, '_index', 'not made')})"
+        # Ray calls this also when the constructor has failed.
+        return f"RolloutWorker({getattr(self, '_index', 'not built')})"
 
     async def until_lost(self) -> None:
         """Load and prove every version that is published. Fails if a version cannot be proven, or this process ends."""
@@ -86,8 +86,8 @@ class RolloutWorkerActor:
         self._prm = prm
 
     async def run(self, prm_digest: str | None = None) -> None:
-        """Roll out until the buffer is closed, then drop what still runs; or until drained, then finish it.
-        `prm_digest`: the weights that the PRM must have, whose scores count."""
+        """Roll out until the buffer is closed, and drop what still runs; or until drained, and finish it.
+        `prm_digest` is the digest of the weights that the PRM must have."""
         self._prm_digest = prm_digest
         try:
             await self._roll_out()
@@ -113,7 +113,7 @@ class RolloutWorkerActor:
                 task.cancel()
 
     async def heartbeat(self) -> Pulse:
-        """Through the engine, whose thread may hang while this actor answers."""
+        """Return the pulse of the engine, whose thread may hang while this actor answers."""
         try:
             return await self._worker.engine.pulse()
         except EngineError:
@@ -121,15 +121,15 @@ class RolloutWorkerActor:
             raise
 
     async def drain(self) -> None:
-        """Take no more work; `run` ends when what runs has ended."""
+        """Take no more work, so that `run` returns when the running groups have ended."""
         self._draining = True
 
     async def workload(self) -> WorkerReading:
-        """What this worker did since it was asked last."""
+        """Return what this worker did since the last call."""
         return self._workload.reading(self._index, self._worker.engine.load, len(self._running))
 
     async def sandbox(self) -> "SandboxState | None":
-        """The walls around its code tool, which depend on its machine."""
+        """Return the state of the code sandbox, which depends on the node; None without one."""
         return self._worker.sandbox
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
@@ -150,8 +150,8 @@ class RolloutWorkerActor:
         self._worker.close()
 
     async def _free_place(self) -> None:
-        """Wait until fewer groups run than may; the number that may follows the pressure on the engine's cache. At
-        depth 0 wait for the end of the round, whose groups are sampled in lockstep."""
+        """Wait for a free place; their number follows the pressure on the engine's cache. At depth 0 wait for the end
+        of the round, whose groups are sampled in lockstep."""
         if self._config.pipeline_depth == 0 and self._running:
             await asyncio.wait(self._running.values())
         while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):
@@ -165,7 +165,7 @@ class RolloutWorkerActor:
         )
 
     def _show(self) -> None:
-        """To whoever watches the cluster, also where no train step ends for long."""
+        """Set the gauges of this worker."""
         load = self._worker.engine.load
         state = {
             "worker/policy_version": self._follower.proven_version,
@@ -203,13 +203,13 @@ class RolloutWorkerActor:
             # The same scorer would fail on every other worker, so the run ends.
             raise
         except Exception as error:
-            # The group is tried again elsewhere and fails in the end, with this as the reason; the run goes on.
+            # The group is tried again elsewhere and fails in the end with this reason; the run continues.
             return b"", failed_summary(error)
         summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
         return encode_group(group), summary
 
     def _end_with_the_engine(self) -> None:
-        """An engine that died leaves its actor alive, to which work would go for ever: the whole process ends."""
+        """End the process if the engine has died: the actor around it would take work that it cannot do."""
         if self._worker.engine.failure is not None:
             os._exit(1)
 

@@ -62,8 +62,6 @@ class Part:
     """Id of a rollout worker's node."""
     run: "ray.ObjectRef[None] | None" = None
     """A rollout worker's call that ends when it stops rolling out."""
-    why: str | None = None
-    """Reason why the part was killed here."""
 
     def look(self, tick: float) -> str | None:
         """Return why the part is lost; None while it works."""
@@ -128,6 +126,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._workers = {index: self._worker_part(index, *started) for index, started in cluster.workers.items()}
         self._missing: dict[int, float] = {}
         """Workers that have no room yet, with the time since when."""
+        self._had_workers_at = time.monotonic()
         self._wanted = WantedWorkers(config, folder / "workers", note)
         self._resized_at = time.monotonic()
         self._rolling_out = False
@@ -224,8 +223,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 with self._waiting("the learner to restart"):
                     self._launcher.wait_for_learner()
                 return
-            except PART_LOST as again:
-                error = LearnerLostError(reason_of(again))
+            except LearnerLostError as again:
+                error = again
 
     @contextmanager
     def rolling_out(self, prm_digest: str | None) -> Iterator[None]:
@@ -373,9 +372,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             if since == float("-inf"):
                 self._note(f"rollout worker {index} joined")
         now = time.monotonic()
+        if self._workers:
+            self._had_workers_at = now
+        elif now - self._had_workers_at > self._config.cluster.patience_s:
+            raise self._launcher.no_room("rollout workers", [worker_bundle(self._config)])
         for index, since in self._missing.items():
-            if not self._workers and now - since > self._config.cluster.patience_s:
-                raise self._launcher.no_room(f"rollout worker {index}", [worker_bundle(self._config)])
             if self._workers and float("-inf") < since < now - ROOM_WAIT_S:
                 self._missing[index] = float("-inf")
                 self._note(f"continuing without rollout worker {index} until the cluster has room for it")
@@ -436,8 +437,8 @@ class WantedWorkers:
                 self._note(f"{self._path} has {text[:40]!r}, not a number of at least 1; keeping {self.num} workers")
             elif self._most is not None and num > self._most:
                 self._note(
-                    f"{self._path} has {num}, and memory.type='folder' allows {self._most} rollout worker; "
-                    f"keeping {self.num}; memory.type=server allows more"
+                    f"{self._path} has {num}, and agent.memory.type='folder' allows {self._most} rollout worker; "
+                    f"keeping {self.num}; agent.memory.type=server allows more"
                 )
             else:
                 self.num = num

@@ -86,7 +86,7 @@ def without_sharing() -> Iterator[None]:
 
 def make_learner(config: RunConfig) -> Learner:
     """Return the recipe's learner without its guard, with an adapter that is not zero."""
-    settings = config.learner.model_copy(update={"guard": UNGUARDED, "dtype": "bfloat16"})
+    settings = config.learner.model_copy(update={"guard": UNGUARDED})
     learner = Learner(resolve_model(config.model.path), config.model, settings, seed=config.seed)
     generator = torch.Generator().manual_seed(config.seed)
     for parameter in learner.policy.trainable_parameters():
@@ -210,8 +210,9 @@ def main() -> None:
     compare_speed(learner, "prompt only", sibling_samples(learner, **shape, prompt_only=True), options.repeats)
     batch = build_batch(demo, microbatch_tokens=config.learner.microbatch_tokens)
     rate = sum(useful_flop(learner, rows) for rows in batch.microbatches) / seconds
-    peak = matrix_peak(torch.bfloat16)
-    print(f"learner {rate / 1e9:.0f} GFLOP/s, bfloat16 matrix peak {peak / 1e9:.0f}: {rate / peak:.0%}")
+    precision = config.learner.precision
+    peak = matrix_peak(getattr(torch, precision))
+    print(f"learner {rate / 1e9:.0f} GFLOP/s, {precision} matrix peak {peak / 1e9:.0f}: {rate / peak:.0%}")
 
 
 if __name__ == "__main__":

@@ -1,295 +1,249 @@
-"""What orchestration costs and how fast it is when every worker waits for it.
+"""What dynamic sampling and the driver cost when very many workers wait for them.
 
-    python -m benchmarks.scaling [--workers 64,256,1000] [--tokens 250] [--rate 600] [--seconds 30]
+    python -m benchmarks.scaling [--workers 64,256,1000] [--tokens 250] [--seconds 20] [--hosts 2]
 
-Real Ray actors, ledger, buffer, store and training loop on this machine. The learner is the limit: a train step takes
-the time that `--rate` groups per second allow, and groups are back long before. So all workers always wait for
-admission, at a depth at which all their places fit into the bound of live groups. The workers are simulated, many to a
-process, and bring back groups that were made before (`benchmarks/waiting_workers.py`), with scores of a PRM.
-
-CPU time is the kernel's, of whole processes, over the trajectories of the measured steps; `all` has everything that
-runs for the measurement in it, so that cores / `all` is what the machine can do at most. A control call is
-`next_version`, asked every 50 ms by a process of its own, whether the call before was answered or not.
+The actor, the buffer and the driver's part of a train step are real. Workers are simulated, many to a process, and
+bring back groups that were made before; a train step takes no time, so that nothing else limits the rate. Each row ends
+with the rate of a bare actor that only puts the same payloads into the object store. CPU is the kernel's, of the
+actor's and the driver's process, per trajectory. A control call is `next_version`, made every 50 ms.
 """
 
 import argparse
-import json
-import math
+import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import psutil
 import ray
-from ray_jobs.run.actors import RunActors
-from ray_jobs.run.supervisor import Supervisor
 
 from actors.cluster import start_ray, stop_ray
-from benchmarks.waiting_workers import (
-    HostedWorker,
-    Load,
-    PacedLearner,
-    Prober,
-    WaitingPrm,
-    WorkerHost,
-    prepared_credit,
-    prepared_groups,
-    prepared_results,
-)
+from actors.dynamic_sampling import DynamicSampling
+from actors.rollout_worker import Courier
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.run.console import Console
+from envs.datasets.sampler import TaskSampler
+from learner.types import StepResult
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.run import Run
-from ray_jobs.train import continue_training, train_step
-from tests.faults.job import part_of
+from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
+from reward.judging import group_summary
+from rollout.codec import encode_group
+from rollout.lifecycle import Batch, Permit, Snapshot, WorkerStatus
+from rollout.types import Group, GroupSummary, Reward, StepScores
+from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedWorker
 
 GROUP_SIZE = 8
 PLACES = 4
+NUM_PREPARED = 16
+"""Different groups; each is brought back again and again."""
 STEPS_BEFORE = 2
-"""Steps that are not measured: the first batch fills up, processes warm up."""
+"""Steps that are not measured, in which the first batch fills and processes warm up."""
+MOST_CPU_MS = 0.4
+LEAST_SHARE = 0.6
+"""Targets: CPU of actor and driver per trajectory, and the rate as a share of the bare actor's."""
 
-LEAST_GROUPS_PER_S = 500
-MOST_P99_MS = 50.0
-FEW_WORKERS = 64
-MOST_CPU_MS_OF_FEW = 0.5
-MOST_CPU_MS = 1.0
-"""The targets. CPU is that of store and driver together, per trajectory."""
+Payload = tuple[bytes, GroupSummary]
 
 
-class WaitingActors(RunActors):
-    """Its workers stand in a few processes of their own. Nobody watches whether they live."""
+def prepared(tokens: int) -> list[Payload]:
+    """Return groups with signal and step scores, encoded, with their facts."""
+    shape = GroupShape(tasks=LognormalTasks(median_s=0.0, sigma=0.0), turn_tokens=tokens // GroupShape().num_turns)
+    worker, tasks = SimulatedWorker(0, shape), TaskSampler({"lookup": 1.0}, seed=0, path=None)
+    worker.engine.policy_version = 0
 
-    def __init__(self, config: RunConfig, folder: RunFolder, load: Load, num_hosts: int) -> None:
-        groups = prepared_groups(load)
-        self._paced = lambda: PacedLearner.remote(config, load, ray.put(prepared_credit(groups)))
-        super().__init__(config, folder, build_learner=_none, build_worker=_none)
-        self.prm = WaitingPrm.remote()
-        results, everybody = ray.put(prepared_results(groups, load)), range(config.rollout.num_workers)
-        self._hosts = [
-            WorkerHost.remote(self.store, everybody[host::num_hosts], load, results) for host in range(num_hosts)
-        ]
-        self._hosted = [HostedWorker(self._hosts[index % num_hosts], index) for index in everybody]
+    async def groups() -> list[Group]:
+        names = range(NUM_PREPARED)
+        return [await worker.run_group(tasks.task(number), f"g{number:06d}", GROUP_SIZE) for number in names]
 
-    @property
-    def prm_digest(self) -> None:
-        """Nobody asks this PRM for the scores of a group; those were made before."""
-        return None
+    payloads = []
+    for group in asyncio.run(groups()):
+        for number, trajectory in enumerate(group.trajectories):
+            trajectory.reward = Reward(outcome=float(number % 2), total=float(number % 2))
+        scores = tuple((0.5,) * len(trajectory.planner_turns) for trajectory in group.trajectories)
+        StepScores(raw=scores, prm_digest="simulated").write_to(group)
+        payloads.append((encode_group(group), group_summary(group, duration_s=1.0, prm_s=0.0)))
+    return payloads
 
-    @property
-    def worker_indices(self) -> tuple[int, ...]:
-        return tuple(range(len(self._hosted)))
 
-    def worker(self, index: int) -> HostedWorker:
-        return self._hosted[index]
+@ray.remote(num_cpus=0, max_concurrency=10_000)  # type: ignore[call-overload]  # Ray's stubs lack it
+class WorkerHost:
+    """Simulated workers that bring a group back as soon as they may run it."""
 
-    def wait_for_proofs(self) -> None:
-        """Returns once every worker has proven the version that was published last."""
-        newest = self.newest_version()
-        while min(min(ray.get(host.proven.remote())) for host in self._hosts) < newest:
-            time.sleep(0.1)
+    def __init__(self, sampling: Any, indices: Sequence[int], payloads: Sequence[Payload]) -> None:
+        self._sampling = sampling
+        self._indices = indices
+        self._payloads = payloads
 
-    def _start_learner(self) -> Any:
-        return self._paced()
+    async def run(self) -> None:
+        await asyncio.gather(*map(self._work, self._indices))
+
+    async def _work(self, index: int) -> None:
+        courier = Courier(self._sampling)
+        status = WorkerStatus(worker=index, policy_version=1_000_000, places=PLACES)
+        while not (admission := await self._sampling.admit.remote(status)).closed:
+            await asyncio.gather(*(self._bring(courier, permit) for permit in admission.permits))
+
+    async def _bring(self, courier: Courier, permit: Permit) -> None:
+        await courier.bring(permit.lease, *self._payloads[permit.ordinal % NUM_PREPARED])
+
+    async def put_all(self, bare: Any, num_groups: int) -> None:
+        """Send as many payloads to a bare actor, as many at a time as the workers would."""
+
+        async def send(number: int) -> None:
+            async with places:
+                await bare.put.remote(self._payloads[number % NUM_PREPARED][0])
+
+        places = asyncio.Semaphore(PLACES * len(self._indices))
+        await asyncio.gather(*map(send, range(num_groups)))
+
+
+@ray.remote(num_cpus=0, max_concurrency=10_000)  # type: ignore[call-overload]  # Ray's stubs lack it
+class BareActor:
+    """Puts what it gets into the object store, and keeps the newest of it."""
+
+    def __init__(self) -> None:
+        self._refs: list[Any] = []
+
+    async def put(self, payload: bytes) -> None:
+        self._refs = [*self._refs[-1000:], ray.put(payload)]
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+@ray.remote(num_cpus=0)
+class Prober:
+    """Makes a small call over and over, whether the one before was answered or not."""
+
+    async def probe(self, sampling: Any, seconds: float) -> list[float]:
+        async def ask() -> float:
+            started = time.perf_counter()
+            await sampling.next_version.remote()
+            return time.perf_counter() - started
+
+        asked = []
+        for _ in range(round(seconds / 0.05)):
+            asked.append(asyncio.create_task(ask()))
+            await asyncio.sleep(0.05)
+        return sorted(await asyncio.gather(*asked))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Over the measured steps. `waiting`: share of the workers' time that they waited for admission; `loop_s`: seconds
-    per step between publishing and asking for the next batch; `reached_s`: from publication until the last worker had
-    proven the version, of each of `num_published` versions that no worker skipped."""
-
     workers: int
-    depth: int
-    tokens: int
-    groups: int
-    wall_s: float
-    waiting: float
-    cpu_s: dict[str, float]
-    answers_s: list[float]
-    reached_s: list[float]
-    num_published: int
-    loop_s: float
-
-    @property
-    def groups_per_s(self) -> float:
-        return self.groups / self.wall_s
-
-    @property
-    def p99_ms(self) -> float:
-        return 1000 * _quantile(self.answers_s, 0.99)
-
-    def cpu_ms(self, *kinds: str) -> float:
-        """Of processes of these kinds, by default of all, per trajectory."""
-        return 1000 * sum(self.cpu_s.get(kind, 0.0) for kind in kinds or self.cpu_s) / self.groups / GROUP_SIZE
+    groups_per_s: float
+    bare_groups_per_s: float
+    actor_ms: float
+    """CPU per trajectory."""
+    driver_ms: float
+    p99_ms: float
+    """Time of a control call."""
 
     def row(self) -> str:
-        cells = [
-            f"{self.workers} | {self.depth} | {self.tokens} | {100 * self.waiting:.0f}% | {self.groups_per_s:.0f}",
-            f"{self.cpu_ms('store', 'driver'):.2f} | {self.cpu_ms('store'):.2f} | {self.cpu_ms('driver'):.2f}",
-            f"{self.cpu_ms():.2f} | {1000 * _quantile(self.answers_s, 0.5):.1f} | {self.p99_ms:.1f}",
-            f"{1000 * max(self.answers_s):.0f} | {_quantile(self.reached_s, 0.5):.2f} | {self.loop_s:.2f}",
-        ]
-        return f"| {' | '.join(cells)} |"
-
-    def verdicts(self) -> Iterator[str]:
-        """Each target beside what came out."""
-        most_ms = MOST_CPU_MS if self.workers > FEW_WORKERS else MOST_CPU_MS_OF_FEW
-        rate, reached, cpu_ms = self.groups_per_s, len(self.reached_s), self.cpu_ms("store", "driver")
-        for name, value, bound, holds in (
-            ("groups/s", f"{rate:.0f}", f">= {LEAST_GROUPS_PER_S}", rate >= LEAST_GROUPS_PER_S),
-            ("control call, p99", f"{self.p99_ms:.1f} ms", f"<= {MOST_P99_MS} ms", self.p99_ms <= MOST_P99_MS),
-            ("store + driver", f"{cpu_ms:.2f} ms", f"<= {most_ms} ms", cpu_ms <= most_ms),
-            ("versions that reached all", str(reached), f"= {self.num_published}", reached == self.num_published),
-        ):
-            yield f"  {'met   ' if holds else 'MISSED'}  {name}: {value} (target {bound})"
+        share, cpu_ms = self.groups_per_s / self.bare_groups_per_s, self.actor_ms + self.driver_ms
+        marks = ["" if met else " MISSED" for met in (cpu_ms <= MOST_CPU_MS, share >= LEAST_SHARE)]
+        return (
+            f"| {self.workers} | {self.groups_per_s:.0f} | {self.actor_ms:.3f} | {self.driver_ms:.3f} | "
+            f"{cpu_ms:.3f}{marks[0]} | {self.bare_groups_per_s:.0f} | {share:.0%}{marks[1]} | {self.p99_ms:.1f} |"
+        )
 
 
-HEADER = """\
-| workers | depth | tokens | waiting | groups/s | store + driver, ms | store | driver | all | p50, ms | p99 | max \
-| proven, s | loop |
-| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
-
-
-def make_config(folder: Path, workers: int, depth: int, batch_groups: int, num_steps: int) -> RunConfig:
+def make_config(folder: Path, workers: int) -> RunConfig:
     return load_run_config(
         None,
         [
             f"output_dir={folder}",
             "name=scaling",
-            f"num_steps={num_steps}",
-            f"batch_groups={batch_groups}",
-            f"pipeline_depth={depth}",
+            f"batch_groups={max(2, workers * PLACES // 2)}",
+            "pipeline_depth=1",
             "max_staleness=1000",
             "envs.mix={lookup = 1.0}",
             f"rollout.num_workers={workers}",
             f"rollout.group_size={GROUP_SIZE}",
-            "learner.checkpoint_every=1000000",
-            "learner.num_threads=1",
-            "cold_start.num_demonstrations=0",
         ],
     )
 
 
+def train_step(sampling: Any, folder: RunFolder, step: int) -> int:
+    """Do what the driver does in a train step; returns the number of groups."""
+    batch: Batch = ray.get(sampling.next_batch.remote(step))
+    groups, result = StepGroups(batch), StepResult(policy_version=step, metrics={})
+    trajectories = step_trajectories(batch, groups, result, scheme="outcome_gated", prm_weight=0.5)
+    num_trained = len(batch.refs) * GROUP_SIZE
+    folder.log_step(
+        step, trajectories, group_rows(batch, result), version_ages=batch.version_ages, num_trained=num_trained
+    )
+    ray.get(sampling.mark_trained.remote(step, step))
+    return len(batch.refs)
+
+
 def measure(workers: int, options: argparse.Namespace) -> Measurement:
-    batch_groups = max(1, workers * PLACES // (options.depth + 1))
-    step_s = batch_groups / options.rate
-    num_steps = max(3, round(options.seconds / step_s))
-    load = Load(
-        places=PLACES,
-        group_s=step_s / 4,
-        tokens=options.tokens,
-        group_size=GROUP_SIZE,
-        step_s=step_s,
-        adapter_bytes=round(options.adapter_mib * 2**20),
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        config = make_config(Path(folder), workers, options.depth, batch_groups, STEPS_BEFORE + num_steps + 1)
-        with RunFolder.open(config, with_prm=False) as run_folder, _ray():
-            actors = WaitingActors(config, run_folder, load, options.hosts)
-            run = Run(config=config, console=Console(), folder=run_folder, actors=actors)
-            return _measure_steps(run, num_steps, load)
-
-
-def _measure_steps(run: Run, num_steps: int, load: Load) -> Measurement:
-    """The loop of `reinforce`, with a look at the clocks in between."""
-    actors: Any = run.actors
-    actors.publish_anew()
-    training, prober = continue_training(run), Prober.remote()
-    with Supervisor(run) as rollouts:
-        for _ in range(STEPS_BEFORE):
-            train_step(run, training, rollouts)
-        probing = prober.probe.remote(actors.store)
-        before, started = _cpu_seconds(), time.perf_counter()
-        for _ in range(num_steps):
-            train_step(run, training, rollouts)
-        wall_s = time.perf_counter() - started
-        run.folder.catch_up()
-        after = _cpu_seconds()
-        ray.get(prober.stop.remote())
-        answers = ray.get(probing)
-        actors.wait_for_proofs()
-    counts, _, _ = ray.get(actors.store.totals.remote())
-    assert counts.trained == run.config.batch_groups * (STEPS_BEFORE + num_steps), counts
-    rows = training.rows[-num_steps:]
+    payloads = prepared(options.tokens)
+    with tempfile.TemporaryDirectory() as parent:
+        config = make_config(Path(parent), workers)
+        with RunFolder.create(config) as folder:
+            sampling: Any = DynamicSampling.remote(config)
+            ray.get(sampling.restore.remote(Snapshot(), 0, 0))
+            indices = [range(workers)[host :: options.hosts] for host in range(options.hosts)]
+            hosts = [WorkerHost.remote(sampling, some, ray.put(payloads)) for some in indices]
+            running = [host.run.remote() for host in hosts]
+            for step in range(1, STEPS_BEFORE + 1):
+                train_step(sampling, folder, step)
+            pid = ray.get(sampling.pid.remote())
+            probing = Prober.remote().probe.remote(sampling, options.seconds)
+            started, before = time.perf_counter(), (cpu_s(pid), time.process_time())
+            groups, step = 0, STEPS_BEFORE
+            while time.perf_counter() - started < options.seconds:
+                step += 1
+                groups += train_step(sampling, folder, step)
+            folder.catch_up()
+            wall_s = time.perf_counter() - started
+            actor_s, driver_s = cpu_s(pid) - before[0], time.process_time() - before[1]
+            answers = ray.get(probing)
+            ray.get(sampling.close.remote())
+            ray.get(running)
+        bare: Any = BareActor.remote()
+        each = max(1, groups // options.hosts)
+        ray.get(bare.pid.remote())
+        started = time.perf_counter()
+        ray.get([host.put_all.remote(bare, each) for host in hosts])
+        bare_rate = each * options.hosts / (time.perf_counter() - started)
+    per_trajectory = 1000 / (groups * GROUP_SIZE)
     return Measurement(
-        workers=run.config.rollout.num_workers,
-        depth=run.config.pipeline_depth,
-        tokens=load.tokens,
-        groups=run.config.batch_groups * num_steps,
-        wall_s=wall_s,
-        waiting=fmean(row["util/backpressure"] for row in rows),
-        cpu_s={kind: after[kind] - before.get(kind, 0.0) for kind in after},
-        answers_s=answers,
-        reached_s=_seconds_until_all_proved(run, since=actors.newest_version() - num_steps + 1),
-        num_published=num_steps,
-        loop_s=(wall_s - sum(row["time/step_s"] for row in rows)) / num_steps,
+        workers=workers,
+        groups_per_s=groups / wall_s,
+        bare_groups_per_s=bare_rate,
+        actor_ms=actor_s * per_trajectory,
+        driver_ms=driver_s * per_trajectory,
+        p99_ms=1000 * answers[int(0.99 * len(answers))],
     )
 
 
-def _seconds_until_all_proved(run: Run, *, since: int) -> list[float]:
-    """Of every version from this one on that each worker proved: some skip one that is followed at once by the next."""
-    seconds: dict[int, list[float]] = {}
-    for line in (run.folder.path / "adapters" / "acknowledged.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        seconds.setdefault(row["policy_version"], []).append(row["latency_s"])
-    everybody = run.config.rollout.num_workers
-    return [max(found) for version, found in seconds.items() if version >= since and len(found) == everybody]
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Infinite of no values."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else math.inf
-
-
-def _cpu_seconds() -> dict[str, float]:
-    """User and system time so far, added up over the processes of each kind: this one, the actors that it started, and
-    under `ray` all else that Ray runs for them."""
-    found: dict[str, float] = {"driver": _cpu_s(os.getpid())}
-    for process in psutil.Process().children(recursive=True):
-        kind = part_of(" ".join(process.cmdline())) or "ray"
-        found[kind] = found.get(kind, 0.0) + _cpu_s(process.pid)
-    return found
-
-
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Return user and system time of a process so far."""
     times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _none() -> Any:
-    raise AssertionError("learner and workers are simulated")
-
-
-@contextmanager
-def _ray() -> Iterator[None]:
-    try:
-        start_ray(load_run_config(None).cluster)
-        yield
-    finally:
-        stop_ray()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", default="64,256,1000")
-    parser.add_argument("--depth", type=int, default=1, help="pipeline_depth, 1 to 3")
     parser.add_argument("--tokens", type=int, default=250, help="sampled tokens of a trajectory")
-    parser.add_argument("--rate", type=float, default=600.0, help="groups per second that the learner takes")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, with each number of workers")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, with each number of workers")
     parser.add_argument("--hosts", type=int, default=2, help="processes for the workers")
-    parser.add_argument("--adapter-mib", type=float, default=0.0, help="what an adapter has more than 16 KiB")
     options = parser.parse_args(arguments)
-    print(f"load average {' '.join(f'{one:.1f}' for one in os.getloadavg())} before, {os.cpu_count()} cores\n{HEADER}")
-    for workers in map(int, options.workers.split(",")):
-        measured = measure(workers, options)
-        print(measured.row(), *measured.verdicts(), sep="\n", flush=True)
+    print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before")
+    print("| workers | groups/s | actor, CPU ms | driver | both | bare groups/s | share | control call p99, ms |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    start_ray(load_run_config(None).cluster)
+    try:
+        for workers in map(int, options.workers.split(",")):
+            print(measure(workers, options).row(), flush=True)
+    finally:
+        stop_ray()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the actors run, who shares a GPU card, and when a part that does not answer counts as hung."""
+"""Settings of the cluster: where the actors run, how they share a card, and when a part counts as hung."""
 
 import os
 
@@ -12,10 +12,10 @@ class ClusterConfig(Config):
     """A running Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the cluster
     that RAY_ADDRESS names, as it does inside of every submitted job, and else starts one on this machine."""
     dashboard: bool = False
-    """Start the Ray dashboard (on loopback) with a cluster of our own."""
+    """Start the Ray dashboard on loopback, if the run starts its own cluster."""
     patience_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds that learner and first rollout workers wait for room. On a cluster that starts machines on demand: as
-    long as that takes."""
+    """Seconds that learner and first rollout workers wait for room. On a cluster that adds nodes on demand, set this to
+    the time in which a node starts."""
 
     @property
     def joined(self) -> str | None:
@@ -36,23 +36,23 @@ class ClusterConfig(Config):
 
 
 RANK_SHARE = 0.6
-"""Of a card, for each of several ranks of a learner: NCCL refuses two of them on one, and an engine still fits beside
-it."""
+"""Share of a card for each of several ranks of a learner: NCCL rejects two of them on one card, and an engine still
+fits."""
 
 
 BASE_SHARE = 0.01
-"""Of a card, for the holder of shared base weights: Ray gives a process a card only with a share of it."""
+"""Share of a card for the holder of shared base weights: Ray gives a process a card only with a share of it."""
 
 
 class CardConfig(Config):
     shared: bool = False
-    """Learner, process reward model and first rollout worker stand on one card: one reservation of a whole card that
-    they divide by their shares. Without it each goes to a card that has its share free, and with several cards that
-    may be another one. Without effect where learner or engine is on the CPU, or over several cards."""
+    """Place learner, process reward model and first rollout worker on one card, which is reserved as a whole. Otherwise
+    each is placed on a card that has its share free. No effect if learner or engine is on the CPU, or over several
+    cards."""
     share_base: bool = False
-    """Learner and first rollout worker read one copy of the frozen base weights, which a process of its own holds on
-    the card that they share; its share of the card, a hundredth, comes from the learner's. On CPUs it is a
-    rehearsal that saves nothing, and without effect in a cluster that was joined."""
+    """Let learner and first rollout worker read one copy of the frozen base weights, which a separate process holds on
+    their card; its share, a hundredth, comes from the learner's. On CPUs this is a rehearsal that saves nothing, and it
+    has no effect on a cluster that was joined."""
     learner: float = Field(default=0.4, gt=0, le=1)
     """The learner's share of a card, on `cuda`."""
     engine: float = Field(default=0.4, gt=0, le=1)
@@ -70,9 +70,9 @@ class CardConfig(Config):
 
 class LivenessConfig(Config):
     answer_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a rollout worker or the store is killed and replaced that answers nothing, or whose engine
-    computes nothing although requests are open; 20 times the median of the run's answers where that is more."""
+    """Seconds after which a part counts as hung that does not answer, or whose engine makes no progress on open
+    requests; 20 times the median of its answers if that is more. Holds for rollout workers and dynamic sampling."""
     work_s: float = Field(default=1800.0, gt=0)
-    """The same for a call of the learner (a train step, a checkpoint) and for the PRM."""
+    """The same limit for a call of the learner (a train step, a checkpoint) and for the PRM."""
     start_s: float = Field(default=3600.0, gt=0)
-    """The same for a process that starts, and for the first call of each kind: it may load, compile or download."""
+    """The same limit for a process that starts, and for the first call of each kind: it may load or compile."""

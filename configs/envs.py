@@ -38,8 +38,8 @@ class SandboxConfig(Config):
     memory_mb: int = Field(default=1024, ge=128)
     """Address-space limit of one code process."""
     tier: Literal["auto", "namespaces", "landlock"] = "auto"
-    """The isolation: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a container
-    with the default profile (Linux 6.12 or later). `auto` takes the first of the two that the machine gives."""
+    """The isolation: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a
+    container with the default profile (Linux 6.12 or later). `auto` takes the first one that the machine gives."""
 
 
 class WebConfig(Config):

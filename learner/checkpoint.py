@@ -16,7 +16,7 @@ from rollout.files import sweep_partials, whole_folder
 from rollout.lifecycle import Snapshot
 
 if TYPE_CHECKING:
-    # Torch takes seconds to import, and whoever only looks for a checkpoint needs none of it.
+    # Torch takes seconds to import, and looking for a checkpoint needs none of it.
     from learner.learner import Learner
 
 MANIFEST = "manifest.json"

@@ -106,7 +106,7 @@ def _sample(
 
 
 def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
-    """Of each token; -1 for those that are too old."""
+    """Return the age of each token; -1 for those that are too old."""
     versions = turn.token_versions
     return [0] * len(versions) if version_ages is None else [version_ages.get(version, -1) for version in versions]
 

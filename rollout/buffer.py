@@ -7,12 +7,11 @@ checkpoint.
 """
 
 import asyncio
-import heapq
 from bisect import insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
+from rollout.admission import Waiter, admission_capacity, share_out
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.lifecycle import (
     LIVE,
@@ -44,20 +43,6 @@ class BufferClosedError(RuntimeError):
     """The buffer was closed during a wait for a batch."""
 
 
-@dataclass(slots=True, eq=False)
-class _Waiter:
-    status: WorkerStatus
-    answer: "asyncio.Future[Admission]"
-
-
-def admission_capacity(*, pipeline_depth: int, batch_groups: int, live: int) -> int:
-    """Return how many groups may be admitted: (D + 1) batches, less the live groups.
-
-    Live groups are counted, never derived from running totals, which would drift for good after one lost group.
-    """
-    return max(0, (pipeline_depth + 1) * batch_groups - live)
-
-
 class GroupBuffer:
     """Admission, filtering and batching of groups. `put` stores an encoded group and returns its reference."""
 
@@ -73,7 +58,7 @@ class GroupBuffer:
         self._put = put
         self._closed = False
         self._changed = asyncio.Event()
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[Waiter] = []
         self._published: dict[int, int] = {}
         self._next_lease = 0
         self.proven: dict[int, int] = {}
@@ -91,7 +76,7 @@ class GroupBuffer:
         if self._closed:
             return Admission(closed=True)
         self.proven[status.worker] = max(status.policy_version, self.proven.get(status.worker, -1))
-        waiter = _Waiter(status, asyncio.get_running_loop().create_future())
+        waiter = Waiter(status, asyncio.get_running_loop().create_future())
         self._waiters.append(waiter)
         try:
             self._serve()
@@ -248,25 +233,14 @@ class GroupBuffer:
             return
         share = -(-(self._settings.pipeline_depth + 1) * self._settings.batch_groups // len(self.proven))
         min_version = max(0, self._policy_version - self._settings.pipeline_depth)
-        order = [
-            (self._running_by_worker[waiter.status.worker], number, waiter)
-            for number, waiter in enumerate(self._waiters)
-            if not waiter.answer.done() and self.proven.get(waiter.status.worker, -1) >= min_version
-        ]
-        heapq.heapify(order)
-        granted: Counter[_Waiter] = Counter()
-        while available and order:
-            running, number, waiter = heapq.heappop(order)
-            if running < min(share, waiter.status.places):
-                granted[waiter] += 1
-                available -= 1
-                heapq.heappush(order, (running + 1, number, waiter))
+        able = [waiter for waiter in self._waiters if self.proven.get(waiter.status.worker, -1) >= min_version]
+        granted = share_out(able, self._running_by_worker, available=available, share=share)
         if not granted:
             return
         # A synchronous round is chosen from the outcomes at its beginning.
         if self._choice and not (self._synchronous and self._counts[State.RUNNING]):
             self._draw_of = self._choice.by(self._outcomes_of, self._open_tasks)
-        self._left_in_round = available
+        self._left_in_round = available - granted.total()
         queued = self._in_state(State.QUEUED) if self._counts[State.QUEUED] else []
         waiting = iter(sorted(queued, key=lambda group: group.task))
         for waiter, num in granted.items():
@@ -312,7 +286,7 @@ class GroupBuffer:
             attempt=group.attempt,
         )
 
-    def _dismiss(self, waiters: Iterable[_Waiter], answer: Admission) -> None:
+    def _dismiss(self, waiters: Iterable[Waiter], answer: Admission) -> None:
         for waiter in waiters:
             if not waiter.answer.done():
                 waiter.answer.set_result(answer)

@@ -18,7 +18,7 @@ CUT = 0.8
 
 
 class ConcurrencyControl:
-    """A pure state machine, for one engine; `places` are between `min_places` and `max_places` whatever it is told.
+    """A pure state machine, for one engine; `places` stay between `min_places` and `max_places`.
     `turnover`: observations from one change to the next, in which the first shows its effect."""
 
     def __init__(self, max_places: int, *, min_places: int, turnover: int) -> None:
@@ -93,7 +93,7 @@ class Workload:
     def __init__(self, config: RolloutConfig, *, pipeline_depth: int) -> None:
         most = max(1, 2 * config.engine.max_num_seqs // config.group_size)
         least = most if pipeline_depth == 0 else 1
-        # Asked about twice per group, so a turnover of all places is about so many questions.
+        # Asked about twice per group, so a turnover of all places is about that many calls.
         self._control = ConcurrencyControl(most, min_places=least, turnover=2 * most)
         self._read_at = time.monotonic()
         self._before = NOTHING_DONE
@@ -116,7 +116,7 @@ class Workload:
             self._waited_s += time.monotonic() - started
 
     def reading(self, worker: int, load: EngineLoad, running: int) -> WorkerReading:
-        """What was since the call before."""
+        """Return what happened since the last call."""
         now = time.monotonic()
         reading = WorkerReading(
             worker=worker,

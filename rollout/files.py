@@ -40,7 +40,7 @@ _PARTIAL = ".partial"
 
 
 def sync(path: Path) -> None:
-    """The content of a file, or the names in a folder, survive a power cut from now on. Raises OSError."""
+    """Write the content of a file, or the names in a folder, to disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -53,7 +53,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path, *, besides: str | None = None) -> None:
-    """Every file and folder below, without the one that is named `besides`, then the folder itself. Raises OSError."""
+    """Sync every file and folder below, except the one named `besides`, then the folder itself. Raises OSError."""
     for path in sorted(folder.iterdir()):
         if path.name == besides:
             continue
@@ -66,7 +66,7 @@ def sync_tree(folder: Path, *, besides: str | None = None) -> None:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """What the operating system says of a write names the file: of a full disk it says only that it is full."""
+    """Add the file to errors of the operating system: those of a full disk do not name it."""
     try:
         yield
     except OSError as error:
@@ -76,7 +76,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A reader sees the old file or the new one, also after a power cut. Raises OSError."""
+    """Write a file so that a reader sees the old one or the new one, also after a power cut. Raises OSError."""
     partial = path.with_suffix(_PARTIAL)
     with named(path):
         try:
@@ -112,7 +112,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def partial_of(target: Path) -> Path:
-    """What a file or folder is called while it is written."""
+    """Return the name of a file or folder while it is written."""
     return target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
 
 
@@ -142,11 +142,11 @@ class MemoryFolder:
         self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
         place = MEMORY if self.in_memory else disk
         # Under a name that no sweep looks at, until it is locked.
-        begun = Path(tempfile.mkdtemp(prefix=f".agentflow-{os.getpid()}-", dir=place))
+        started = Path(tempfile.mkdtemp(prefix=f".agentflow-{os.getpid()}-", dir=place))
         # The system lets go of it when the process ends, however it ends.
-        self._lock = (begun / _LOCK).open("w")
+        self._lock = (started / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._home = begun.rename(place / begun.name.removeprefix("."))
+        self._home = started.rename(place / started.name.removeprefix("."))
         self.path = self._home / "files"
         self.path.mkdir()
 
@@ -163,8 +163,8 @@ def sweep(place: Path) -> None:
 
 
 def _is_left(folder: Path, pid: int) -> bool:
-    """Whether nobody holds the lock. A number alone proves nothing: containers may share the memory and not the
-    numbers."""
+    """Return whether no process holds the lock. A process id alone proves nothing: containers may share memory but not
+    ids."""
     try:
         with (folder / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,7 @@ from rollout.lifecycle import GroupCounts
 from rollout.types import Ending
 
 SOLVED = 1.0
-"""The outcome of an attempt that is right. A scorer of one's own may give less for a part of it."""
+"""The outcome of an attempt that is right. A custom scorer may give less for a part of it."""
 
 
 def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_valid: int = 2) -> bool:
@@ -41,7 +41,7 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
 
 
 class StarvedError(UserError):
-    """So many groups in a row carried no signal that training cannot go on; the message says which kind."""
+    """Too many groups in a row carried no signal to continue training; the message says which kind."""
 
 
 class StarvationGuard:

@@ -12,7 +12,7 @@ FLOOR = 0.1
 probability 0.1 / (0.1 + 0.35 (K - 1)) at least: 22% with two, 8.7% with four."""
 
 DECAY = 0.9
-"""A finished group counts so much less for each group of its family that was drawn later and is finished."""
+"""Factor by which a finished group counts less for each finished group of its family that was drawn later."""
 
 NUM_RECENT = 64
 """Finished groups of a family that are looked at; those before would count less than 1/800 each."""
@@ -41,7 +41,7 @@ class Draw(NamedTuple):
 Outcomes = Sequence[Outcome]
 """Of a family, the group that was drawn last first."""
 OutcomesOf = Callable[[str, int], Outcomes]
-"""Of a family, so many at most."""
+"""Outcomes of a family, and their largest number."""
 DrawOf = Callable[[int], Draw]
 """What the task with this number is."""
 
@@ -58,7 +58,7 @@ class TaskChoice(Protocol):
         ...
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
-        """The choice for the tasks that are drawn next, by what came of others until now and which are being played.
+        """The choice for the tasks that are drawn next, by outcomes and tasks in play.
         Ask for each number once, in rising order."""
         ...
 

@@ -51,8 +51,8 @@ _log = logging.getLogger(__name__)
 
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
-    """Run `group_size` trajectories of `task`, all with the same hints: only then can they be compared. Every one comes
-    back, failed ones as failed."""
+    """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared. Failed ones are
+    returned as failed."""
     trajectories = await asyncio.gather(
         *(
             agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
@@ -63,8 +63,8 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
 
 
 class Solver:
-    """Owns a toolbox, or the model endpoint of an agent of one's own. More than `max_open` attempts at a time only
-    wait; `own_model` asks the frozen base model, where the engine has one."""
+    """Runs attempts with a toolbox, or with the model endpoint of a custom agent. More than `max_open` attempts at a
+    time only wait; `own_model` calls the frozen base model, where the engine has one."""
 
     def __init__(
         self, config: RunConfig, engine: Engine, chat: Chat, *, max_open: int, own_model: AskModel | None = None
@@ -104,8 +104,8 @@ class Solver:
         seed: int,
         on_turn: TurnListener | None = None,
     ) -> Trajectory:
-        """One try at a task, with random numbers of its own: what runs beside it does not change them. `on_turn` is
-        told of every turn as it happens."""
+        """Return one attempt at a task. Its random numbers do not depend on other attempts. `on_turn` is called for
+        every turn as it happens."""
         agent = self._build_agent(SeededEngine(self._engine, seed), temperature)
         return await agent.run(
             task, trajectory_id=trajectory_id, group_id=group_id, on_turn=on_turn, hints=await self._hints(task)
@@ -167,7 +167,7 @@ class Worker(Solver):
         super().close()
 
     def begin_round(self, num_groups: int) -> None:
-        """Exactly so many groups run next; in lockstep, if at all."""
+        """Announce that exactly this number of groups runs next, in lockstep where the run is synchronous."""
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
@@ -217,7 +217,7 @@ class Worker(Solver):
         return await asyncio.gather(*map(run, ids))
 
     def _build_replaying(self, engine: Engine, trajectory: Trajectory, num_turns: int) -> AnyAgent:
-        """The planner's calls are repeated in their order, those of an agent of one's own by what they ask."""
+        """Build an agent that repeats recorded turns: a planner's in their order, a custom agent's by their prompts."""
         temperature, turns = self._config.rollout.temperature, trajectory.planner_turns
         if isinstance(self._config.agent, PlannerAgentConfig):
             return self._build_agent(ReplayEngine(engine, turns[:num_turns]), temperature)
@@ -225,8 +225,8 @@ class Worker(Solver):
         return self._build_own_agent(lambda task, own_id: ReplayWriter(write(task, own_id), turns, num_turns))
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
-        """What the cold start imitates: plans or a teacher's replies, played through the real tools, or what stands in
-        a file, whatever the tasks. Raises UserError."""
+        """Return what the cold start imitates: plans or a teacher's replies, played through the real tools, or the
+        conversations of a file. Raises UserError."""
         settings = self._config.cold_start
         if isinstance(settings, FileConfig):
             rules, conversations = rules_of(self._config), read_conversations(settings.path)
@@ -248,7 +248,7 @@ class Worker(Solver):
         return list(await asyncio.gather(*played))
 
     def _playing(self, plan: Sequence[PlanStep]) -> AnyAgent:
-        """The planner has a plan; a model that verifies or generates has none, so rules stand in for it."""
+        """Build an agent that plays a plan. Rules replace its verifier and generator, which have no plan."""
         agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
         assert isinstance(agent, Agent)
         return replace(agent, verifier=None, generator=None)

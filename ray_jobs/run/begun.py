@@ -1,4 +1,4 @@
-"""A run that has begun: its configuration, where it is now, and which of its checkpoints is meant."""
+"""A run that was started before: its configuration, its place, and its checkpoints."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def _newest(run: Path) -> Path:
-    """Those that cannot be used are told on stderr."""
+    """Return the newest usable checkpoint of a run; unusable ones are reported on stderr."""
     faults: list[str] = []
     for parent in ("checkpoints", "cold_start"):
         found, wrong = newest_checkpoint(run / parent)

@@ -27,7 +27,7 @@ from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistrib
 from rollout.codec import trajectory_line
 from rollout.files import network_file_system, sync, sync_tree, write_whole
 from rollout.lifecycle import GroupRow
-from rollout.records import TOKENIZER, read_json, read_records, whole_lines
+from rollout.records import TOKENIZER, RecordsError, read_json, read_records, whole_lines
 from rollout.types import Trajectory
 
 
@@ -74,8 +74,8 @@ Result = TypeVar("Result")
 
 
 class Backlog:
-    """At most `most` pieces are open; whoever adds another one then waits. What a piece raises is raised to whoever
-    adds the next one, or waits for all, and once."""
+    """Work for one thread, of which at most `most` pieces may be open: adding another one waits. An error in a piece is
+    raised once, by the next `add` or by `finish`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -105,10 +105,8 @@ METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
 GROUPS = "groups.jsonl"
 TENSORBOARD = "tb"
-
-
 STEPS_BEHIND = 2
-"""The trajectories of so many train steps may wait to be written."""
+"""Train steps whose trajectories may wait to be written."""
 
 
 class _Place(msgspec.Struct):
@@ -268,10 +266,10 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         self,
         step: int,
         trajectories: Iterable[Trajectory],
-        groups: Iterable[GroupRow],
+        groups: Iterable[GroupRow] = (),
         *,
         version_ages: Mapping[int, int],
-        num_trained: int,
+        num_trained: int = 0,
     ) -> None:
         """Log the groups of a train step and their trajectories, and show some of them in TensorBoard.
 
@@ -373,7 +371,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         with _writing(self.path):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
             for log in (self.path / TRAJECTORIES, self.path / GROUPS):
-                _rewrite(log, (line for line in whole_lines(log) if self._stays(line, step)))
+                _rewrite(log, self._lines_up_to(log, step))
         self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
@@ -388,13 +386,15 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         phase = name.partition("/")[0]
         return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
-    def _stays(self, line: bytes, step: int) -> bool:
-        """Return whether a line of trajectories or groups stays when the run goes back to `step`."""
-        try:
-            place = _decode_place(line)
-        except msgspec.DecodeError:
-            return False
-        return place.phase in self.finished_phases if place.step is None else place.step <= step
+    def _lines_up_to(self, log: Path, step: int) -> Iterator[bytes]:
+        """Yield the lines of trajectories or groups that stay when the run goes back to `step`. Raises RecordsError."""
+        for number, line in enumerate(whole_lines(log), start=1):
+            try:
+                place = _decode_place(line)
+            except msgspec.DecodeError as error:
+                raise RecordsError(f"'{log}', line {number}, was damaged after it was written: {error}") from error
+            if place.phase in self.finished_phases if place.step is None else place.step <= step:
+                yield line
 
     def num_restarts(self) -> int:
         """Parts of the run that died and were replaced so far, in all its processes."""

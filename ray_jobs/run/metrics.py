@@ -155,6 +155,7 @@ LOGGED: tuple[Metric, ...] = (
         ("overlong", "count", "Groups dropped so far because the overlong rule left no difference to train on"),
         ("failed", "count", "Groups failed so far after their last attempt"),
         ("expired", "count", "Groups dropped so far as too stale; their tasks were drawn again"),
+        ("lost", "count", "Groups that were in flight when the run was cut off; their tasks were drawn again"),
     ),
     *_metrics(
         "learner",

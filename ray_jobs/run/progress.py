@@ -72,7 +72,7 @@ class Training:
 
     monitor: HackingMonitor
     scored: bool
-    """Whether somebody scores steps; else there is nobody to watch."""
+    """Whether steps are scored, so that there is a scorer to watch."""
     num_steps: int = 0
     """Train steps that the weights have behind them; `rows` may lack some that were lost."""
     rows: list[Mapping[str, float]] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Training:
 
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
-        """As if these rows had just been added one by one, after so many train steps."""
+        """Return the training as if these rows had been added one by one, with `num_steps` train steps behind it."""
         gated = config.reward.gated or OutcomeGatedConfig()
         training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), scored=scored)
         for row in rows:

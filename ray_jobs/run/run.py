@@ -10,7 +10,16 @@ from typing import Any
 
 import ray
 
-from actors.cluster import PART_LOST, Handle, PartLostError, reason_of, set_gauges, start_ray, stop_ray
+from actors.cluster import (
+    PART_LOST,
+    Handle,
+    LearnerLostError,
+    PartLostError,
+    reason_of,
+    set_gauges,
+    start_ray,
+    stop_ray,
+)
 from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
 from actors.supervisor import Supervisor
@@ -122,7 +131,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
                 for sandbox in sorted({str(state) for state in states if state is not None}):
                     console.note(f"code sandbox: {sandbox}")
                 yield run
-        except PART_LOST as error:
+        except (*PART_LOST, LearnerLostError) as error:
             raise PartLostError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"resume with {resume}") from None

@@ -17,10 +17,10 @@ from rollout.types import SCHEMA, Reward
 Row = dict[str, Any]
 
 CHUNK_LINES = 500
-"""Other threads get a turn after so many lines."""
+"""Lines after which other threads get a turn."""
 
 _SHORT = 300
-"""A list or a cell shows so many characters of a text at most."""
+"""Characters of a text that a list or a cell shows."""
 
 
 class _TurnHead(msgspec.Struct):
@@ -117,8 +117,8 @@ class MetricRows:
 
 
 class TrajectoryIndex:
-    """A short row for each trajectory of a file. Only heads are parsed, so 20,000 take well under a second. Whoever
-    reads holds `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are none."""
+    """A short row for each trajectory of a file. Only heads are parsed, so 20,000 take well under a second. Readers
+    hold `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are none."""
 
     def __init__(self, path: Path) -> None:
         self.lines = GrowingLines(path)
@@ -143,7 +143,7 @@ class TrajectoryIndex:
                 for offset, line in lines:
                     self._add(offset, line)
             more = len(lines) == CHUNK_LINES
-            # Whoever waits for the lock gets it.
+            # Threads that wait for the lock get it.
             time.sleep(0.001)
 
     def record(self, trajectory_id: str) -> Row | None:

@@ -25,7 +25,7 @@ from doubles import (
     worker_with,
 )
 from ray.cluster_utils import Cluster
-from stage import check_law, doubles_found, kill, local_ray, make_config, open_stage, processes, wait_until
+from stage import check_law, doubles_found, kill, make_config, open_stage, processes, wait_until
 
 from actors import heartbeat, rollout_worker
 from actors.cluster import ClusterError, PartLostError, start_ray, stop_ray
@@ -40,12 +40,6 @@ NUM_TASKS = 12
 ALL_TASKS = (f"max_tasks={NUM_TASKS}", "num_steps=50")
 """The run ends when all tasks have ended, so that a lost one would show."""
 SOON = ("liveness.answer_s=12", "liveness.work_s=12", "liveness.start_s=120")
-
-
-@pytest.fixture
-def cluster():
-    with local_ray():
-        yield
 
 
 @pytest.fixture
@@ -236,6 +230,23 @@ def test_worker_that_dies_in_evaluations_is_replaced_and_all_attempts_use_their_
     assert facts["restarts"] == 1
 
 
+@pytest.mark.usefixtures("cluster")
+def test_workers_are_let_go_and_come_back_as_the_file_says(tmp_path):
+    config = make_config(tmp_path, "rollout.num_workers=2", "num_steps=40")
+    build = partial(WatchedWorker, folder=tmp_path)
+    with open_stage(config, build_worker=build, build_learner=partial(GatedLearner, folder=tmp_path, step=5)) as stage:
+        training = stage.reinforce()
+        wait_until(lambda: events(tmp_path, "gated"))
+        (stage.folder / "workers").write_text("1")
+        open_gate(tmp_path)
+        wait_until(lambda: "rollout worker 1 left" in stage.said)
+        (stage.folder / "workers").write_text("2")
+        wait_until(lambda: "rollout worker 1 joined" in stage.said)
+        facts = stage.finish(training)
+        check_law(stage.folder, facts)
+    assert facts["restarts"] == 0
+
+
 # --- machines ------------------------------------------------------------------------------------
 
 
@@ -285,20 +296,3 @@ def test_learner_whose_node_is_lost_ends_the_run_where_no_other_has_room(tmp_pat
 
 def pids_of(node):
     return {actor["pid"] for actor in ray.util.state.list_actors() if actor["node_id"] == node.node_id} | {os.getpid()}
-
-
-@pytest.mark.usefixtures("cluster")
-def test_workers_are_let_go_and_come_back_as_the_file_says(tmp_path):
-    config = make_config(tmp_path, "rollout.num_workers=2", "num_steps=40")
-    build = partial(WatchedWorker, folder=tmp_path)
-    with open_stage(config, build_worker=build, build_learner=partial(GatedLearner, folder=tmp_path, step=5)) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: events(tmp_path, "gated"))
-        (stage.folder / "workers").write_text("1")
-        open_gate(tmp_path)
-        wait_until(lambda: "rollout worker 1 left" in stage.said)
-        (stage.folder / "workers").write_text("2")
-        wait_until(lambda: "rollout worker 1 joined" in stage.said)
-        facts = stage.finish(training)
-        check_law(stage.folder, facts)
-    assert facts["restarts"] == 0

@@ -266,7 +266,9 @@ def test_workers_file_without_a_number_changes_nothing_and_is_reported_once(tmp_
 
 
 def test_memory_in_a_folder_allows_one_worker(tmp_path):
-    wanted, said = wanted_of(tmp_path, "rollout.num_workers=1", "memory.type=folder", f"memory.path={tmp_path}")
+    wanted, said = wanted_of(
+        tmp_path, "rollout.num_workers=1", "agent.memory.type=folder", f"agent.memory.path={tmp_path}"
+    )
     (tmp_path / "workers").write_text("2")
     assert (wanted.read(), wanted.read(), len(said)) == (1, 1, 1)
 
@@ -327,10 +329,10 @@ def test_learner_is_not_blamed_for_a_store_that_is_gone(stage):
 
 
 def test_learner_that_dies_while_it_starts_is_started_again(stage):
-    stage.launcher.learner_errors = [ray.exceptions.ActorDiedError()]
+    stage.launcher.learner_errors = [LearnerLostError("again")]
     stage.supervisor.restart_learner(LearnerLostError("it died"))
     assert stage.supervisor.num_restarts == 2
-    stage.launcher.learner_errors = [ray.exceptions.ActorDiedError() for _ in range(10)]
+    stage.launcher.learner_errors = [LearnerLostError("again") for _ in range(10)]
     with pytest.raises(PartLostError):
         stage.supervisor.restart_learner(LearnerLostError("it died"))
 

@@ -17,7 +17,7 @@ from envs.datasets.sampler import (
     training_tasks,
 )
 from envs.types import Task
-from rollout.records import trajectory_of, trajectory_record
+from rollout.codec import trajectory_line, trajectory_of
 from rollout.types import Trajectory
 
 TASKS = """
@@ -322,6 +322,4 @@ def test_scorer_and_columns_survive_the_record_of_a_trajectory():
     task = Task(id="t", dataset="d", question="q", answer="a", scorer="m:f", scoring_limit_s=2.0, metadata={"level": 3})
     for one in (task, Task(id="t", dataset="d", question="q", answer="a")):
         trajectory = Trajectory(id="x", group_id="g", task=one, turns=(), answer="a", stop_reason="answered")
-        record = trajectory_record(trajectory, reward=0.5, phase="train", step=1)
-        assert trajectory_of(record).task == one
-        assert ("scoring" in record) == (one is task)
+        assert trajectory_of(trajectory_line(trajectory)).task == one

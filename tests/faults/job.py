@@ -1,4 +1,4 @@
-"""The job under chaos, as a user runs it: a process, resumed whenever it ended before its time, and its console log."""
+"""A job as a user runs it: a process that is resumed when it ended early, and its console log."""
 
 import os
 import signal
@@ -17,21 +17,18 @@ PARTS = {
     "learner": "Learner",
     "store": "DynamicSampling",
 }
-"""What stands in the titles of the processes of a run's actors."""
+"""Text in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"
-"""With the driver goes all that it started, as when a machine goes down."""
+"""The driver with all that it started."""
 
-RL_PHASE = b"reinforce ..."
 LOOK_S = 0.5
 END_PATIENCE_S = 60.0
 """The driver stops its Ray meanwhile."""
-PARTS_PATIENCE_S = 30.0
-"""So long a cluster may take to end the parts of a driver that is gone; then they are killed."""
 
 
 @dataclass(slots=True)
 class Job:
-    """`others` are the processes of the cluster that the job joins, if it does not start one of its own."""
+    """`others` returns the processes of the cluster that the job joins, if it does not start its own."""
 
     start: Sequence[str]
     folder: Path
@@ -49,7 +46,7 @@ class Job:
         return [sys.executable, "-m", "ray_jobs.cli", "resume", str(self.folder)]
 
     def ensure_running(self) -> None:
-        """Start the job, or resume it where it ended too early."""
+        """Start the job, or resume it if it ended early."""
         if self.finished or self.runs:
             return
         command = self.resume if (self.folder / "config.json").exists() else self.start
@@ -70,13 +67,8 @@ class Job:
     def finished(self) -> bool:
         return (self.folder / "summary.json").exists() and not self.runs
 
-    @property
-    def rolls_out(self) -> bool:
-        """The RL phase of the process that was started last is on."""
-        return RL_PHASE in self.said()
-
     def said(self) -> bytes:
-        """What the process that was started last wrote to the console."""
+        """Return what the newest process wrote to the console."""
         if not self.log.exists():
             return b""
         with self.log.open("rb") as log:
@@ -84,22 +76,11 @@ class Job:
             return log.read()
 
     def alive(self) -> dict[str, list[int]]:
-        """Process ids by part."""
+        """Return process ids by part."""
         if not self.runs:
             return {}
         assert self.process is not None
         return {EVERYTHING: [self.process.pid], **self._parts(self.process.pid, *self.others())}
-
-    def lose(self, pid: int) -> None:
-        """The driver, with this process id, goes down with all that it started, and so do the parts that run in
-        processes of a cluster: when this returns nobody writes into the folder any more."""
-        self.kill(EVERYTHING, pid)
-        deadline = time.monotonic() + PARTS_PATIENCE_S
-        while parts := self._parts(*self.others()):
-            if time.monotonic() > deadline:
-                for left in (one for pids in parts.values() for one in pids):
-                    send(left, signal.SIGKILL)
-            time.sleep(LOOK_S)
 
     def _parts(self, *roots: int) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -109,7 +90,7 @@ class Job:
         return found
 
     def kill(self, part: str, pid: int) -> None:
-        """SIGKILL one process, or with the driver everything that it started."""
+        """Kill one process, or with the driver everything that it started."""
         assert self.process is not None
         hit = [pid, *descendants(pid)] if part == EVERYTHING else [pid]
         for one in hit:
@@ -118,7 +99,7 @@ class Job:
             self.process.wait()
 
     def end(self) -> None:
-        """Ask a job that still runs to end, and kill it with all that it started if it does not."""
+        """End a job that still runs."""
         if not self.runs:
             return
         assert self.process is not None
@@ -140,12 +121,12 @@ class Job:
 
 
 def part_of(title: str) -> str | None:
-    """The part that a process of Ray with this title is. While an actor starts, its name stands before its class."""
+    """Return the part of a Ray process with this title. While an actor starts, its name is in front of its class."""
     return next((part for part, name in PARTS.items() if title.startswith("ray::") and name in title), None)
 
 
 def send(pid: int, number: int) -> None:
-    """A signal, to a process that may have ended."""
+    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -3,6 +3,7 @@
 import json
 import time
 
+from rollout.codec import flat_record, read_trajectories
 from rollout.records import read_records
 
 WAIT_S = 900
@@ -10,6 +11,10 @@ WAIT_S = 900
 
 def read(path):
     return json.loads(path.read_text())
+
+
+def attempts_of(folder):
+    return [flat_record(attempt) for attempt in read_trajectories(folder / "trajectories.jsonl")]
 
 
 def steps_of(folder):

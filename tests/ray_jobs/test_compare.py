@@ -87,7 +87,7 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
         ("rollout.max_turn_tokens=100", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
         ("rollout.engine.adapter_mode=native", "adapter_mode"),
-        ("envs.max_result_chars=300", "tools"),
+        ("envs.search_results=3", "tools"),
         ("evaluation.num_tasks=20", "items"),
         ("seed=1", "items"),
     ],

@@ -1,6 +1,5 @@
 import io
 import shlex
-import threading
 import time
 
 import pytest
@@ -53,20 +52,6 @@ def test_without_a_terminal_each_phase_is_plain_lines(monkeypatch):
         "  reinforce 2/2  solve rate 0.5  staleness 2",
     ]
     assert last.startswith("reinforce: done after ")
-
-
-def test_time_left_counts_only_what_this_process_did(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(console_module.time, "monotonic", lambda: clock[0])
-    output, stream = make_console()
-    with Console(output).phase("reinforce", total=10) as progress:
-        progress.skip(6)
-        clock[0] += 30
-        progress.advance()
-        clock[0] += 60
-        progress.advance()
-    steps = [line for line in stream.getvalue().splitlines() if line.startswith("  ")]
-    assert steps == ["  reinforce 7/10  about 1 min 30 s left", "  reinforce 8/10  about 1 min 30 s left"]
 
 
 @pytest.mark.parametrize("options", [{}, {"force_terminal": True, "_environ": {}}])
@@ -143,20 +128,6 @@ def test_summary_ends_with_commands_that_can_be_run_as_they_are(tmp_path):
     assert shlex.split(solve.partition(": ")[2]) == ["agentflow", "solve", "What's 6*7?", *policy]
 
 
-def test_summary_with_nothing_in_it_says_so(tmp_path):
-    output, stream = make_console()
-    print_summary({}, tmp_path / "report.html", output)
-    assert stream.getvalue().count("not measured") == 4
-
-
-def test_policy_of_whose_tasks_none_could_be_scored_says_how_many_were_asked(tmp_path):
-    output, stream = make_console()
-    unscored = {"solve_rate_before": None, "solve_rate_after": None, "num_eval_tasks": 0}
-    print_summary(make_summary(**unscored, left_out_eval_tasks=["lookup/0", "lookup/1"]), tmp_path, output)
-    rows = [line.split() for line in stream.getvalue().splitlines() if "not measured" in line]
-    assert [row[-4:-1] for row in rows if "RL" in row] == [["0", "of", "2"], ["0", "of", "2"]]
-
-
 @pytest.fixture
 def minutes(monkeypatch):
     """A clock that goes on when told, and lines that are due are printed at once."""
@@ -207,12 +178,3 @@ def test_steps_that_go_on_are_no_silence(minutes):
             progress.advance()
             time.sleep(0.01)
     assert "nothing happened" not in stream.getvalue()
-
-
-def test_nobody_listens_when_nothing_is_waited_for(minutes):
-    output, stream = make_console()
-    console = Console(output)
-    with console.waiting("Ray to start"):
-        pass
-    assert not [one for one in threading.enumerate() if one.name == "console"]
-    assert stream.getvalue() == ""

@@ -3,15 +3,13 @@ import re
 from pathlib import Path
 
 import torch
-from reward.credit import CreditedStep
-from rollout.store.lifecycle import GroupCounts
 
 from actors.cluster import WORKER_GAUGES, gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
-from learner.types import TrainBatch
+from learner.types import StepResult, TrainBatch
 from ray_jobs.run.metrics import BY_NAME, GROUPS, LIMITS, LIVE, LOGGED, StepTimes
 from ray_jobs.run.progress import step_metrics
-from rollout.buffer import Batch
+from rollout.lifecycle import Batch, GroupCounts
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy" / "grafana" / "agentflow.json"
@@ -36,7 +34,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
     policy = {f"policy/{name}": 1.0 for name in off_policy_metrics(sums, trained)}
     batch = Batch(
         step=1,
-        payloads=(),
+        refs=(),
         version_ages={0: 0},
         facts={"trajectories": 1.0, "prm_steps": 1.0, "prm_unscored": 1.0},
         families={"lookup": 3, "chain": 1, "branch": 0, "game24": 4},
@@ -46,7 +44,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
         warning=None,
     )
     times = StepTimes(wait_s=1.0, train_s=1.0, publish_s=1.0, step_s=3.0)
-    row = step_metrics(batch, CreditedStep(policy_version=1, metrics=policy, credit={}), times, [])
+    row = step_metrics(batch, StepResult(policy_version=1, metrics=policy), times, [])
     assert row.keys() <= BY_NAME.keys()
     mix = {name: value for name, value in row.items() if name.startswith("mix/")}
     assert {name: value for name, value in row.items() if name.startswith("solved/")} == {"solved/lookup": 0.75}

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_run import WAIT_S, read, steps_of, wait_for_train_step
+from real_run import WAIT_S, attempts_of, read, steps_of, wait_for_train_step
 
 from ray_jobs.run.metrics import BY_NAME
-from rollout.records import read_records, readable
+from rollout.records import read_records
 from tests.faults.audit import faults_of
 from tests.faults.job import Job
 
@@ -137,7 +137,7 @@ def test_training_the_prm_anew_does_not_go_on_from_the_first_training(killed, ru
 
 def test_trained_groups_carry_raw_prm_scores_with_the_digest_of_the_weights_that_gave_them(killed, run):
     (first, _), (second, _) = killed[2], prm_of(run)
-    rows = [row for row in read_records(run / "trajectories.jsonl") if row.get("verdict") == "trained"]
+    rows = [row for row in attempts_of(run) if row.get("verdict") == "trained"]
     assert {row["step"] for row in rows} == {1, 2}
     for row in rows:
         planner = [turn for turn in row["turns"] if turn["role"] == "planner"]
@@ -147,7 +147,7 @@ def test_trained_groups_carry_raw_prm_scores_with_the_digest_of_the_weights_that
 
 
 def test_no_tokens_of_a_trajectory_were_tokenised_again(run):
-    for row in map(readable, read_records(run / "trajectories.jsonl")):
+    for row in attempts_of(run):
         for turn in row["turns"]:
             assert len(turn["token_ids"]) == len(turn["logprobs"])
 
@@ -157,7 +157,7 @@ def test_run_folder_says_what_ran_and_where(run):
     assert {"ray", "torch"} <= set(read(run / "provenance.json")["versions"])
     assert (run / "report.html").read_text().startswith("<!doctype html>")
     assert list((run / "tb").iterdir())
-    phases = {row["phase"] for row in read_records(run / "trajectories.jsonl")}
+    phases = {row["phase"] for row in attempts_of(run)}
     assert {"eval_before", "train", "held_out", "eval_after"} <= phases
 
 
@@ -170,7 +170,7 @@ def test_every_metric_is_in_the_table(run):
 
 def test_held_out_tasks_were_attempted_between_the_two_steps_once_and_with_one_version(run):
     (row,) = [row for row in read_records(run / "metrics.jsonl") if "held_out/unscored" in row]
-    attempts = [row for row in read_records(run / "trajectories.jsonl") if row["phase"] == "held_out"]
+    attempts = [row for row in attempts_of(run) if row["phase"] == "held_out"]
     assert (row["step"], len(attempts), {one["step"] for one in attempts}) == (1, 2, {1})
     assert {version for one in attempts for version in one["versions"] or ()} == {row["held_out/policy_version"]}
 

@@ -1,7 +1,6 @@
 from types import SimpleNamespace
 
 import pytest
-from reward.stored import stored_group
 
 from configs.run import RunConfig
 from envs.datasets.generated import generate
@@ -13,9 +12,7 @@ from reward.collected import CollectedGroups
 from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts
-from reward.types import Reward, ScoredGroup, StepScores
-from rollout.types import Group
-from tests.changed import replace
+from rollout.types import Group, Reward, StepScores
 from tests.ray_jobs.view_world import make_trajectory, make_turn
 
 PLANNED = generate("lookup", split="train", index=0, seed=0).task
@@ -39,15 +36,18 @@ class Canaries:
 
 def make_group(name, *scores, task=PLANNED, scored=True):
     """One trajectory a score, each of one wrong answer, which the plan gives 0."""
-    wrong = (make_turn(action="answer", text="-1", result="-1"),)
     trajectories = tuple(
-        make_trajectory(number, group=name, task=task, turns=wrong, answer="-1") for number in range(len(scores))
+        make_trajectory(
+            number, group=name, task=task, turns=(make_turn(action="answer", text="-1", result="-1"),), answer="-1"
+        )
+        for number in range(len(scores))
     )
-    return ScoredGroup(
-        group=Group(id=name, trajectories=trajectories),
-        rewards=(Reward(outcome=0.0, total=0.0, parts={}),) * len(scores),
-        step_scores=StepScores(raw=tuple((score,) for score in scores), prm_digest="d") if scored else None,
-    )
+    group = Group(id=name, trajectories=trajectories)
+    for trajectory in trajectories:
+        trajectory.reward = Reward(outcome=0.0, total=0.0)
+    if scored:
+        StepScores(raw=tuple((score,) for score in scores), prm_digest="d").write_to(group)
+    return group
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +58,8 @@ def answers_at_once(monkeypatch):
 @pytest.fixture
 def watch():
     def watched(groups, *, step=1, prm=None):
-        run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
-        return watch_prm(run, map(stored_group, groups), step, 0.5)
+        run = SimpleNamespace(config=RunConfig(), supervisor=SimpleNamespace(prm=prm or Canaries(*[0.1] * 9)))
+        return watch_prm(run, groups, step, 0.5)
 
     return watched
 
@@ -69,16 +69,8 @@ def test_error_against_the_plan_is_over_every_group_of_the_batch():
     assert fresh_error(groups) == {"prm/rejudge_mse": pytest.approx((2 * 0.36 + 2 * 0.01 + 0) / 5)}
 
 
-def test_error_is_not_of_steps_that_forks_repeat():
-    forks = make_group("g0", 0.2, 0.9)
-    repeated = forks.group.trajectories[1]
-    repeated = replace(repeated, turns=tuple(replace(turn, trainable=False) for turn in repeated.turns))
-    group = replace(forks.group, trajectories=(forks.group.trajectories[0], repeated))
-    assert fresh_error([replace(forks, group=group)]) == {"prm/rejudge_mse": pytest.approx(0.04)}
-
-
 def test_without_a_prm_no_group_is_read():
-    run = SimpleNamespace(config=RunConfig(), actors=SimpleNamespace(prm=None))
+    run = SimpleNamespace(config=RunConfig(), supervisor=SimpleNamespace(prm=None))
     assert watch_prm(run, iter([None]), 1, 0.5) == {}
 
 
@@ -99,18 +91,9 @@ def test_canaries_are_asked_once_a_window_in_a_context_of_every_group(watch):
 
 def test_a_group_whose_first_attempt_failed_before_its_first_step_is_asked_about_by_the_next(watch):
     """Regression: an attempt without a step ended the run with an IndexError, and again at every resume."""
-    failed, group = make_trajectory(0, group="g0", task=PLANNED, turns=(), answer=None), make_group("g0", 0.1, 0.2)
-    others = group.group.trajectories[1:]
-    mixed = replace(
-        group,
-        group=replace(group.group, trajectories=(failed, *others)),
-        step_scores=StepScores(raw=((), (0.2,)), prm_digest="d"),
-    )
-    empty = replace(
-        mixed,
-        group=replace(group.group, id="g1", trajectories=(failed, failed)),
-        step_scores=StepScores(raw=((), ()), prm_digest="d"),
-    )
+    mixed, empty = make_group("g0", 0.1, 0.2), make_group("g1", 0.1, 0.2)
+    for attempt in (mixed.trajectories[0], *empty.trajectories):
+        attempt.turns = ()
     prm = Canaries(0.4)
     assert watch([mixed, empty], step=4, prm=prm)["prm/canary_max"] == 0.4
     assert prm.asked == ["g0/1"]
@@ -118,7 +101,7 @@ def test_a_group_whose_first_attempt_failed_before_its_first_step_is_asked_about
 
 def test_phases_that_ended_before_a_kill_are_read_and_ask_nobody_again(tmp_path):
     """Whoever would collect, label or train is not there."""
-    group = make_group("g0", 0.1, 0.2).group
+    group = make_group("g0", 0.1, 0.2)
     CollectedGroups(tmp_path / "collected").add(group)
     given = StepLabel.of(step_texts(group.trajectories[0])[0], labeller="plan", score=0.5)
     append_label(tmp_path / "labels.jsonl", given)

@@ -18,7 +18,8 @@ from ray_jobs.run import provenance
 from ray_jobs.run.begun import begun_config, check_trained_alike, checkpoint_at, run_of, started_in
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
-from rollout.records import RecordLine, read_records
+from rollout.records import read_records
+from tests.ray_jobs.view_world import make_group_row, make_task, make_trajectory
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
@@ -53,7 +54,7 @@ def test_damaged_phases_are_named_and_leave_the_folder_free(tmp_path, text):
     folder = make_folder(tmp_path)
     folder.close()
     (folder.path / "phases.json").write_text(text)
-    with pytest.raises(UserError, match=r"/r/phases.json' is no JSON object: it was damaged"):
+    with pytest.raises(UserError, match=r"/r/phases.json' is not a JSON object"):
         RunFolder(folder.path)
     (folder.path / "phases.json").unlink()
     RunFolder(folder.path).close()
@@ -191,14 +192,14 @@ def test_a_phase_that_was_done_can_go_on_and_those_after_it_are_not_done(tmp_pat
         folder.finish_phase("eval_before", 5.0, {})
         folder.begin_phase("reinforce")
         folder.finish_phase("reinforce", 85.0, {"num_steps": 2})
-        folder.log_trajectories([{"id": "a", "phase": "eval_before", "step": None}])
-        folder.log_trajectories([{"id": "b", "phase": "eval_after", "step": None}])
+        folder.log_trajectories([make_trajectory("a", phase="eval_before")])
+        folder.log_trajectories([make_trajectory("b", phase="eval_after")])
         folder.finish_phase("eval_after", 6.0, {})
     with RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None) as again:
         again.reopen_phase("reinforce")
         again.rewind(1)
         assert list(again.finished_phases) == ["eval_before"]
-        assert [row["id"] for row in read_records(again.path / "trajectories.jsonl")] == ["a"]
+        assert [row["id"] for row in read_records(again.path / "trajectories.jsonl")] == ["g000000/a"]
         assert again.begin_phase("reinforce") == pytest.approx(85.0, abs=0.001)
 
 
@@ -388,9 +389,9 @@ def test_summary_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 def test_text_in_any_script_survives(tmp_path):
     with make_folder(tmp_path) as folder:
-        folder.log_trajectories([{"question": "Wie viele Äpfel? 苹果 \n2"}])
+        folder.log_trajectories([make_trajectory(0, task=make_task(0, "Wie viele Äpfel? 苹果 \n2"))])
         (line,) = (folder.path / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["question"] == "Wie viele Äpfel? 苹果 \n2"
+    assert json.loads(line)["task"]["question"] == "Wie viele Äpfel? 苹果 \n2"
 
 
 def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
@@ -404,7 +405,7 @@ def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
     ("name", "write"),
     [
         ("metrics.jsonl", lambda folder: folder.log_metrics(1, {"policy/loss": 0.5})),
-        ("trajectories.jsonl", lambda folder: folder.log_trajectories([{"id": "one"}])),
+        ("trajectories.jsonl", lambda folder: folder.log_trajectories([make_trajectory(0)])),
         ("summary.partial", lambda folder: folder.write_summary({"num_steps": 1})),
     ],
 )
@@ -417,7 +418,7 @@ def test_full_disk_is_one_clear_error(tmp_path, name, write):
 
 
 def train_row(step):
-    return RecordLine(head={"id": f"{step}", "phase": "train", "step": step}, turns=b"[]")
+    return make_trajectory(step, step=step)
 
 
 def slow_rows(step, gate):
@@ -449,16 +450,16 @@ def test_rewinding_waits_for_what_is_being_written(tmp_path, step, left):
     assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == [*left, 3]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl", "groups.jsonl"])
 def test_rewinding_over_a_damaged_line_names_it(tmp_path, name):
     with make_folder(tmp_path) as folder:
         for step in (1, 2):
-            folder.log_step(step, [train_row(step)], version_ages={})
+            folder.log_step(step, [train_row(step)], [make_group_row(step, "trained", step)], version_ages={})
             folder.log_metrics(step, {"policy/loss": 0.5})
         folder.catch_up()
         path = folder.path / name
         path.write_bytes(path.read_bytes().replace(b"{", b"", 1))
-        with pytest.raises(UserError, match=f"{name}', line 1, is no JSON"):
+        with pytest.raises(UserError, match=f"{name}', line 1"):
             folder.rewind(2)
 
 
@@ -480,4 +481,4 @@ def test_files_behind_a_full_one_are_closed_as_well(tmp_path):
     with pytest.raises(RunFolderError), folder:
         folder.log_metrics(1, {"policy/loss": 0.5})
     with pytest.raises(ValueError, match="closed file"):
-        folder.log_trajectories([{"id": "one"}])
+        folder.log_trajectories([make_trajectory(0)])

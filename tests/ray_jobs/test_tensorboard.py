@@ -9,9 +9,11 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.util.tensor_util import make_ndarray
 
 from configs.loading import load_run_config
+from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.trackers import HISTOGRAMS, TEXTS, StepDistributions, StepTexts, markdown_of, plain
-from rollout.records import RecordLine, exact_line
+from rollout.types import Completion, Reward, Trajectory, Turn, VersionSwitch, packed_floats
+from tests.changed import replace
 
 HOSTILE = (
     "<script>alert(1)</script> ![x](http://evil.test/a.png) [y](javascript:alert(2)) <http://evil.test> **b** | c | "
@@ -19,46 +21,42 @@ HOSTILE = (
 )
 
 
-def make_turn(*, text="w", action="search", **changes):
-    turn = {
-        "role": "planner",
-        "thought": "think",
-        "action": action,
-        "action_input": text,
-        "result": "found",
-        "tool_error": None,
-        "format_error": None,
-        "text": text,
-        "policy_version": 2,
-        "switches": [],
-        "generate_s": 1.5,
-        "tool_s": 0.25,
-        "trainable": True,
-        "token_ids": [1, 2, 3, 4],
-        "logprobs": [-1.0, -1.0, -1.0, -1.0],
-        "learner_logprobs": [-1.0, -1.0, None, -1.0 + math.log(2)],
-    }
-    return turn | changes
+def make_turn(*, text="w", action="search", result="found", tool_error=None, policy_version=2, switches=(), **changes):
+    turn = Turn.of(
+        role="planner",
+        prompt_token_ids=(),
+        completion=Completion(
+            token_ids=(1, 2, 3, 4),
+            logprobs=(-1.0,) * 4,
+            text=text,
+            finish_reason="stop",
+            policy_version=policy_version,
+            switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in switches),
+        ),
+        trainable=True,
+        thought="think",
+        tool_call=None if action is None else ToolCall(name=action, arguments=text),
+        tool_result=ToolResult(text=result, error=tool_error),
+        generate_s=1.5,
+        tool_s=0.25,
+        learner_logprobs=packed_floats([-1.0, -1.0, math.nan, -1.0 + math.log(2)]),
+    )
+    return replace(turn, **changes)
 
 
-def make_record(*turns, outcome=1.0, group="g0", **changes):
-    record = {
-        "id": f"{group}/0",
-        "group_id": group,
-        "phase": "train",
-        "step": 1,
-        "verdict": "trained",
-        "question": "how many?",
-        "gold": "42",
-        "answer": "42",
-        "stop_reason": "answered",
-        "reward": outcome,
-        "outcome": outcome,
-        "advantages": [0.5] * len(turns),
-        "prm_scores": [0.25] * len(turns),
-        "turns": list(turns),
-    }
-    return record | changes
+def make_record(
+    *turns, outcome=1.0, group="g0", advantages=None, prm_scores=None, question="how many?", gold="42", **changes
+):
+    values = zip(turns, advantages or [0.5] * len(turns), prm_scores or [0.25] * len(turns), strict=True)
+    facts = {"answer": "42", "stop_reason": "answered", "step": 1, "verdict": "trained"}
+    return Trajectory(
+        id=f"{group}/0",
+        group_id=group,
+        task=Task(id="t", dataset="d", question=question, answer=gold),
+        turns=tuple(replace(turn, advantage=advantage, score=score) for turn, advantage, score in values),
+        reward=Reward(outcome=outcome, total=outcome),
+        **(facts | changes),
+    )
 
 
 def make_folder(tmp_path):
@@ -80,15 +78,10 @@ AGES = {1: 2, 2: 1, 3: 0}
 """Those of the versions while version 3 is updated."""
 
 
-def as_written(record):
-    return RecordLine.of(exact_line(record))
-
-
 def watched(*records, version_ages=AGES):
     looking = StepDistributions(version_ages, len(records))
     for record in records:
-        if looking.wants(record):
-            looking.add(record)
+        looking.add(record)
     return looking.histograms()
 
 
@@ -123,14 +116,16 @@ def test_large_step_is_sampled_evenly():
     """600 trajectories: every third one, 200 of them."""
     records = [make_record(make_turn(), outcome=float(number)) for number in range(600)]
     looking = StepDistributions(AGES, len(records))
-    assert [record["outcome"] for record in records if looking.wants(record)] == list(range(0, 600, 3))
+    for record in records:
+        looking.add(record)
+    assert looking.histograms()["trajectories/steps"].size == 200
 
 
 def test_scalars_histograms_and_texts_can_be_read_back(tmp_path):
     with make_folder(tmp_path) as folder:
         right, wrong = make_record(make_turn()), make_record(make_turn(), make_turn(), outcome=0.0)
         folder.log_metrics(7, {"rollout/solve_rate": 0.5, "custom/number": 1.0})
-        folder.log_step(7, map(as_written, [right, wrong]), version_ages=AGES)
+        folder.log_step(7, [right, wrong], version_ages=AGES)
         folder.catch_up()
         assert (folder.path / "trajectories.jsonl").read_text().count("\n") == 2
     events = open_board(folder.path)
@@ -155,8 +150,7 @@ def test_right_and_wrong_trajectory_are_siblings():
         make_record(make_turn(), group="g1", outcome=0.0, answer="third"),
     ]
     for record in records:
-        if looking.wants(record):
-            looking.add(record)
+        looking.add(record)
     assert {name: re.search(r"Answer\*\* (\w+)", shown)[1] for name, shown in looking.texts().items()} == {
         "trajectories/right": "first",
         "trajectories/wrong": "third",
@@ -213,14 +207,14 @@ def test_rewind_hides_later_steps_and_unfinished_phases(tmp_path):
         folder.log_metrics(0, {"train_prm/loss": 1.0})
         for step in (1, 2, 3):
             folder.log_metrics(step, {"policy/loss": float(step)})
-            folder.log_step(step, [as_written(make_record(make_turn()))], version_ages=AGES)
+            folder.log_step(step, [make_record(make_turn())], version_ages=AGES)
     with RunFolder.open(
         load_run_config(None, [f"output_dir={tmp_path}", "name=r"]), with_prm=False, tell=str
     ) as folder:
         assert [row["step"] for row in folder.rewind(2)] == [1, 2]
         folder.log_metrics(0, {"train_prm/loss": 3.0})
         folder.log_metrics(3, {"policy/loss": 30.0})
-        folder.log_step(3, [as_written(make_record(make_turn(), make_turn()))], version_ages=AGES)
+        folder.log_step(3, [make_record(make_turn(), make_turn())], version_ages=AGES)
     events = open_board(folder.path)
     assert [(one.step, one.value) for one in events.Scalars("policy/loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
     steps = [(one.step, one.histogram_value.sum) for one in events.Histograms("trajectories/steps")]

@@ -4,7 +4,7 @@ import shutil
 import sys
 
 import pytest
-from real_run import WAIT_S, read, wait_for_train_step
+from real_run import WAIT_S, attempts_of, read, wait_for_train_step
 
 from rollout.records import read_records
 from tests.faults.audit import faults_of
@@ -66,7 +66,7 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_very_adapter_of_one_tha
 def test_each_step_but_the_last_is_evaluated_once_on_the_same_tasks_as_the_end(run):
     rows = [row for row in read_records(run / "metrics.jsonl") if "held_out/unscored" in row]
     assert [(row["step"], row["held_out/tasks"] + row["held_out/unscored"]) for row in rows] == [(1, 4), (2, 4)]
-    attempts = [row for row in read_records(run / "trajectories.jsonl") if row["phase"] in ("held_out", "eval_after")]
+    attempts = [row for row in attempts_of(run) if row["phase"] in ("held_out", "eval_after")]
     tasks = {step: [row["task_id"] for row in attempts if row["step"] == step] for step in (1, 2, None)}
     assert tasks[1] == tasks[2] == [id for id in tasks[None] if id in tasks[1]]
     versions = {row["step"]: row["held_out/policy_version"] for row in rows}

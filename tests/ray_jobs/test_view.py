@@ -1,23 +1,31 @@
 """The viewer's server: data of a run folder, and rejected requests."""
 
-import contextlib
 import json
 import re
 import shutil
-import sqlite3
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
-from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
+from view_world import (
+    append,
+    evaluation_row,
+    make_group,
+    make_group_row,
+    make_run,
+    metric_row,
+    trained,
+)
 
 from configs.errors import UserError
 from envs.serving import new_token, with_token
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.run import ViewedRun, ViewError
 from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
+from rollout.codec import trajectory_line
+from rollout.types import packed_floats
 
 TOKEN = new_token()
 
@@ -74,48 +82,33 @@ def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
 def test_groups_have_a_state_and_a_reason(folder):
     client = client_of(folder)
     groups = ask(client, "groups")["rows"]
-    assert [group["state"] for group in groups] == ["trained"] * 3 + ["all_wrong", "expired", "failed", "queued"]
-    assert [group["reason"] for group in groups[3:6]] == [None, "older than version 3", "2 of 2 infrastructure"]
+    assert [group["state"] for group in groups] == ["trained"] * 3 + ["all_wrong", "expired", "failed"]
+    assert [group["reason"] for group in groups[3:6]] == ["", "older than version 3", "2 of 2 infrastructure"]
     assert groups[0]["outcomes"] == [1.0, 0.0, 0.0]
     assert ask(client, "groups", verdict="all_right,all_wrong")["total"] == 1
     filtered = ask(client, "group", id="g000003")
     assert [row["verdict"] for row in filtered["siblings"]] == ["all_wrong", "all_wrong"]
 
 
-def test_a_ledger_that_cannot_be_read_is_said_until_it_can(folder):
-    """Regression: it was taken to be busy, for ever."""
+def test_every_group_names_its_family_whether_or_not_its_attempts_are_recorded(folder):
     client = client_of(folder)
-    assert ask(client, "state")[0]["ledger_error"] is None
-    whole = (folder / "ledger.sqlite").read_bytes()
-    (folder / "ledger.sqlite").write_bytes(b"no database " * 1000)
-    client.runs[0].refresh()
-    state = ask(client, "state")[0]
-    assert state["ledger_error"] == "file is not a database"
-    assert state["groups"], "what was read before stays"
-    (folder / "ledger.sqlite").write_bytes(whole)
-    client.runs[0].refresh()
-    assert ask(client, "state")[0]["ledger_error"] is None
+    groups = ask(client, "groups")["rows"]
+    assert {group["family"] for group in groups} == {"lookup"}
+    assert min(len(group["outcomes"]) for group in groups) == 0
+    assert ask(client, "group", id="g000003")["family"] == "lookup"
+    assert (ask(client, "groups", text="lookup")["total"], ask(client, "groups", text="chain")["total"]) == (6, 0)
 
 
-def test_a_ledger_that_the_run_holds_is_read_the_next_time(folder):
+def test_group_that_asks_a_task_again_says_which(folder):
+    append(folder / "groups.jsonl", [make_group_row(9, "all_right", 3, repeats=1)])
     client = client_of(folder)
-    version = ask(client, "state")[0]["ledger"]
-    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite", isolation_level=None)) as db:
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("BEGIN EXCLUSIVE")
-        db.execute("UPDATE groups SET repeats = 1 WHERE ordinal = 3")
-        db.execute("COMMIT")
-        client.runs[0].refresh()
-        state = ask(client, "state")[0]
-    assert (state["ledger"], state["ledger_error"]) == (version, None)
-    client.runs[0].refresh()
-    assert ask(client, "state")[0]["ledger"] == version + 1
+    assert [ask(client, "group", id=f"g00000{number}")["repeats"] for number in (2, 9)] == [None, 1]
 
 
 def test_refresh_reads_only_new_rows(folder):
     client = client_of(folder)
     before = ask(client, "state")[0]
-    append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
+    append(folder / "trajectories.jsonl", trained(make_group(9), 4))
     append(folder / "metrics.jsonl", [metric_row(4)])
     client.runs[0].refresh()
     after = ask(client, "state")[0]
@@ -126,7 +119,7 @@ def test_refresh_reads_only_new_rows(folder):
 
 def test_unfinished_line_is_not_read(folder):
     client = client_of(folder)
-    line = json.dumps(evaluation_row(77, "eval_after", right=True)) + "\n"
+    line = trajectory_line(evaluation_row(77, "eval_after", right=True)).decode()
     with (folder / "trajectories.jsonl").open("a") as file:
         file.write(line[:50])
         file.flush()
@@ -174,24 +167,25 @@ def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
     path = other / "trajectories.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     for record in records:
-        if record["task_id"] == "lookup-1":
-            record["question"] = "Who wrote it?"
+        if record["task"]["id"] == "lookup-1":
+            record["task"]["question"] = "Who wrote it?"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     client = client_of(folder, other)
     pairs = ask(client, "pairs", left="0:eval_after", right="1:eval_after")
     assert sorted(pair["task"] for pair in pairs["rows"]) == ["lookup-0", "lookup-2", "lookup-3"]
 
 
-def test_values_that_json_cannot_represent(folder):
-    record = evaluation_row(50, "eval_after", right=True)
-    record["turns"][0]["logprobs"] = [float("-inf"), float("nan")]
+def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
+    attempt = evaluation_row(50, "eval_after", right=True)
+    attempt.turns[0].logprobs = packed_floats([float("-inf"), float("nan")])
+    attempt.answer = "half a pair: \ud800"
+    append(folder / "trajectories.jsonl", [attempt])
     with (folder / "trajectories.jsonl").open("a") as file:
-        file.write(json.dumps(record | {"question": "half a pair: \ud800"}) + "\n")
         file.write("{broken\n")
     client = client_of(folder)
     shown = ask(client, "trajectory", id="eval_after/50")["record"]
     assert shown["turns"][0]["logprobs"] == [None, None]
-    assert shown["question"] == "half a pair: ?"
+    assert shown["answer"] == "half a pair: ?"
     assert ask(client, "state")[0]["unreadable"] == 1
     assert finite({"a": [float("inf"), 1.0]}) == {"a": [None, 1.0]}
 
@@ -222,8 +216,8 @@ def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
     assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
 
 
-def test_trajectory_with_torn_turns_is_not_found(folder):
-    line = json.dumps(evaluation_row(77, "eval_after", right=True))
+def test_a_trajectory_whose_turns_are_torn_is_answered_with_a_sentence(folder):
+    line = trajectory_line(evaluation_row(77, "eval_after", right=True)).decode()
     with (folder / "trajectories.jsonl").open("a") as file:
         file.write(line[: line.index('"turns"') + 40] + "\n")
     answer = client_of(folder).get("/api/trajectory", params={"id": "eval_after/77"})
@@ -324,7 +318,7 @@ def test_page_size_is_bounded(folder):
 
 def test_long_question_is_cut_in_lists_only(folder):
     text = "<script>alert(1)</script>" + "x" * 1_000_000
-    append(folder / "trajectories.jsonl", group_rows(make_group(8, question=text), 4))
+    append(folder / "trajectories.jsonl", trained(make_group(8, question=text), 4))
     client = client_of(folder)
     shown = ask(client, "trajectories", step=4)["rows"][0]["question"]
     assert (len(shown), shown[-2:]) == (300, "x…")
@@ -374,11 +368,11 @@ def test_empty_run_is_opened_and_followed(tmp_path):
     client = client_of(new)
     assert ask(client, "state")[0]["trajectories"] == 0
     assert ask(client, "groups")["total"] == 0
-    for name in ("trajectories.jsonl", "metrics.jsonl", "ledger.sqlite"):
+    for name in ("trajectories.jsonl", "metrics.jsonl", "groups.jsonl"):
         shutil.copyfile(done / name, new / name)
     client.runs[0].refresh()
     assert ask(client, "state")[0]["trajectories"] == 19
-    assert ask(client, "groups")["total"] == 7
+    assert ask(client, "groups")["total"] == 6
 
 
 def test_changed_tasks_have_the_attempt_before(folder):

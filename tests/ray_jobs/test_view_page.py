@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
-from view_world import append, evaluation_row, group_rows, make_group, make_run, metric_row
+from view_world import append, evaluation_row, make_group, make_run, metric_row, trained
 
 from envs.serving import new_token, with_token
+from envs.types import ToolCall, ToolResult
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app, door_to, follow
+from tests.changed import replace
 from tests.ray_jobs.browser import chromium
 
 ARGS = (
@@ -105,12 +107,14 @@ HOSTILE = (
 
 
 def test_hostile_text_is_shown_as_text_and_not_run(browser, folder):
-    rows = list(group_rows(make_group(7, question=HOSTILE), 4))
+    rows = list(trained(make_group(7, question=HOSTILE), 4))
     append(folder / "trajectories.jsonl", rows)
     row = rows[0]
-    for name in ("thought", "action", "action_input", "result", "text"):
-        row["turns"][0][name] = HOSTILE + ("z" * 1_000_000 if name == "result" else "")
-    append(folder / "trajectories.jsonl", [row | {"id": "g000007/hostile <b>", "answer": HOSTILE, "gold": HOSTILE}])
+    row.turns[0].thought = row.turns[0].text = HOSTILE
+    row.turns[0].tool_call = ToolCall(name=HOSTILE, arguments=HOSTILE)
+    row.turns[0].tool_result = ToolResult(text=HOSTILE + "z" * 1_000_000)
+    row.id, row.answer, row.task = "g000007/hostile <b>", HOSTILE, replace(row.task, answer=HOSTILE)
+    append(folder / "trajectories.jsonl", [row])
     with served(folder) as address, page_of(browser, f"{address}#/t/g000007%2Fhostile%20%3Cb%3E", height=1600) as page:
         page.wait_for_selector(".step")
         shown = page.locator("#main").inner_text()
@@ -207,7 +211,7 @@ def test_new_rows_appear_on_an_open_page(browser, folder):
     with served(folder) as address, page_of(browser, f"{address}#/trajectories?phase=any", height=1600) as page:
         page.get_by_text("19 found").wait_for()
         page.evaluate("window.here = true")
-        append(folder / "trajectories.jsonl", group_rows(make_group(9), 4))
+        append(folder / "trajectories.jsonl", trained(make_group(9), 4))
         page.get_by_text("22 found").wait_for()
         page.get_by_text("g000009/0").wait_for()
         page.goto(f"{address}#/")
@@ -237,7 +241,7 @@ def test_accessibility(browser, folder, scheme):
 
 
 def test_phone_needs_no_horizontal_scrolling(browser, folder):
-    append(folder / "trajectories.jsonl", group_rows(make_group(7, question="w" * 4000), 4))
+    append(folder / "trajectories.jsonl", trained(make_group(7, question="w" * 4000), 4))
     long = "#/t/g000007%2F0"
     with served(folder) as address, page_of(browser, address, width=375, height=720) as page:
         for place in (*PLACES, long, "#/group/g000007", "#/pair?a=0:eval_before/1&b=0:eval_after/1"):

@@ -5,19 +5,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
-from reward.stored import stored_group
-from rollout.store.ledger import Ledger
-from rollout.store.lifecycle import GroupCounts, GroupResult
 
 from envs.types import Task, ToolCall, ToolResult
-from learner.credit import CreditedStep, credit_parts, turn_logprobs
-from ray_jobs.run.step_records import step_records
-from reward.types import Reward, ScoredGroup, StepScores
-from rollout.buffer import Batch
-from rollout.records import trajectory_record
-from rollout.task_choice import Draw
-from rollout.types import Completion, Group, Trajectory, Turn, VersionSwitch
+from learner.types import StepResult
+from ray_jobs.run.step_records import StepGroups, step_trajectories
+from rollout.codec import trajectory_line
+from rollout.lifecycle import Batch, GroupCounts, GroupRow, State
+from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn, VersionSwitch
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]
 WEIGHT, LOOK_UP, ANSWER = (5, 6), (1, 2, 3, 4), (8, 9)
@@ -79,33 +75,44 @@ def make_group(ordinal, *, outcomes=(1.0, 0.0, 0.0), scored=True, question=None)
         make_trajectory(number, group=name, task=task, **({} if outcome else {"turns": guess, "answer": "99"}))
         for number, outcome in enumerate(outcomes)
     )
-    raw = tuple((0.9, 0.8) if outcome else (0.1,) for outcome in outcomes)
-    return ScoredGroup(
-        group=Group(id=name, trajectories=trajectories),
-        rewards=tuple(Reward(outcome=one, total=one, parts={}) for one in outcomes),
-        step_scores=StepScores(raw=raw, prm_digest="d") if scored else None,
-    )
+    group = Group(id=name, trajectories=trajectories)
+    for trajectory, outcome in zip(trajectories, outcomes, strict=True):
+        trajectory.reward = Reward(outcome=outcome, total=outcome)
+    if scored:
+        raw = tuple((0.9, 0.8) if outcome else (0.1,) for outcome in outcomes)
+        StepScores(raw=raw, prm_digest="d").write_to(group)
+    return group
 
 
-def group_rows(scored, step, *, untrained=()):
-    """What the train step writes of this group; the learner finds every token a little less likely."""
+class Fetched(StepGroups):
+    """Groups that are there already."""
+
+    def __init__(self, *groups):
+        self._there = groups
+
+    def __iter__(self):
+        return iter(self._there)
+
+
+def make_batch(step, **changes):
+    facts = {"refs": (), "version_ages": {1: 0, 2: 0}, "facts": {}, "families": {}, "solved": {}, "bias": {}}
+    return Batch(step=step, counts=GroupCounts(), **(facts | changes))
+
+
+def trained(group, step):
+    """The trajectories of a trained group; the learner finds every token a little less likely."""
     drifted = {
-        one.id: np.array([p - 0.3 * (n % 3) for n, p in enumerate(_logprobs(one))]) for one in scored.group.trajectories
+        one.id: np.array([p - 0.3 * (n % 3) for n, p in enumerate(_logprobs(one))], dtype=np.float32)
+        for one in group.trajectories
     }
-    batch = Batch(
-        step=step,
-        payloads=(stored_group(scored),),
-        untrained=untrained,
-        version_ages={1: 0, 2: 0},
-        facts={},
-        bias={},
-        counts=GroupCounts(),
-        warning=None,
-    )
-    by_turn = {one.id: turn_logprobs(one, drifted, batch.version_ages) for one in scored.group.trajectories}
-    credit = {scored.group.id: credit_parts(scored, credit="outcome_gated", prm_weight=0.5)}
-    result = CreditedStep(policy_version=step, metrics={}, turn_logprobs=by_turn, credit=credit)
-    return (json.loads(one.line()) for one in step_records(batch, batch.payloads, result))
+    result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
+    return step_trajectories(make_batch(step), Fetched(group), result, scheme="outcome_gated", prm_weight=0.5)
+
+
+def untrained(group, step, verdict):
+    for trajectory in group.trajectories:
+        trajectory.step, trajectory.verdict = step, verdict
+    return group.trajectories
 
 
 def _logprobs(trajectory):
@@ -114,9 +121,10 @@ def _logprobs(trajectory):
 
 def evaluation_row(number, phase, *, right):
     """`right` None is one that could not be scored."""
-    trajectory = make_trajectory(0, group=phase, task=make_task(number), answer="408" if right else "99")
+    attempt = make_trajectory(0, group=phase, task=make_task(number), answer="408" if right else "99", phase=phase)
     reward = None if right is None else float(right)
-    return trajectory_record(trajectory, reward=reward, phase=phase, step=None) | {"id": f"{phase}/{number}"}
+    attempt.reward, attempt.id = Reward(outcome=reward, total=reward), f"{phase}/{number}"
+    return attempt
 
 
 def metric_row(step, **more):
@@ -124,9 +132,10 @@ def metric_row(step, **more):
     return {"step": step, "wall_s": 1.0, "policy/loss": 0.1, "policy/logprob_gap_abs": 0.01, **shares, **more}
 
 
-def append(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8", errors="replace") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def append(path: Path, rows: Iterable[Mapping[str, Any] | Trajectory | GroupRow]) -> None:
+    with path.open("ab") as file:
+        for row in rows:
+            file.write(trajectory_line(row) if isinstance(row, Trajectory) else msgspec.json.encode(row) + b"\n")
 
 
 def make_run(folder: Path, *, num_steps=3) -> Path:
@@ -137,28 +146,26 @@ def make_run(folder: Path, *, num_steps=3) -> Path:
     (folder / "config.json").write_text(json.dumps(settings))
     append(folder / "metrics.jsonl", map(metric_row, range(1, num_steps + 1)))
     filtered = make_group(num_steps, outcomes=(0.0, 0.0), scored=False)
-    rows = [row for step in range(1, num_steps + 1) for row in group_rows(make_group(step - 1), step)]
-    rows += list(group_rows(make_group(0), 1, untrained=(("all_wrong", "", stored_group(filtered)),)))[3:]
+    rows = [row for step in range(1, num_steps + 1) for row in trained(make_group(step - 1), step)]
+    rows += untrained(filtered, 1, "all_wrong")
     for phase, solved in (("eval_before", 1), ("eval_after", 3)):
         rows += [evaluation_row(number, phase, right=number < solved) for number in range(4)]
     append(folder / "trajectories.jsonl", rows)
-    _write_ledger(folder, num_steps)
+    append(folder / "groups.jsonl", make_group_rows(num_steps))
     return folder
 
 
-def _write_ledger(folder: Path, num_steps: int) -> None:
-    ledger = Ledger(folder / "ledger.sqlite")
-    permits = ledger.lease(0, num_steps + 3, num_new=num_steps + 3, draw_of=lambda task: Draw("lookup"))
-    facts = {"groups": 1.0, "right": 1.0, "scored": 3.0, "trajectories": 3.0}
-    result = GroupResult(
-        ending="ready", payload=b"", versions={1: 4, 2: 4}, facts=facts, reason="2 of 2 infrastructure"
-    )
-    for permit in permits[:num_steps]:
-        ledger.settle(permit.lease, "ready", result, now=1.0)
-        ledger.cut([permit.ordinal], permit.ordinal + 1)
-        ledger.mark_trained(permit.ordinal + 1)
-    ledger.settle(permits[-3].lease, "all_wrong", result, now=2.0)
-    ledger.settle(permits[-2].lease, "ready", result, now=3.0)
-    ledger.expire(permits[-2].ordinal, "older than version 3")
-    ledger.settle(permits[-1].lease, None, result, now=4.0)
-    ledger.close()
+def make_group_row(ordinal, state, step, **changes):
+    facts = {"family": "lookup", "repeats": None, "attempt": 1, "duration_s": 1.0, "tokens": 8, "versions": (1, 2)}
+    facts |= {"right": 1.0, "scored": 3, "reason": ""}
+    return GroupRow(id=f"g{ordinal:06d}", task_number=ordinal, state=state, step=step, **(facts | changes))
+
+
+def make_group_rows(num_steps):
+    rows = [make_group_row(ordinal, State.TRAINED, ordinal + 1) for ordinal in range(num_steps)]
+    return [
+        *rows,
+        make_group_row(num_steps, State.ALL_WRONG, 1, right=0.0),
+        make_group_row(num_steps + 1, State.EXPIRED, 2, reason="older than version 3"),
+        make_group_row(num_steps + 2, State.FAILED, 3, reason="2 of 2 infrastructure"),
+    ]

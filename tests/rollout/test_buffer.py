@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rollout.buffer import BufferClosedError, GroupBuffer, admission_capacity
+from rollout.admission import admission_capacity
+from rollout.buffer import BufferClosedError, GroupBuffer
 from rollout.filters import StarvedError
 from rollout.lifecycle import BufferSettings, Snapshot, State, WorkerStatus
 from rollout.task_choice import FixedChoice, LearnableChoice

@@ -2,14 +2,14 @@ import subprocess
 import sys
 
 import pytest
-from rollout.store.disk import MemoryFolder
 
-from rollout.store import disk
+from rollout import files as disk
+from rollout.files import MemoryFolder
 
 DIES = """
 import os, sys
 from pathlib import Path
-from rollout.store import disk
+from rollout import files as disk
 disk.MEMORY = Path(sys.argv[1])
 folder = disk.MemoryFolder()
 (folder.path / "v1").mkdir()

@@ -30,7 +30,7 @@ def ended(*outcomes):
 
 
 def known(**outcomes):
-    """What the ledger would say of families: (right, scored) of their groups, the one drawn last first."""
+    """The outcomes of families: (right, scored) of their groups, the one drawn last first."""
     return lambda family, last: ended(*outcomes.get(family, []))[:last]
 
 
