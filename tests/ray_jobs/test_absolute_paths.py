@@ -2,7 +2,7 @@ import pytest
 
 from configs.loading import load_run_config
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.provenance import shown, with_absolute_paths
+from ray_jobs.run.provenance import with_absolute_paths
 from ray_jobs.run.run import _sees
 
 RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.credit.prm_path=runs/p/prm")
@@ -39,16 +39,6 @@ def test_data_of_a_submitted_job_travels_with_its_working_directory(here, monkey
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
     assert (config.envs.data_path, config.envs.recording.path) == ("mine.jsonl", "said.jsonl")
     assert config.output_dir == f"{here}/runs"
-
-
-def test_path_that_is_not_set_stays_so(here):
-    config = with_absolute_paths(load_run_config(None, ["name=r"]))
-    assert (config.envs.data_path, config.envs.recording.path, config.reward.prm_path) == (None, None, None)
-
-
-def test_paths_are_shown_as_a_person_here_would_write_them(here):
-    assert shown(here / "runs" / "r") == "runs/r"
-    assert shown(here.parent / "other") == str(here.parent / "other")
 
 
 def test_machine_with_a_folder_of_the_same_name_does_not_see_the_runs(here, tmp_path):

@@ -2,25 +2,19 @@
 
 import ast
 import importlib
-import shlex
 import signal
 import subprocess
 import sys
 
 import pytest
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
-from envs.types import Task
 from learner.checkpoint import write_manifest
-from ray_jobs.cli import main, make_app
-from ray_jobs.cli_options import DEFAULT_RECIPE, split_arguments
+from ray_jobs.cli import main
+from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.summary import next_commands
-from rollout.codec import trajectory_line
-from rollout.types import Reward
-from tests.reward.test_step_text import decided, make_trajectory
 
 ROOT = RECIPES.parents[1]
 HEAVY = {"torch", "ray", "vllm", "transformers"}
@@ -102,20 +96,6 @@ def test_user_error_is_one_line_and_exit_code_2(arguments, named, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "start"),
-    [
-        ([], "Usage: agentflow COMMAND"),
-        (["help"], "Usage: agentflow COMMAND"),
-        (["help", "train"], "Usage: agentflow train "),
-        (["--version"], "agentflow 0."),
-    ],
-)
-def test_help_and_version(arguments, start, capsys):
-    assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith(start)
-
-
 @pytest.fixture
 def trained(monkeypatch):
     """The calls of `run_training`: the configuration, and whether with a PRM."""
@@ -144,19 +124,6 @@ def test_unfinished_run_continues_as_it_started(trained, tmp_path, capsys):
     (folder.path / "provenance.json").write_text("{}")
     assert main(["resume", str(tmp_path / "r")]) == 2
     assert str(tmp_path / "r") in capsys.readouterr().err
-
-
-def test_finished_run_shows_its_report(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ray_jobs.viewer.report.write_report", lambda path: path / "report.html")
-    monkeypatch.setattr("ray_jobs.run.summary.print_summary", print)
-    arguments = [f"output_dir={tmp_path}", "name=r"]
-    with RunFolder.create(load_run_config(DEFAULT_RECIPE, arguments)) as folder:
-        folder.write_summary({"wall_s": 1})
-    assert main(["train", *arguments]) == 0
-    assert f"{tmp_path}/r/report.html" in capsys.readouterr().out
-    assert trained == []
-    assert main(["train", *arguments, "seed=5"]) == 2
-    assert "(seed)" in capsys.readouterr().err
 
 
 def test_adapter_is_a_run_a_checkpoint_its_file_or_none(tmp_path, monkeypatch, capsys):
@@ -224,23 +191,6 @@ def test_every_user_error_is_one_line_also_from_an_actor(monkeypatch, capsys):
             assert capsys.readouterr().err == "agentflow: error: cannot write it; free space\n", error
 
 
-@pytest.mark.parametrize("kind", [OutOfDiskError, ObjectStoreFullError])
-def test_full_object_store_is_one_line(kind, monkeypatch, capsys):
-    raised = kind("Local disk is full")
-    once = crossing(raised).as_instanceof_cause()
-    for arrived in (raised, once, crossing(once).as_instanceof_cause()):
-        assert failing_with(arrived, monkeypatch) == 2
-        [line] = capsys.readouterr().err.splitlines()
-        assert "`ray memory`" in line
-
-
-def test_unusable_path_is_one_line(monkeypatch, capsys):
-    assert failing_with(NotADirectoryError(20, "Not a directory", "a/b"), monkeypatch) == 2
-    line = capsys.readouterr().err
-    assert "'a/b'" in line
-    assert "Errno" not in line
-
-
 @pytest.mark.parametrize(
     "error", [ValueError("a bug"), RuntimeError("a fault"), FileNotFoundError(2, "No such file", "surprise")]
 )
@@ -249,32 +199,9 @@ def test_bug_keeps_its_traceback(error, monkeypatch):
         failing_with(error, monkeypatch)
 
 
-def test_interrupt_ends_with_130(monkeypatch, capsys):
-    assert failing_with(KeyboardInterrupt("resume it"), monkeypatch) == 130
-    assert capsys.readouterr().err == "agentflow: interrupted; resume it\n"
-
-
 def test_sigterm_ends_with_143_and_its_handler_is_restored(monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr("ray_jobs.run.doctor.run_doctor", lambda: signal.raise_signal(signal.SIGTERM))
     assert main(["doctor"]) == 143
     assert capsys.readouterr().err == "agentflow: ended by SIGTERM\n"
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_suggested_solve_command_can_be_pasted(tmp_path):
-    run = tmp_path / "lr=1e-6" / "r"
-    run.mkdir(parents=True)
-    for question in ("-7 + 12 = ?", "What is 'it'?"):
-        task = Task(id="t", dataset="lookup", question=question, answer="1")
-        solved = make_trajectory(decided("answer", "1"), task=task)
-        solved.phase, solved.reward = "eval_after", Reward(outcome=1.0, total=1.0)
-        (run / "trajectories.jsonl").write_bytes(trajectory_line(solved))
-        _, (command, _) = next_commands(run)
-        _, *words = shlex.split(command)
-        called, bound, _ = make_app().parse_args(words)
-        assert called.__name__ == "solve"
-        assert bound.arguments["question"] == question
-        assert bound.arguments["recipe"] == str(run / "config.json")
-    recipe, changes = split_arguments([str(run / "config.json"), "envs.data_path=a/b=c"])
-    assert (recipe, changes) == (run / "config.json", ("envs.data_path=a/b=c",))

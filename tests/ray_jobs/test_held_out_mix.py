@@ -3,9 +3,8 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer
+from evaluating import ScriptedSolver, config_for, right_answer
 
-from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
@@ -17,7 +16,6 @@ from ray_jobs.held_out import (
     tasks_while_training,
 )
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.preflight import PreflightError, check_before_acting
 from ray_jobs.run.summary import _by_dataset, _verdict, mean_scores
 from rollout.codec import flat_record, read_trajectories
 from rollout.engines.engine import EngineError
@@ -36,17 +34,6 @@ def drawn(*overrides):
 def test_held_out_tasks_follow_the_training_mix_by_default():
     assert drawn() == {"lookup": 450, "two_lookup": 50}
     assert drawn(HELD_OUT) == {"lookup": 250, "two_lookup": 150, "branch": 100}
-
-
-@pytest.mark.parametrize("mix", ["{}", "{lookup=-1}", "{lookup=0}"])
-def test_mix_without_a_share_is_rejected(mix):
-    with pytest.raises(UserError, match=r"evaluation\.mix"):
-        load_run_config(None, [f"evaluation.mix={mix}"])
-
-
-def test_unknown_family_in_the_held_out_mix_is_rejected():
-    with pytest.raises(PreflightError, match=r"evaluation\.mix"):
-        check_before_acting(load_run_config(None, ["evaluation.mix={nonsense=1}"]), draws_tasks=True)
 
 
 def attempt(dataset, index, reward):
@@ -153,33 +140,6 @@ def test_failed_attempts_are_retried_and_then_unscored(evaluated):
     assert f"lookup/{run.found.unscored[0].task_id}/0" in run.said
 
 
-def test_records_have_the_order_of_the_tasks_and_attempts_are_greedy(evaluated):
-    first = []
-
-    def answer(task, seed):
-        first.append(task.id)
-        # The first one asked is tried again and so is the last one done.
-        return EngineError("gone") if len(first) == 1 else "no"
-
-    run = evaluated(answer)
-    assert [row["task_id"] for row in run.rows] == [task.id for task in run.tasks]
-    assert {row["id"].partition("/")[0] for row in run.rows} == {"eval_after"}
-    assert {asked[2:] for asked in run.asked} == {(0, 0.0)}
-
-
-def test_untouched_model_gets_tasks_of_each_data_set(evaluated, tmp_path):
-    """Tasks of data sets that are not generated come in blocks."""
-    (tmp_path / "own.jsonl").write_text(
-        "".join(f'{{"question": "{n} + 1?", "answer": "{n + 1}"}}\n' for n in range(40))
-    )
-    own = ("envs.mix={lookup=0.5, own_integer=0.5}", "evaluation.num_tasks=6", "evaluation.num_untouched_tasks=3")
-    run = evaluated(
-        lambda task, seed: task.answer, *own, f"envs.data_path={tmp_path}/own.jsonl", phase="eval_untouched"
-    )
-    assert {task.dataset for task in run.tasks[:3]} == {"lookup"}
-    assert Counter(row["dataset"] for row in run.rows) == {"lookup": 2, "own_integer": 1}
-
-
 def test_each_data_set_has_its_share_of_the_tasks_while_training():
     config = load_run_config(None, [HELD_OUT, "evaluation.num_tasks=40", "evaluation.while_training_tasks=10"])
     whole, some = evaluation_tasks(config), tasks_while_training(config)
@@ -248,12 +208,3 @@ def test_rewind_keeps_the_evaluations_up_to_the_checkpoint(stage):
     assert [row["step"] for row in held_out_rows(stage.folder)] == [1, 2, 3]
     attempts = Counter(one.step for one in read_trajectories(stage.folder.path / "trajectories.jsonl"))
     assert attempts == {1: 4, 2: 4, 3: 4}
-
-
-def test_broken_attempts_while_training_do_not_end_the_run(stage):
-    stage.solver.answer_of = broken
-    evaluate_step(stage, 1)
-    (row,) = held_out_rows(stage.folder)
-    assert row["held_out/unscored"] == 4
-    assert "held_out/solve_rate" not in row
-    assert len(stage.told) == 1

@@ -53,17 +53,6 @@ def check(recipe, *overrides):
     check_before_acting(load_run_config(recipe, overrides), draws_tasks=True)
 
 
-def test_two_data_sets_whose_names_and_ids_run_together_are_refused(recipe):
-    """Row b-1 of `a` and row 1 of `a-b` have the same id."""
-    (recipe.parent / "tasks_of_two.py").write_text(
-        "def one():\n    return [{'id': f'b-{n}', 'question': f'a{n}', 'answer': 'x'} for n in range(40)]\n"
-        "def two():\n    return [{'id': n, 'question': f'b{n}', 'answer': 'x'} for n in range(40)]\n"
-    )
-    two = 'envs.datasets={a={source="tasks_of_two:one"}, "a-b"={source="tasks_of_two:two"}}'
-    with pytest.raises(PreflightError, match="'a-b-0'"):
-        check(recipe, two, 'envs.mix={a=0.5, "a-b"=0.5}', "reward.scorer=scorers_beside_the_recipe:right")
-
-
 AGENTS = """
 async def solve(task, client):
     return ""
@@ -96,13 +85,6 @@ def test_an_agent_that_cannot_be_called_ends_before_anything_starts(recipe, agen
     assert "\n" not in str(caught.value)
 
 
-def test_an_agent_that_can_be_called_passes_and_starts_no_sandbox(recipe, monkeypatch):
-    (recipe.parent / "agents_beside_the_recipe.py").write_text(AGENTS)
-    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config: None)
-    monkeypatch.setattr("ray_jobs.run.preflight.check_sandbox", None)
-    check(recipe, *OWN_AGENT, "agent.function=agents_beside_the_recipe:solve")
-
-
 def test_modules_are_looked_for_beside_the_recipe_on_every_machine(recipe, monkeypatch):
     config = load_run_config(recipe.relative_to(recipe.parents[1]), ["reward.scorer=scorers_beside_the_recipe:right"])
     assert config.code_path == "recipes"
@@ -111,15 +93,6 @@ def test_modules_are_looked_for_beside_the_recipe_on_every_machine(recipe, monke
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     # The working directory of a submitted job travels, and lies elsewhere on each machine.
     assert with_absolute_paths(config).code_path == "recipes"
-
-
-def test_a_scorer_is_asked_about_a_whole_reference_answer(recipe, monkeypatch):
-    monkeypatch.setattr("ray_jobs.run.preflight.check_model", lambda config: None)
-    monkeypatch.setattr("ray_jobs.run.preflight.check_sandbox", lambda config, *, training: None)
-    written = TASKS.replace('"x"', repr('{\n  "a": 1\n}'))
-    (recipe.parent / "written_beside_the_recipe.py").write_text(written)
-    source = "envs.datasets.mine.source=written_beside_the_recipe:load"
-    check(recipe, source, "envs.datasets.mine.scorer=scorers_beside_the_recipe:fields")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import pytest
-
 from configs.loading import load_run_config
 from ray_jobs.run.metrics import Shares
 from ray_jobs.run.progress import VERDICT_WINDOW, Training
@@ -36,22 +34,6 @@ def news_of(training, *rows):
 LEARNER = {"learner_wait": 0.0, "backpressure": 0.5}
 
 
-def test_each_step_names_what_limits_the_run():
-    training = make_training(make_row())
-    assert training.progress_fields == {
-        "solve_rate": 0.5,
-        "kept": 0.4,
-        "staleness": 1.0,
-        "step_s": 12.0,
-        "limit": "engine",
-    }
-
-
-def test_one_odd_step_does_not_change_what_is_said_to_limit():
-    training = make_training(make_row(), make_row(), make_row(learner_wait=0.1, backpressure=0.5))
-    assert training.progress_fields["limit"] == "engine"
-
-
 def test_verdict_is_reported_once_when_settled_and_again_when_it_changes():
     training = make_training()
     said = news_of(training, *[make_row()] * 6)
@@ -61,17 +43,6 @@ def test_verdict_is_reported_once_when_settled_and_again_when_it_changes():
     later = [one for one in news_of(training, *[make_row(**LEARNER)] * 6) if one]
     assert len(later) == 1
     assert "learner limits" in later[0]
-
-
-def test_a_resumed_run_says_again_what_limits_it():
-    training = make_training(*[make_row()] * 8)
-    assert "engine limits" in news_of(training, make_row())[0]
-
-
-def test_where_the_first_rows_are_lost_no_later_one_stands_in_for_them():
-    rows = [make_row() | {"step": step, "policy/logprob_gap_abs": 0.1 * step} for step in range(1, 5)]
-    assert make_training(*rows).logprob_gap_version0 == pytest.approx(0.1)
-    assert make_training(*rows[1:]).logprob_gap_version0 is None
 
 
 def test_alarms_name_the_train_step_also_where_rows_are_lost():

@@ -1,6 +1,4 @@
 import json
-import math
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +8,14 @@ import pytest
 from configs.errors import UserError
 from configs.learner import ModelConfig
 from configs.loading import load_run_config
-from configs.plugins import load_own
 from configs.run import RunConfig
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.cli import main
-from ray_jobs.run import provenance
-from ray_jobs.run.begun import begun_config, check_trained_alike, checkpoint_at, run_of, started_in
+from ray_jobs.run.begun import check_trained_alike, checkpoint_at
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import read_records
-from tests.ray_jobs.view_world import make_group_row, make_task, make_trajectory
+from tests.ray_jobs.view_world import make_group_row, make_trajectory
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
@@ -47,17 +43,6 @@ def test_folder_says_what_the_run_is_before_it_does_anything(tmp_path):
     assert origin["cores"] >= 1
     assert origin["memory_gib"] > 0
     assert origin["started"]
-
-
-@pytest.mark.parametrize("text", ["", '{"start": ', "[]"])
-def test_damaged_phases_are_named_and_leave_the_folder_free(tmp_path, text):
-    folder = make_folder(tmp_path)
-    folder.close()
-    (folder.path / "phases.json").write_text(text)
-    with pytest.raises(UserError, match=r"/r/phases.json' is not a JSON object"):
-        RunFolder(folder.path)
-    (folder.path / "phases.json").unlink()
-    RunFolder(folder.path).close()
 
 
 @pytest.fixture
@@ -96,44 +81,12 @@ def test_run_is_resumed_from_anywhere_in_the_folder_it_was_started_in(begun, tmp
     check_same_run(config, begun)
 
 
-@pytest.fixture
-def linked(begun, tmp_path):
-    """The folder `runs` was moved to another disk, and a link is in its place."""
-    (tmp_path / "disk").mkdir()
-    begun.parent.rename(tmp_path / "disk" / "runs")
-    begun.parent.symlink_to(tmp_path / "disk" / "runs")
-    return begun
-
-
-@pytest.mark.parametrize("named", ["home/runs/r", "disk/runs/r"])
-def test_run_in_a_linked_folder_goes_on_where_it_was_started(linked, tmp_path, resumed, named):
-    """Regression: its relative paths, as that of its data, were looked for beside the folder that the link leads to."""
-    _, cwd = resumed(tmp_path / named)
-    assert cwd == tmp_path / "home"
-
-
-def test_run_in_a_linked_folder_is_known_from_everywhere(linked, tmp_path, monkeypatch, resumed):
-    checkpoint = linked / "checkpoints" / "v000003"
-    checkpoint.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert run_of(checkpoint) == run_of(Path("home/runs/r/checkpoints/v000003")) == linked
-    assert started_in(run_of(checkpoint)) == tmp_path / "home"
-    assert resumed(linked)[1] == tmp_path / "home"
-
-
 def test_run_that_was_moved_is_resumed_where_it_is_now(begun, tmp_path, monkeypatch, resumed):
     moved = begun.rename(tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     config, cwd = resumed("other")
     assert (config.run_path, cwd) == (moved, tmp_path)
     check_same_run(config, moved)
-
-
-def test_run_whose_whole_home_was_moved_is_resumed_in_the_new_one(begun, tmp_path, monkeypatch, resumed):
-    monkeypatch.chdir(tmp_path)
-    begun.parents[1].rename(tmp_path / "new home")
-    config, cwd = resumed(tmp_path / "new home" / "runs" / "r")
-    assert (config.run_path, cwd) == (tmp_path / "new home" / "runs" / "r", tmp_path / "new home")
 
 
 @pytest.fixture
@@ -203,46 +156,6 @@ def test_a_phase_that_was_done_can_go_on_and_those_after_it_are_not_done(tmp_pat
         assert again.begin_phase("reinforce") == pytest.approx(85.0, abs=0.001)
 
 
-def test_parts_that_died_are_counted_over_all_processes_of_a_run(tmp_path):
-    """Regression: the summary of a run that was resumed counted those since then."""
-    with make_folder(tmp_path) as folder:
-        assert folder.num_restarts() == 0
-        folder.keep_num_restarts(2)
-    with RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None) as again:
-        assert again.num_restarts() == 2
-        again.keep_num_restarts(3)
-        assert again.num_restarts() == 3
-
-
-OWN_TASKS = """
-def load():
-    return [{"question": f"q{n}", "answer": "x"} for n in range(8)]
-"""
-
-
-@pytest.fixture
-def own_tasks(tmp_path, monkeypatch):
-    """A run that was started in `home`, of a recipe in its folder `recipes` that names a module beside it."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "home" / "recipes").mkdir(parents=True)
-    (tmp_path / "home" / "recipes" / "tasks_of_a_begun_run.py").write_text(OWN_TASKS)
-    recipe = Path("recipes") / "mine.toml"
-    datasets = "datasets = { mine = { source = 'tasks_of_a_begun_run:load' } }"
-    (tmp_path / "home" / recipe).write_text(f"name = 'r'\n[envs]\nmix = {{ mine = 1.0 }}\n{datasets}\n")
-    monkeypatch.chdir(tmp_path / "home")
-    RunFolder.create(load_run_config(recipe)).close()
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if not place.startswith(str(tmp_path))])
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path / "home" / "runs" / "r"
-    sys.modules.pop("tasks_of_a_begun_run", None)
-
-
-def test_code_of_a_run_that_was_started_elsewhere_is_found(own_tasks):
-    config = begun_config(own_tasks)
-    assert config.code_path == "recipes"
-    assert len(load_own(config.envs.datasets["mine"].source, key="source")()) == 8
-
-
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     """Makes a run that was started in `home` with these settings, and gives a checkpoint of it."""
@@ -297,13 +210,6 @@ def test_checkpoint_is_refused_on_another_base_than_its_run_trained_it_on(traine
     )
 
 
-def test_base_of_the_same_name_in_another_folder_is_not_taken_for_the_runs(trained, tmp_path):
-    model_in(tmp_path / "home" / "base")
-    other = model_in(tmp_path / "base", b"weightt")
-    with pytest.raises(CheckpointError, match="is not known to have the same weights"):
-        check_trained_alike(trained("model.path=base"), RunConfig(model=ModelConfig(path="base")), other)
-
-
 def test_base_is_the_same_under_whatever_path_it_lies(trained, tmp_path):
     base, copy = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "copy")
     checkpoint = trained("model.path=base")
@@ -314,14 +220,6 @@ def test_base_is_the_same_under_whatever_path_it_lies(trained, tmp_path):
         check_trained_alike(
             tmp_path / "moved" / "checkpoints" / "v000003", RunConfig(model=ModelConfig(path="copy")), copy
         )
-
-
-@pytest.mark.parametrize("name", ["demo", "some/model"])
-def test_base_that_lies_in_no_folder_is_known_by_its_name(trained, tmp_path, name):
-    checkpoint, other = trained(f"model.path={name}"), model_in(tmp_path / "other")
-    check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=name)), other)
-    with pytest.raises(CheckpointError, match=f"was trained on model.path = '{name}', and model.path = 'other' is not"):
-        check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
 
 
 def test_newer_checkpoint_that_cannot_be_used_is_told(begun, capsys):
@@ -336,68 +234,6 @@ def test_newer_checkpoint_that_cannot_be_used_is_told(begun, capsys):
     (checkpoint / "adapter.safetensors").write_bytes(b"rubbish")
     assert checkpoint_at(begun) == begun / "checkpoints" / "v000002"
     assert f"passed over a checkpoint: {checkpoint}/adapter.safetensors: sha256" in capsys.readouterr().err
-
-
-def test_checkpoint_outside_of_a_run_is_taken_at_the_recipes_word(tmp_path):
-    check_trained_alike(tmp_path / "v000003", RunConfig(model=ModelConfig(lora_alpha=1)), tmp_path)
-
-
-def test_command_can_be_pasted_into_a_shell(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["agentflow", "train", "envs.mix={lookup = 1.0}"])
-    with make_folder(tmp_path) as folder:
-        assert read(folder.path / "provenance.json")["command"] == "agentflow train 'envs.mix={lookup = 1.0}'"
-
-
-def test_without_git_the_commit_is_unknown_and_not_called_clean(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "_git", lambda *arguments: None)
-    with make_folder(tmp_path) as folder:
-        origin = read(folder.path / "provenance.json")
-    assert origin["git_commit"] is None
-    assert origin["git_dirty"] is None
-
-
-def test_metrics_can_be_read_during_the_run(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_metrics(1, {"policy/loss": 0.5})
-        folder.log_metrics(2, {"policy/loss": 0.25, "rollout/solve_rate": 0.75})
-        rows = [json.loads(line) for line in (folder.path / "metrics.jsonl").open()]
-    assert [(row["step"], row["policy/loss"]) for row in rows] == [(1, 0.5), (2, 0.25)]
-    assert 0 <= rows[0]["wall_s"] <= rows[1]["wall_s"]
-
-
-def test_a_loss_that_became_nan_is_kept_as_what_it_is(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_metrics(1, {"policy/loss": math.nan})
-        assert math.isnan(read(folder.path / "metrics.jsonl")["policy/loss"])
-
-
-def test_summary_replaces_the_one_before_and_leaves_no_partial_file(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.write_summary({"num_steps": 1})
-        folder.write_summary({"num_steps": 2})
-        assert read(folder.path / "summary.json") == {"num_steps": 2}
-        assert list(folder.path.glob("*.partial")) == []
-
-
-def test_summary_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.write_summary({"num_steps": 1})
-        with pytest.raises(TypeError):
-            folder.write_summary({"num_steps": object()})
-        assert read(folder.path / "summary.json") == {"num_steps": 1}
-
-
-def test_text_in_any_script_survives(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_trajectories([make_trajectory(0, task=make_task(0, "Wie viele Äpfel? 苹果 \n2"))])
-        (line,) = (folder.path / "trajectories.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["task"]["question"] == "Wie viele Äpfel? 苹果 \n2"
-
-
-def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(RunFolderError, match=r"cannot write '.*file/r': Not a directory; .*output_dir"):
-        make_folder(tmp_path / "file")
 
 
 @needs_full_device
@@ -471,14 +307,3 @@ def test_disk_that_is_full_while_a_step_is_written_is_told_to_the_next(tmp_path)
     folder.log_step(1, [train_row(1)], version_ages={})
     with pytest.raises(RunFolderError, match="No space left on device; free some space"):
         folder.catch_up()
-
-
-@needs_full_device
-def test_files_behind_a_full_one_are_closed_as_well(tmp_path):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "metrics.jsonl").symlink_to("/dev/full")
-    folder = make_folder(tmp_path)
-    with pytest.raises(RunFolderError), folder:
-        folder.log_metrics(1, {"policy/loss": 0.5})
-    with pytest.raises(ValueError, match="closed file"):
-        folder.log_trajectories([make_trajectory(0)])

@@ -1,5 +1,3 @@
-import errno
-import fcntl
 import subprocess
 import sys
 
@@ -7,8 +5,7 @@ import pytest
 
 from configs.loading import load_run_config
 from ray_jobs.run import folder as run_folder
-from ray_jobs.run.folder import RunFolder, RunLockError, lock, locked
-from rollout import files
+from ray_jobs.run.folder import RunFolder, RunLockError, lock
 
 
 def make_folder(tmp_path, **rest):
@@ -42,23 +39,3 @@ def test_the_folder_stays_locked_while_it_goes_back_to_a_step(tmp_path, monkeypa
     with make_folder(tmp_path) as folder:
         folder.rewind(0)
     assert refused
-
-
-def test_a_folder_that_cannot_be_locked_is_one_clear_error(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RunLockError, match="output_dir"), locked(tmp_path / "r"):
-        pass
-
-
-@pytest.mark.parametrize(("kind", "warned"), [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)])
-def test_a_network_file_system_is_warned_of(tmp_path, monkeypatch, kind, warned):
-    mounts = tmp_path / "mounts"
-    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 8:2 / {tmp_path} rw - {kind} server:/x rw\n")
-    monkeypatch.setattr(files, "MOUNTS", mounts)
-    told = []
-    config = load_run_config(None, [f"output_dir={tmp_path}", "name=r"])
-    with RunFolder.open(config, with_prm=False, tell=told.append):
-        assert any(kind in line for line in told) == warned

@@ -1,4 +1,3 @@
-import json
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -6,7 +5,6 @@ import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import decision, make_agent, run
 
-from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
 from rollout.codec import read_trajectories
 from rollout.engines.engine import EngineError
@@ -61,17 +59,3 @@ def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypat
     assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
     assert why in " ".join(capsys.readouterr().out.split())
     assert len(list(read_trajectories(tmp_path / "trace.jsonl"))) == 1
-
-
-def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
-    (tmp_path / "adapter.safetensors").touch()
-    write_manifest(tmp_path, policy_version=1, step=1)
-    assert solve("http://127.0.0.1:9", "--adapter", str(tmp_path)) == 2
-    assert "export the checkpoint" in capsys.readouterr().err
-
-
-def test_training_over_a_server_is_refused_before_anything_starts(tmp_path, capsys):
-    arguments = ["train", "backend.type=ollama", "backend.model=planner", f"output_dir={json.dumps(str(tmp_path))}"]
-    assert main(arguments) == 2
-    assert "backend.type" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

@@ -45,31 +45,9 @@ def test_gain_interval_is_newcombes_method_10():
     assert paired_gain_interval(before, after) == pytest.approx((0.2 - 0.28043, 0.2 + 0.23956), abs=2e-5)
 
 
-def test_pairs_that_disagree_more_widen_the_interval():
-    """Rates 0.5 and 0.6 of 20 both times: pairs that go together tell more than pairs that do not."""
-    before = [True] * 10 + [False] * 10
-    together = [True] * 12 + [False] * 8
-    apart = [False] * 8 + [True] * 12
-    narrow, wide = paired_gain_interval(before, together), paired_gain_interval(before, apart)
-    assert narrow[1] - narrow[0] < wide[1] - wide[0]
-
-
 def test_only_a_score_of_one_is_solved():
     assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_after == 2
     assert compare_paired([0.0, 0.5, 1.0], [1.0, 1.0, 0.5]).only_before == 1
-
-
-def test_loss_is_significant():
-    comparison = compare_paired([True] * 20, [False] * 10 + [True] * 10)
-    assert comparison.gain == -0.5
-    assert comparison.p < 0.05
-
-
-def test_gain_interval_covers_the_gain_and_stays_within_bounds():
-    before, after = [False] * 50 + [True] * 50, [True] * 90 + [False] * 10
-    low, high = paired_gain_interval(before, after)
-    assert -1 <= low < 0.4 < high <= 1
-    assert paired_gain_interval([False] * 10, [False] * 10)[0] < 0 < paired_gain_interval([0.0] * 10, [0.0] * 10)[1]
 
 
 def test_swapping_before_and_after_mirrors_the_interval():
@@ -95,14 +73,6 @@ def test_means_of_one_try_compare_as_right_and_wrong():
     assert means.gain == plain.gain == 0.5
 
 
-def test_equal_means_in_another_order_are_no_gain():
-    """Rounding errors must not look like a gain."""
-    before = [number % 4 / 3 for number in range(60)]
-    compared = compare_means(before, sorted(before))
-    assert compared.gain == 0
-    assert items_needed(compared.gain, 0.2) is None
-
-
 def test_large_losses_against_small_gains_are_no_gain():
     """40 items a little better, 15 much worse: the mean falls, and no test may call that a significant gain."""
     comparison = compare_means([0.25] * 40 + [1.0] * 15 + [0.5] * 45, [0.5] * 40 + [0.0] * 15 + [0.5] * 45)
@@ -110,13 +80,6 @@ def test_large_losses_against_small_gains_are_no_gain():
     assert comparison.gain == pytest.approx(-0.05)
     assert comparison.p > 0.05
     assert comparison.ci95[0] < 0 < comparison.ci95[1]
-
-
-def test_large_gains_against_small_losses_are_a_gain():
-    comparison = compare_means([0.0] * 12 + [0.5] * 12 + [0.5] * 76, [1.0] * 12 + [0.25] * 12 + [0.5] * 76)
-    assert comparison.gain == pytest.approx(0.09)
-    assert comparison.p < 0.05
-    assert comparison.ci95[0] > 0
 
 
 def test_items_needed_follow_the_published_formula():

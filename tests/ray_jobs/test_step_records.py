@@ -8,7 +8,7 @@ from ray_jobs.run.step_records import group_rows, step_trajectories
 from rollout.codec import encode_group, flat_record
 from rollout.lifecycle import State
 from rollout.types import StepScores
-from tests.ray_jobs.view_world import Fetched, make_batch, make_group, make_group_row, make_trajectory
+from tests.ray_jobs.view_world import Fetched, make_batch, make_group, make_group_row
 
 Z = math.sqrt(0.5)
 """One right, one wrong: (1 - 0.5) / 0.7071."""
@@ -42,18 +42,6 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
     assert (first["verdict"], first["trained_as"], first["step"]) == ("trained", 4, 3)
 
 
-def test_a_refused_batch_says_why_and_names_no_version():
-    first, _ = shown(scored_pair(), skipped="because")
-    assert (first["verdict"], first["reason"]) == ("refused", "because")
-    assert "trained_as" not in first
-
-
-def test_without_scores_all_of_it_is_the_outcome():
-    first, _ = shown(make_group(0, outcomes=(1.0, 0.0), scored=False))
-    assert (first["credit"]["scheme"], first["credit"]["weight"]) == ("outcome", 0.0)
-    assert (first["process_parts"], first["advantages"]) == ([0.0, 0.0], first["outcome_parts"])
-
-
 def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
     """Version 1 sampled two tokens of the first turn and version 2 the others; version 1 was too old."""
     group = make_group(0, outcomes=(1.0, 0.0))
@@ -85,9 +73,3 @@ def test_rows_of_groups_say_what_became_of_the_batch(skipped, state):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped)
     first, second = group_rows(make_batch(3, rows=rows), result)
     assert (first.state, first.reason, second.state) == (state, skipped or "", State.ALL_WRONG)
-
-
-def test_a_trajectory_without_a_turn_has_no_advantage():
-    group = make_group(0, outcomes=(1.0, 0.0), scored=False)
-    group.trajectories = (*group.trajectories[:1], make_trajectory(1, turns=()))
-    assert shown(group)[1]["advantages"] == []

@@ -1,6 +1,5 @@
 """Submitting without a cluster: the command of the job, what is uploaded, keys, and following the log."""
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from scripted_jobs import SECRET, ScriptedClient, job_for
 from configs.errors import UserError
 from configs.loading import load_run_config
 from ray_jobs import submit
-from ray_jobs.cli import main, make_app
+from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import key_variables
 from ray_jobs.submit import follow_job
@@ -40,12 +39,6 @@ def test_resume_names_the_run_folder_whatever_the_working_directory(project):
         pass
     job = job_for(phase="resume", recipe="runs/mine", working_dir=Path("code"), here=False)
     assert job["metadata"]["run"] == str(project / "runs/mine")
-
-
-def test_options_reach_the_phases_command_whole():
-    for text in (["--options=--benchmark gpqa --out 'a b'"], ["--options", "--benchmark gpqa --out 'a b'"]):
-        _, bound, _ = make_app().parse_args(["submit", "r.toml", *text])
-        assert bound.arguments["options"] == ("--benchmark", "gpqa", "--out", "a b")
 
 
 @pytest.mark.parametrize(
@@ -134,19 +127,6 @@ def test_runtime_environment_with_a_key_or_a_wrong_entry_is_rejected(text, error
     assert error in line
     assert not any(key in line for key in (SECRET, "hunter2", "0123456789"))
     assert server.submitted == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pip: ['git+ssh://git@github.com/me/mine']",
-        "pip: ['--index-url=https://me:${INDEX_PASSWORD}@packages.example/simple']",
-        "env_vars: {WANDB_RUN_ID: 0123456789abcdef0123456789abcdef}",
-    ],
-)
-def test_runtime_environment_without_a_key_is_sent(project, server, text):
-    (project / "env.yaml").write_text(text)
-    assert main(["submit", "recipes/mine.toml", "--runtime-env", "env.yaml"]) == 0
 
 
 @pytest.mark.parametrize("variable", ["SOME_TOKEN", "MY_SERVICE", "MY_SERVICE_FILE", None])
@@ -248,18 +228,6 @@ def test_error_of_the_job_server_is_one_line_without_a_password(error, part, pro
     assert "hunter2" not in line
 
 
-def test_cluster_whose_agents_still_start_is_retried(project, server, monkeypatch):
-    answers = [RuntimeError("No available agent to submit job, please try again later."), None]
-
-    def answer(**_):
-        if (error := answers.pop(0)) is not None:
-            raise error
-
-    monkeypatch.setattr(server, "submit_job", answer)
-    assert main(["submit", "recipes/mine.toml"]) == 0
-    assert answers == []
-
-
 # --- following ----------------------------------------------------------------------------------------
 
 
@@ -273,23 +241,3 @@ def test_log_continues_after_a_broken_stream(monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "one\ntwo\nthree \n" in output
     assert [output.count(word) for word in ("one", "two", "pending")] == [1, 1, 1]
-
-
-@pytest.mark.parametrize(("status", "code"), [(JobStatus.FAILED, 1), (JobStatus.STOPPED, 1)])
-def test_unsuccessful_job_is_exit_code_1(status, code):
-    assert follow_job(ScriptedClient([status]), "mine") == code
-
-
-def test_server_that_stays_away_ends_the_command(monkeypatch):
-    monkeypatch.setattr(submit, "PATIENCE_S", -1.0)
-    with pytest.raises(requests.exceptions.ConnectionError):
-        follow_job(ScriptedClient([requests.exceptions.ConnectionError("refused")]), "mine")
-
-
-def test_ctrl_c_leaves_the_job_running(monkeypatch):
-    def interrupt(coroutine):
-        coroutine.close()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(asyncio, "run", interrupt)
-    assert follow_job(ScriptedClient([JobStatus.RUNNING]), "mine") == 130
