@@ -16,7 +16,7 @@ from configs.errors import did_you_mean
 from configs.run import RunConfig
 from ray_jobs.run import model_memory as memory
 from ray_jobs.run.model_memory import GIB, KvCache, ModelShape, Part, PlanError, find_shape
-from ray_jobs.run.provenance import memory_bytes
+from ray_jobs.run.origin import memory_bytes
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
 CARDS = {

@@ -35,9 +35,9 @@ from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.metrics import StepTimes
+from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
-from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
 from ray_jobs.run.summary import print_summary, summarize

@@ -34,7 +34,7 @@ def load_cold_start(run: Run) -> None:
     if checkpoint is None:
         why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
         raise CheckpointError(
-            f"the policy that RL begins with is gone: {why}; put the folder back, or begin anew under another name=..."
+            f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with another name="
         )
     run.supervisor.learn("load_checkpoint", checkpoint.folder)
     run.supervisor.learn("begin_reinforcement")
@@ -44,9 +44,14 @@ def _imitate(run: Run) -> Mapping[str, object]:
     settings = run.config.cold_start
     nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
     with run.phase("cold_start", total=0 if nothing else None) as phase:
-        played = [] if nothing else _played(run)
+        played = [] if nothing else asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
         scores = {} if isinstance(settings, FileConfig) else scores_of(played)
-        demonstrations = _kept(run, played, scores)
+        if isinstance(settings, TeacherConfig):
+            demonstrations, message = kept_demonstrations(played, scores, settings.min_score)
+            run.tell(message)
+        else:
+            check_played(played, run.config.rollout.max_turn_tokens)
+            demonstrations = played
         phase.facts.update(_facts(demonstrations, scores, settings))
         run.supervisor.learn("begin_imitation")
         batches = _batches(demonstrations, settings, run.config.seed)
@@ -61,23 +66,9 @@ def _imitate(run: Run) -> Mapping[str, object]:
     return phase.facts
 
 
-def _played(run: Run) -> list[Trajectory]:
-    return asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
-
-
 def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
     """Return the scores by trajectory id. Each is computed once, since a custom scorer may be slow or random."""
     return {trajectory.id: outcome_of(trajectory) for trajectory in played}
-
-
-def _kept(run: Run, played: list[Trajectory], scores: Mapping[str, float | None]) -> list[Trajectory]:
-    settings = run.config.cold_start
-    if isinstance(settings, TeacherConfig):
-        kept, message = kept_demonstrations(played, scores, settings.min_score)
-        run.tell(message)
-        return kept
-    check_played(played, run.config.rollout.max_turn_tokens)
-    return played
 
 
 def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:

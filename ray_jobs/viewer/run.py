@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.errors import UserError
 from ray_jobs.run.summary import rates_by_step
-from ray_jobs.viewer.rows import GroupRows, MetricRows, Row, TrajectoryIndex
+from ray_jobs.viewer.rows import LogRows, Row, TrajectoryIndex
 from ray_jobs.viewer.tree import prefix_tree
 from rollout.filters import SOLVED
 from rollout.records import TOKENIZER
@@ -52,8 +52,8 @@ class ViewedRun:
             raise ViewError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
         self.folder = folder
         self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
-        self.metrics = MetricRows(folder / "metrics.jsonl")
-        self.group_rows = GroupRows(folder / "groups.jsonl")
+        self.metrics = LogRows(folder / "metrics.jsonl", "step")
+        self.group_rows = LogRows(folder / "groups.jsonl", "id")
         self._tokens = TokenTexts(folder)
 
     def refresh(self) -> None:
@@ -65,6 +65,8 @@ class ViewedRun:
         """Return the counts by which a page knows what to fetch again."""
         index = self.trajectories
         read, there = index.lines.progress
+        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "groups.jsonl")]
+        changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
         return {
             "generation": f"{index.lines.generation}.{self.metrics.lines.generation}",
             "trajectories": len(index.rows),
@@ -74,7 +76,7 @@ class ViewedRun:
             "groups": dict(Counter(row["state"] for row in self.group_rows.rows)),
             "read": read / there if there else 1.0,
             "unreadable": index.num_unreadable + self.metrics.num_unreadable + self.group_rows.num_unreadable,
-            "live": self._is_live(),
+            "live": not (self.folder / "summary.json").exists() and time.time() - changed < FRESH_S,
         }
 
     def about(self) -> Row:
@@ -142,9 +144,20 @@ class ViewedRun:
             return {row["task"]: row for row in self.trajectories.rows if row["phase"] == phase}
 
     def groups(self, wanted: Wanted, offset: int, limit: int) -> Row:
-        """Return the groups that are wanted, with the outcomes of their trajectories."""
+        """Return a page of the selected groups, with the outcomes of their trajectories."""
+        text, states, names = (
+            wanted.text.lower().strip(),
+            wanted.verdict,
+            ("id", "family", "task", "question", "reason"),
+        )
         with self.trajectories.lock:
-            found = [group for group in self._all_groups() if _group_fits(group, wanted)]
+            found = [
+                group
+                for group in self._all_groups()
+                if (not states or group["state"] in states.split(","))
+                and (wanted.step is None or group["step"] == wanted.step)
+                and text in " ".join(str(group.get(name) or "") for name in names).lower()
+            ]
         if wanted.newest_first:
             found.reverse()
         return {"total": len(found), "rows": found[offset : offset + limit]}
@@ -204,13 +217,6 @@ class ViewedRun:
         ]
         changed = [(one, other) for one, other in pairs if _kind(rows[one], rows[other]) in ("gained", "lost")]
         return sorted(changed, key=lambda pair: _right(rows[pair[0]]))
-
-    def _is_live(self) -> bool:
-        if (self.folder / "summary.json").exists():
-            return False
-        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "groups.jsonl")]
-        changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-        return time.time() - changed < FRESH_S
 
 
 class TokenTexts:
@@ -297,15 +303,6 @@ def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
         case "unscored":
             tests.append(lambda row: row["outcome"] is None)
     return tests
-
-
-def _group_fits(group: Row, wanted: Wanted) -> bool:
-    said = " ".join(str(group.get(name) or "") for name in ("id", "family", "task", "question", "reason")).lower()
-    return (
-        (not wanted.verdict or group["state"] in wanted.verdict.split(","))
-        and (wanted.step is None or group["step"] == wanted.step)
-        and wanted.text.lower().strip() in said
-    )
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@ import pytest
 
 from configs.loading import load_run_config
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.provenance import with_absolute_paths
+from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.run import _sees
 
 RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording.path=said.jsonl", "reward.credit.prm_path=runs/p/prm")

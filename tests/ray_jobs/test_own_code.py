@@ -7,8 +7,8 @@ import pytest
 from configs.errors import UserError
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError, load_own
+from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.preflight import PreflightError, check_before_acting
-from ray_jobs.run.provenance import with_absolute_paths
 
 TASKS = """
 def load():

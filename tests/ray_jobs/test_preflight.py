@@ -186,7 +186,7 @@ def test_run_continues_with_the_threads_and_workers_of_a_smaller_machine(config,
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     runs = []
     monkeypatch.setattr("ray_jobs.train.run_training", lambda config, *_, **__: runs.append(config))
-    monkeypatch.setattr("ray_jobs.run.begun.begun_config", lambda _: started)
+    monkeypatch.setattr("ray_jobs.run.origin.saved_config", lambda _: started)
     cli.resume(folder)
     [run] = runs
     threads = (run.rollout.engine.num_threads, run.learner.num_threads, run.prm.num_threads)

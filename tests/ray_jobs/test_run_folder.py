@@ -11,8 +11,8 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from learner.checkpoint import CheckpointError, write_manifest
 from ray_jobs.cli import main
-from ray_jobs.run.begun import check_trained_alike, checkpoint_at
 from ray_jobs.run.folder import RunFolder, RunFolderError
+from ray_jobs.run.origin import check_trained_alike, checkpoint_at
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
