@@ -21,19 +21,6 @@ def test_actors_are_given_paths_that_mean_the_same_everywhere(here):
     assert with_absolute_paths(config) == config
 
 
-def test_recorded_conversations_blocked_questions_and_a_memory_are_found_from_everywhere(here):
-    """Regression: in a cluster that was started in another folder the run ended when a worker looked for them."""
-    own = ("agent.function=agents:mine", "label.type=monte_carlo", "cold_start.path=chats.jsonl")
-    recorded = with_absolute_paths(load_run_config(None, ["name=r", *own, "envs.web.blocked_questions=held.txt"]))
-    assert recorded.cold_start.path == f"{here}/chats.jsonl"
-    assert recorded.envs.web.blocked_questions == f"{here}/held.txt"
-    remembered = with_absolute_paths(
-        load_run_config(None, ["name=r", "agent.memory.type=folder", "agent.memory.path=hints"])
-    )
-    assert remembered.planner.memory.path == f"{here}/hints"
-    assert with_absolute_paths(recorded) == recorded
-
-
 def test_data_of_a_submitted_job_travels_with_its_working_directory(here, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))

@@ -73,12 +73,9 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
     ("override", "part"),
     [
         ("agent.max_steps=2", "agent"),
-        ("rollout.max_turn_tokens=100", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
-        ("rollout.engine.adapter_mode=native", "adapter_mode"),
         ("envs.search_results=3", "tools"),
         ("evaluation.num_tasks=20", "items"),
-        ("seed=1", "items"),
     ],
 )
 def test_evaluations_that_differ_in_more_than_the_policy_are_rejected(evaluate, override, part):

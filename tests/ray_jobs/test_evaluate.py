@@ -4,12 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
+from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
 from envs.datasets.benchmarks import load_benchmark
-from envs.datasets.game24 import load_game24, of_split
 from envs.types import ToolResult
 from ray_jobs.evaluate import EvaluationRequest, evaluation_items, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
@@ -61,21 +60,6 @@ def test_failed_infrastructure_is_retried_and_then_unscored(tmp_path, monkeypatc
     assert summary_of(tmp_path)["unscored"] == ["amc23/amc23-1/0"]
     rewards = {row["task_id"]: row["reward"] for row in read_records(tmp_path / "out" / "items.jsonl")}
     assert rewards == {"amc23-0": 1.0, "amc23-1": None}
-
-
-def test_undecided_and_broken_items_are_counted_apart(tmp_path, monkeypatch):
-    def answer(task, seed):
-        return {0: "unclear", 1: EngineError("gone")}.get(int(task.id.split("-")[-1]), task.answer)
-
-    config = config_for(tmp_path, "evaluation.num_tasks=4", "envs.mix={lookup=1}", *HESITANT)
-    unscored = {f"lookup/lookup-eval-1000000-{number}/0" for number in range(2)}
-    use(monkeypatch, ScriptedSolver(answer))
-    run_evaluation(config, EvaluationRequest(out=tmp_path / "out"))
-    summary = summary_of(tmp_path)
-    row = summary["benchmarks"]["lookup"]
-    assert (summary["solve_rate"], summary["num_scored"], set(summary["unscored"])) == (1.0, 2, unscored)
-    assert (summary["infrastructure_failures"], summary["undecided"]) == (1, 1)
-    assert (row["infrastructure_failures"], row["undecided"]) == (1, 1)
 
 
 def test_only_missing_and_failed_items_are_repeated(tmp_path, monkeypatch):
@@ -158,28 +142,6 @@ def test_seeds_repeat_items_and_do_not_narrow_the_interval(tmp_path, monkeypatch
     # Wilson over two items, one of which is solved on average: not over eight tries.
     assert row["solve_rate_ci95"] == pytest.approx([0.0945, 0.9055], abs=1e-4)
     assert {asked[2:] for asked in solver.asked} == {(seed, 0.7) for seed in range(4)}
-
-
-def test_limit_samples_the_same_items_every_time(tmp_path):
-    config = config_for(tmp_path, "evaluation.num_tasks=60", "envs.mix={lookup=0.5, branch=0.5}")
-    tasks = evaluation_items(config, EvaluationRequest(limit=10))
-    assert [task.dataset for task in tasks].count("lookup") == 10
-    assert len(tasks) == 20
-    assert tasks == evaluation_items(config, EvaluationRequest(limit=10))
-    assert tasks[:10] != evaluation_items(config, EvaluationRequest())[:10]
-
-
-def test_training_hands_of_game24_are_left_out(tmp_path):
-    hands = [[1, 1, 4, 6], [8, 6, 6, 4], [3, 3, 8, 8], [2, 3, 4, 6], [1, 5, 5, 5], [4, 4, 10, 10]]
-    (tmp_path / "data").mkdir()
-    rows = [json.dumps({"id": f"h{n}", "numbers": hand}) + "\n" for n, hand in enumerate(hands)]
-    (tmp_path / "data" / "gameof24.jsonl").write_text("".join(rows))
-    request = EvaluationRequest(benchmarks=("game24",), data=tmp_path / "data", whole=False)
-    kept = [task.id for task in of_split(load_game24(tmp_path / "data" / "gameof24.jsonl"), "eval")]
-    assert 0 < len(kept) < len(hands)
-    assert len(evaluation_items(config_for(tmp_path), request)) == len(hands)
-    trained = config_for(tmp_path, "envs.mix={game24=1,lookup=1}")
-    assert [task.id for task in evaluation_items(trained, request)] == kept
 
 
 def trained_run(config):

@@ -104,17 +104,3 @@ def test_custom_code_has_the_digest_of_its_file(tmp_path, written, text, setting
         found.append(local(tmp_path, *settings))
     assert differences(found[0], found[1]) == []
     assert differences(found[0], found[2]) == ["code"]
-
-
-def test_files_of_a_command_and_blocked_questions_have_digests(tmp_path):
-    def of(script, data, blocked):
-        for name, text in (("solve.py", script), ("data.json", data), ("blocked.txt", blocked)):
-            (tmp_path / name).write_text(text)
-        settings = ["cold_start.num_demonstrations=0", "reward.credit=outcome", f"code_path={tmp_path}"]
-        command = "agent.command=python solve.py --data data.json"
-        return local(tmp_path, command, *settings, f"envs.web.blocked_questions={tmp_path / 'blocked.txt'}")
-
-    first = of("print(1)", "{}", "Who?")
-    assert differences(first, of("print(1)", "{}", "Who?")) == []
-    for changed in (("print(2)", "{}", "Who?"), ("print(1)", "[]", "Who?"), ("print(1)", "{}", "Where?")):
-        assert differences(first, of(*changed)) == ["code"]

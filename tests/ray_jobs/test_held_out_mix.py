@@ -1,5 +1,5 @@
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,15 +10,13 @@ from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation_folder import Evaluation, Item
 from ray_jobs.held_out import (
-    evaluate,
     evaluate_step,
     held_out_metrics,
     tasks_while_training,
 )
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.summary import _by_dataset, mean_scores
+from ray_jobs.run.summary import _by_dataset
 from rollout.codec import flat_record, read_trajectories
-from rollout.engines.engine import EngineError
 from rollout.records import read_records
 from rollout.types import Reward, Trajectory
 
@@ -58,15 +56,6 @@ def evaluation(rewards):
     return Evaluation(items=tuple(Item.of(flat_record(one)) for one in attempts))
 
 
-def test_mean_scores_are_of_the_same_tasks():
-    def scored(*rewards):
-        return evaluation({"lookup": rewards})
-
-    assert mean_scores(scored(0.0, 1.0), scored(1.0, 1.0)) == {}
-    assert mean_scores(scored(0.0, None), scored(0.5, 1.0)) == {"before": 0.0, "after": 0.5}
-    assert [item.solved for item in scored(0.5, 1.0, None).items] == [False, True, False]
-
-
 def test_summary_has_a_row_for_each_family():
     before = evaluation({"lookup": "0" * 8, "branch": "0" * 4})
     after = evaluation({"lookup": "11111100", "branch": "1111"})
@@ -88,55 +77,6 @@ def test_comparison_is_on_tasks_that_both_have_scored():
     assert list(_by_dataset(before, after, {})) == ["lookup"]
     left_out = [key.task_id for key in (*before.unscored, *after.unscored)]
     assert left_out == ["lookup-0", "lookup-1", "branch-0"]
-
-
-@pytest.fixture
-def evaluated(tmp_path):
-    """Run a phase over three held-out tasks, and return its results, requests, records and notes."""
-
-    def run(answer_of, *overrides, phase="eval_after"):
-        solver, told, progress = ScriptedSolver(answer_of), [], []
-        settings = ("evaluation.num_tasks=3", "evaluation.max_attempts=2", "envs.mix={lookup=1}", *overrides)
-        config = config_for(tmp_path, *settings)
-
-        @contextmanager
-        def phase_of(name, total):
-            yield SimpleNamespace(advance=lambda: progress.append(name))
-
-        with RunFolder.create(config) as folder:
-            stage = SimpleNamespace(
-                config=config,
-                folder=folder,
-                rollouts=solver,
-                phase=phase_of,
-                finished=lambda name: None,
-                console=SimpleNamespace(note=told.append),
-            )
-            found = evaluate(stage, phase)
-            stage.finished = lambda name: {}
-            assert evaluate(stage, phase) == found
-        rows = list(map(flat_record, read_trajectories(folder.path / "trajectories.jsonl")))
-        assert len(progress) == 3
-        said = " ".join(told)
-        return SimpleNamespace(found=found, asked=solver.asked, rows=rows, said=said, tasks=evaluation_tasks(config))
-
-    return run
-
-
-def test_failed_attempts_are_retried_and_then_unscored(evaluated):
-    tries = Counter()
-
-    def answer(task, seed):
-        tries[task.id] += 1
-        gone = task.id.endswith("-2") or (task.id.endswith("-1") and tries[task.id] == 1)
-        return EngineError("gone") if gone else right_answer(task)
-
-    run = evaluated(answer)
-    assert {row["task_id"][-2:]: row["reward"] for row in run.rows} == {"-0": 1.0, "-1": 1.0, "-2": None}
-    assert sorted(tries.values()) == [1, 2, 2]
-    assert list(run.found.solved.values()) == [True, True]
-    assert [key.task_id[-2:] for key in run.found.unscored] == ["-2"]
-    assert f"lookup/{run.found.unscored[0].task_id}/0" in run.said
 
 
 def test_each_data_set_has_its_share_of_the_tasks_while_training():

@@ -83,13 +83,6 @@ def test_nothing_is_lost_or_double_after_a_kill_and_a_resume(run):
     assert sorted(steps_of(run)) == [1, 2]
 
 
-def test_every_group_that_was_drawn_has_its_account(summary):
-    groups = summary["groups"]
-    ended = groups["trained"] + groups["filtered"] + groups["failed"] + groups["expired"] + groups["lost"]
-    assert groups["drawn"] == ended + groups["live_at_end"]
-    assert groups["trained"] == 2
-
-
 def test_engine_and_learner_agree_on_log_probs_at_version_zero(summary):
     """Both compute in bf16, here at temperature 1 and hardly trained; over choice tokens, where rounding shows."""
     assert 0 < summary["logprob_gap_version0"] < 0.1

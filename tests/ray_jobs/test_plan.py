@@ -29,13 +29,6 @@ ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 BY_HAND = {
     # embedding (+ head) + layers x (q + k + v + o + MLP + norms + q and k norms or biases) + last norm; KiB a token;
     # rank-32 adapters of all linear layers.
-    "Qwen/Qwen3-0.6B": (
-        151936 * 1024
-        + 28 * (1024 * 2048 + 2 * 1024 * 1024 + 2048 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128)
-        + 1024,
-        28 * 2 * 8 * 128 * 2 / 1024,
-        32 * 28 * ((1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024) + 3 * (1024 + 3072)),
-    ),
     "Qwen/Qwen3-8B": (
         2 * 151936 * 4096
         + 36 * (4096 * 4096 + 2 * 4096 * 1024 + 4096 * 4096 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128)
@@ -54,11 +47,6 @@ BY_HAND = {
         2 * 128256 * 4096 + 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096) + 4096,
         128,
         32 * 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336)),
-    ),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": (
-        49152 * 576 + 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536 + 2 * 576) + 576,
-        22.5,
-        32 * 30 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536)),
     ),
 }
 
@@ -141,8 +129,6 @@ def plan_of_two_copies(*overrides, card="A40"):
     ("recipe", "overrides", "card"),
     [
         ("dapo_qwen3_8b_a40", (), "A40"),
-        ("dapo_qwen3_8b_a40", (), "h200"),
-        ("dapo_qwen3_8b_a40", ("model.path=meta-llama/Llama-3.1-8B-Instruct",), "A40"),
         ("dapo_qwen3_8b_a40", ("model.path=Qwen/Qwen3-1.7B", *TWO_COPIES), "L4"),
         (
             "dapo_qwen3_8b_a40",
@@ -151,7 +137,6 @@ def plan_of_two_copies(*overrides, card="A40"):
         ),
         ("flow_grpo_qwen25_7b", (), "A40"),
         ("demo_cpu", (), "A40"),
-        ("sync_cpu", ("model.path=Qwen/Qwen3-0.6B",), "A40"),
     ],
 )
 def test_fits(recipe, overrides, card):
@@ -162,7 +147,6 @@ def test_fits(recipe, overrides, card):
     ("overrides", "card", "setting"),
     [
         (("rollout.engine.kv_cache_gib=6",), "A40", "rollout.engine.kv_cache_gib"),
-        (("learner.gradient_checkpointing=false",), "A40", "learner.gradient_checkpointing"),
         (("learner.microbatch_tokens=16384",), "A40", "learner.microbatch_tokens"),
         (("rollout.engine.kv_cache_gib=0.5",), "A40", "rollout.engine.max_model_len"),
         (
@@ -171,7 +155,6 @@ def test_fits(recipe, overrides, card):
             "rollout.engine.max_model_len",
         ),
         (("card.shared=false",), "A40", "card.learner"),
-        (("model.path=Qwen/Qwen3-14B",), "A40", "larger card"),
         ((), "24", "larger card"),
     ],
 )
@@ -229,10 +212,8 @@ def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
     ("config", "part"),
     [
         ({"model_type": "qwen3_moe", "num_experts": 128}, "mixture of experts"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "mixture of experts"),
         ({"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}, "quantized"),
         ({"model_type": "gemma3"}, "model_type"),
-        ({"model_type": "llama", "num_attention_heads": 4}, "config.json"),
     ],
 )
 def test_unsupported_model_is_rejected(config, part):

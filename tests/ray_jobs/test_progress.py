@@ -45,13 +45,6 @@ def test_verdict_is_reported_once_when_settled_and_again_when_it_changes():
     assert "learner limits" in later[0]
 
 
-def test_alarms_name_the_train_step_also_where_rows_are_lost():
-    rates = enumerate([0.9] * 12 + [0.3] * 4, 1)
-    rows = [make_row() | {"step": step, "rollout/solve_rate": rate} for step, rate in rates]
-    whole, torn = make_training(*rows), make_training(*rows[2:])
-    assert [one.step for one in torn.monitor.alarms] == [one.step for one in whole.monitor.alarms] != []
-
-
 def test_alarms_about_who_scores_steps_are_raised_where_somebody_does():
     """Regression: a run with credit by outcome alone told of alarms about a PRM that it did not have."""
     rows = [make_row() | {"rollout/solve_rate": rate} for rate in [0.9] * 6 + [0.3] * 4]

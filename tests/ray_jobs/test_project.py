@@ -49,6 +49,6 @@ def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_
 
 def test_nothing_is_written_over(project):
     before = (project / "agent.py").read_text()
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(UserError):
         init(project)
     assert (project / "agent.py").read_text() == before

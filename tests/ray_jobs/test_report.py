@@ -1,5 +1,4 @@
 import json
-import math
 import re
 
 import pytest
@@ -98,16 +97,6 @@ def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
     cells = re.findall(r'<td class="num">([^<]*)</td>', render(folder))
     # Tasks, right, wrong, none, unscored, failed calls, turns per task.
     assert cells == ["5", "1", "2", "1", "1", "2", "1.2"]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_leave_a_gap(folder, value):
-    for step, rate in ((1, 0.5), (2, value), (3, 0.5)):
-        folder.log_metrics(step, METRICS | {"rollout/solve_rate": rate})
-    (curve,) = figures(render(folder))
-    assert curve.count('class="dot s0"') == 2
-    assert "nan" not in curve
-    assert "inf" not in curve
 
 
 def test_report_of_an_empty_or_unfinished_run(tmp_path, folder):

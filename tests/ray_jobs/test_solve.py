@@ -1,13 +1,8 @@
-from contextlib import contextmanager
-from types import SimpleNamespace
-
-import pytest
 from ollama_protocol import ScriptedOllama, said, serving
-from scripted import decision, make_agent, run
+from scripted import decision
 
 from ray_jobs.cli import main
 from rollout.codec import read_trajectories
-from rollout.engines.engine import EngineError
 
 ACTIONS = 'envs.actions=["think", "answer"]'
 
@@ -40,22 +35,3 @@ def test_what_a_model_or_a_tool_writes_cannot_command_the_terminal(capsys):
     out = capsys.readouterr().out
     assert "answer a]52;c;aGk=b31mc" in out
     assert not {"\x1b", "\x07", "\x9b"} & {*out}
-
-
-@pytest.mark.parametrize(
-    ("texts", "why"),
-    [
-        ([EngineError("the engine stopped")], "engine"),
-        (["nonsense"] * 6, "malformed"),
-    ],
-)
-def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypatch, capsys):
-    @contextmanager
-    def scripted(config, adapter):
-        agent = make_agent(texts)
-        yield SimpleNamespace(attempt=lambda task, *_, **__: run(agent, task))
-
-    monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
-    assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
-    assert why in " ".join(capsys.readouterr().out.split())
-    assert len(list(read_trajectories(tmp_path / "trace.jsonl"))) == 1

@@ -5,7 +5,7 @@ import pytest
 
 from learner.types import StepResult
 from ray_jobs.run.step_records import group_rows, step_trajectories
-from rollout.codec import encode_group, flat_record
+from rollout.codec import flat_record
 from rollout.lifecycle import State
 from rollout.types import StepScores
 from tests.ray_jobs.view_world import Fetched, make_batch, make_group, make_group_row
@@ -48,23 +48,6 @@ def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
     first, second = shown(group, logprobs={"g000000/0": np.array([-2.25, -2.5], dtype=np.float32)}, version_ages={2: 0})
     assert first["turns"][0]["learner_logprobs"] == [None, None, -2.25, -2.5]
     assert "learner_logprobs" not in second["turns"][0]
-
-
-def test_siblings_that_made_a_step_in_the_same_state_are_shown_with_their_advantages():
-    group = make_group(0, outcomes=(1.0, 0.0, 0.0, None))
-    rows = shown(group)
-    wrong = [row["advantages"][0] for row in rows[1:3]]
-    assert rows[1]["same_steps"] == rows[2]["same_steps"] == [wrong]
-    assert rows[0]["same_steps"] == [[value] for value in rows[0]["advantages"]]
-
-
-def test_some_groups_without_signal_are_there_with_their_reason(monkeypatch):
-    monkeypatch.setattr("ray_jobs.run.step_records.ray.get", lambda refs: refs)
-    filtered = encode_group(make_group(7, outcomes=(0.0, 0.0), scored=False))
-    rows = shown(scored_pair(), untrained=((State.FAILED, "1 of 2 infrastructure", filtered),))
-    assert [row["verdict"] for row in rows] == ["trained"] * 2 + ["failed"] * 2
-    assert (rows[-1]["step"], rows[-1]["reason"]) == (3, "1 of 2 infrastructure")
-    assert "advantages" not in rows[-1]
 
 
 @pytest.mark.parametrize(("skipped", "state"), [(None, State.TRAINED), ("because", State.REFUSED)])

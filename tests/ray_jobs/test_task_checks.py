@@ -40,12 +40,9 @@ def write_rows(file, *rows):
     ("settings", "named"),
     [
         (["envs.mix={nonsense=1}"], "envs.mix"),
-        (["envs.mix={game24=1}"], "envs.mix"),
         (["envs.mix={lookup=0.5, game24=0.5}", "envs.choice=learnable"], "envs.choice"),
-        (["envs.mix={lookup=1.0, chain=0.0}", "envs.choice=learnable"], "envs.choice"),
         (["envs.datasets={words={source='words:load'}}"], "envs.datasets.words"),
         (["envs.datasets.aime.source=a:b"], "envs.datasets.aime"),
-        (["envs.datasets.hotpotqa.source=a:b"], "envs.datasets.hotpotqa"),
         (["envs.data_path=questions.jsonl", "envs.mix={lookup=1.0}"], "envs.data_path"),
         (['envs.actions=["think","search","answer"]'], "envs.actions"),
         (["envs.mix={lookup=1, three_lookup=1}", "agent.max_steps=4"], "agent.max_steps=5"),

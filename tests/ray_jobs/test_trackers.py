@@ -86,15 +86,6 @@ def test_report_of_a_failure_quotes_no_key(tmp_path, recorder, monkeypatch):
     assert KEY not in notes[0]
 
 
-def test_mlflow_file_store(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    expected = two_sessions(tmp_path, "mlflow")
-    [history] = (tmp_path / "r" / "trackers").rglob("metrics/policy/loss")
-    lines = [line.split() for line in history.read_text().splitlines()]
-    assert [(int(step), float(value)) for _, value, step in (line[:3] for line in lines)] == expected
-
-
 def test_wandb_gets_the_scalars_and_no_secret(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
