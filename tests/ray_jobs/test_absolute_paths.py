@@ -14,21 +14,21 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_actors_are_given_paths_that_mean_the_same_everywhere(here):
+def test_paths_for_actors_are_absolute(here):
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
     paths = (config.output_dir, config.envs.data_path, config.envs.recording.path, config.reward.prm_path)
     assert paths == tuple(f"{here}/{name}" for name in ("runs", "mine.jsonl", "said.jsonl", "runs/p/prm"))
     assert with_absolute_paths(config) == config
 
 
-def test_data_of_a_submitted_job_travels_with_its_working_directory(here, monkeypatch):
+def test_paths_of_a_submitted_job_stay_relative(here, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
     assert (config.envs.data_path, config.envs.recording.path) == ("mine.jsonl", "said.jsonl")
     assert config.output_dir == f"{here}/runs"
 
 
-def test_machine_with_a_folder_of_the_same_name_does_not_see_the_runs(here, tmp_path):
+def test_fingerprint_distinguishes_folders_of_the_same_name(here, tmp_path):
     with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
         other = tmp_path / "other"
         for path, sees in ((folder.path, True), (other, False)):

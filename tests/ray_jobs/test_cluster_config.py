@@ -1,4 +1,4 @@
-"""Which cluster a run joins, and what is said where it cannot."""
+"""The cluster that a run joins, and errors of the connection."""
 
 import socket
 
@@ -27,18 +27,18 @@ def no_cluster(monkeypatch):
         (None, "http://head:8265", None),
     ],
 )
-def test_recipe_says_which_cluster_else_the_job_that_the_run_is_in(address, environment, joined, monkeypatch):
+def test_cluster_address_of_recipe_and_environment(address, environment, joined, monkeypatch):
     if environment:
         monkeypatch.setenv("RAY_ADDRESS", environment)
     assert ClusterConfig(address=address).joined == joined
 
 
-def test_address_that_no_run_can_join_is_refused_with_the_command_that_can():
+def test_ray_client_address_is_rejected():
     with pytest.raises(UserError):
         load_run_config(None, ["cluster.address=ray://head:10001"])
 
 
-def test_cluster_that_is_not_there_is_said_at_once():
+def test_missing_cluster_is_an_error():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

@@ -37,21 +37,21 @@ def ray_up():
     return yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
 
 
-def test_rayjob_is_what_kuberay_takes():
+def test_rayjob_matches_the_schema():
     assert rayjob()["apiVersion"] == "ray.io/v1"
     jsonschema.validate(rayjob(), RAYJOB)
 
 
-def test_raycluster_is_what_kuberay_takes():
+def test_raycluster_matches_the_schema():
     assert raycluster()["apiVersion"] == "ray.io/v1"
     jsonschema.validate(raycluster()["spec"], CLUSTER)
 
 
-def test_ray_up_file_is_what_ray_takes():
+def test_ray_up_file_matches_the_schema():
     jsonschema.validate(ray_up(), RAY_UP)
 
 
-def test_the_jobs_command_is_a_recipe_that_loads_with_all_its_overrides():
+def test_command_of_the_job_is_valid():
     """Cards and keys, which a dry run asks for as well, are those of the cluster."""
     program, phase, recipe, *overrides = shlex.split(rayjob()["spec"]["entrypoint"])
     assert (program, phase) == ("agentflow", "train")
@@ -78,7 +78,7 @@ def keys_of(container):
 
 
 @pytest.mark.parametrize("name", clusters())
-def test_every_head_asks_for_a_token_and_only_its_cluster_and_its_operator_reach_it(name):
+def test_head_requires_a_token_and_is_isolated(name):
     cluster = clusters()[name]
     assert cluster["authOptions"] == {"mode": "token"}
     policy = documents(name)["NetworkPolicy"]["spec"]
@@ -94,7 +94,7 @@ def test_every_head_asks_for_a_token_and_only_its_cluster_and_its_operator_reach
     assert names == ([rayjob()["metadata"]["name"]] if name == "rayjob.yaml" else [])
 
 
-def test_every_container_has_the_keys_that_it_uses_and_no_other():
+def test_containers_have_only_their_keys():
     recipe = Path(shlex.split(rayjob()["spec"]["entrypoint"])[2]).relative_to("/opt/agentflow")
     config = load_run_config(ROOT / recipe)
     names = set(key_variables(config))
@@ -106,13 +106,13 @@ def test_every_container_has_the_keys_that_it_uses_and_no_other():
     assert {f"{name}_FILE" for name in names} <= given
 
 
-def test_an_image_holds_no_key_and_nothing_else_that_a_submitted_job_leaves_behind():
+def test_image_excludes_secrets():
     """It is made of the whole folder, and pushed."""
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert {f"**/{one.rstrip('/')}" for one in LEFT_BEHIND} <= set(ignored)
 
 
-def test_machines_of_a_cloud_ask_for_a_token_and_get_it_and_the_keys_as_files():
+def test_cloud_machines_use_a_token_and_key_files():
     given = dict(
         option.removeprefix("-e ").split("=", 1)
         for option in ray_up()["docker"]["run_options"]

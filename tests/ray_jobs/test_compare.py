@@ -78,18 +78,10 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
         ("evaluation.num_tasks=20", "items"),
     ],
 )
-def test_evaluations_that_differ_in_more_than_the_policy_are_rejected(evaluate, override, part):
+def test_different_settings_are_rejected(evaluate, override, part):
     before, after = evaluate("before", none), evaluate("after", every, override)
     with pytest.raises(EvaluationError, match=part):
         compared(before, after)
-
-
-def test_item_with_another_question_under_the_same_id_is_never_paired(evaluate):
-    before, after = evaluate("before", none, benchmarks=("musique",)), evaluate("after", every, benchmarks=("musique",))
-    items = after / "items.jsonl"
-    items.write_text(items.read_text().replace("capital of the country where", "capital of that country where"))
-    with pytest.raises(EvaluationError, match="musique/musique-0"):
-        compared(before, after, anyway=True)
 
 
 def test_seeds_are_averaged_by_item(evaluate):

@@ -10,7 +10,7 @@ def make_console(**options):
     return RichConsole(file=stream, width=60, **options), stream
 
 
-def test_a_reason_that_quotes_a_web_page_cannot_command_the_terminal():
+def test_control_characters_are_removed():
     output, stream = make_console()
     Console(output).note("failed: a\x1b]0;title\x07b\x1b[2Jc")
     assert stream.getvalue() == "failed: a]0;titlebc\n"

@@ -121,17 +121,6 @@ def test_folder_of_another_policy_or_other_settings_is_rejected(tmp_path, monkey
         run_evaluation(changed, request_for(tmp_path, "musique"))
 
 
-def test_folder_of_a_training_run_is_not_overwritten(tmp_path, monkeypatch):
-    config, solver = config_for(tmp_path), use(monkeypatch, ScriptedSolver(lambda task, seed: "no"))
-    with RunFolder.create(config) as run:
-        run.write_summary({"solve_rate_after": 0.72})
-    files = {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()}
-    with pytest.raises(EvaluationError, match="--out"):
-        run_evaluation(config, request_for(tmp_path, "musique", out=run.path))
-    assert solver.asked == []
-    assert {path: path.read_bytes() for path in run.path.iterdir() if path.is_file()} == files
-
-
 def test_seeds_repeat_items_and_do_not_narrow_the_interval(tmp_path, monkeypatch):
     solver = use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task) if seed < 2 else "no"))
     config = config_for(tmp_path, "evaluation.temperature=0.7")

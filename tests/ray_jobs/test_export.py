@@ -12,7 +12,6 @@ from learner.export import ExportError
 from ray_jobs.export import find_source, planner_openings, read_export, run_export
 from ray_jobs.gguf import greedy_answer, loaded_model
 from rollout.agent.agent import build_chat
-from rollout.engines.adapters import AdapterMerger, weights_in
 
 OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0", "num_prompts": 2}
 
@@ -52,7 +51,7 @@ def run(tmp_path, model_path, adapter):
     return make_run(tmp_path / "runs" / "tiny", model_path, adapter)
 
 
-def test_export_holds_both_models_a_modelfile_and_their_origin(run, model_path, adapter, tmp_path):
+def test_export_files_and_manifest(run, model_path, adapter, tmp_path):
     run_export(str(run), None, tmp_path / "out", **OPTIONS)
     manifest = read_export(tmp_path / "out", ("model-q8_0.gguf", "Modelfile", "hf/model.safetensors"))
     assert manifest["source"] == {
@@ -79,28 +78,6 @@ def test_export_holds_both_models_a_modelfile_and_their_origin(run, model_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_export_has_the_precision_of_the_engine(tmp_path, model_path, precision):
-    engine = {"max_model_len": 128, "dtype": precision}
-    small = random_adapter(model_path, scale=0.003)
-    run = make_run(tmp_path / "run", model_path, small, rollout={"max_turn_tokens": 12, "engine": engine})
-    run_export(str(run), None, tmp_path / "out", formats=("hf", "gguf"), quantization="bf16", num_prompts=1)
-    folder = tmp_path / "out" / "hf"
-    merger = AdapterMerger(model_path, 2.0, dtype=precision)
-    sampled_with, exported = (dict(weights) for weights in (merger.merged_weights(small), weights_of(folder)))
-    assert exported.keys() == sampled_with.keys()
-    assert all(exported[name].dtype == weight.dtype for name, weight in sampled_with.items())
-    assert all(exported[name].equal(weight) for name, weight in sampled_with.items())
-    assert json.loads((folder / "config.json").read_text())["dtype"] == precision
-    gap = read_export(tmp_path / "out", ())["gguf"]["gap"]["mean_abs_logprob"]
-    # 16 bits hold all of bfloat16, but not all of float32.
-    assert (gap > 0) == (precision == "float32")
-
-
-def weights_of(folder):
-    return ((name, tensors.get_tensor(name)) for name, tensors in weights_in(folder))
-
-
 def test_changed_export_is_rejected(run, tmp_path):
     run_export(str(run), None, tmp_path / "out", formats=("gguf",), quantization="f16", num_prompts=0)
     (tmp_path / "out" / "Modelfile").write_text("FROM other")
@@ -112,9 +89,7 @@ def test_changed_export_is_rejected(run, tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["changed", "exists", "scale", "lonely", "missing", "full"])
-def test_unusable_source_or_target_is_rejected_before_anything_is_written(
-    fault, run, model_path, tmp_path, monkeypatch
-):
+def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path, monkeypatch):
     recipe, source = None, run
     checkpoint = run / "checkpoints" / "v000003"
     if fault == "changed":
@@ -136,7 +111,7 @@ def test_unusable_source_or_target_is_rejected_before_anything_is_written(
 
 
 @pytest.mark.slow
-def test_demo_model_answers_planner_prompts_the_same_after_the_export(tmp_path):
+def test_exported_model_gives_the_same_answers(tmp_path):
     """Compare unmerged adapter, merged model and GGUF file on the same prompts."""
     import torch
     from peft import get_peft_model, set_peft_model_state_dict

@@ -10,7 +10,6 @@ from learner.checkpoint import write_manifest
 from ray_jobs.phases.collect import OtherPolicyError, run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
 from ray_jobs.phases.prm import run_train_prm
-from ray_jobs.run.folder import RunLockError, locked
 from reward.collected import CollectedGroups
 from reward.labels import read_labels
 from rollout.types import Group
@@ -43,7 +42,7 @@ def loaded(monkeypatch):
     return opened
 
 
-def test_collecting_and_labelling_as_commands_write_what_a_run_writes(tmp_path, loaded):
+def test_collect_and_label_commands(tmp_path, loaded):
     config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
     run_collect(config, None)
     run_label(config, None, dry_run=True)
@@ -53,22 +52,7 @@ def test_collecting_and_labelling_as_commands_write_what_a_run_writes(tmp_path, 
     assert len(list(read_labels(tmp_path / "r" / "labels.jsonl"))) == 12
 
 
-def test_commands_that_write_to_a_run_are_refused_while_another_works_on_it(tmp_path, loaded):
-    config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
-    run_collect(config, None)
-    run_label(config, None, dry_run=False)
-    with locked(tmp_path / "r"):
-        for command in (
-            lambda: run_collect(config, None),
-            lambda: run_label(config, None, dry_run=False),
-            lambda: run_train_prm(config),
-        ):
-            with pytest.raises(RunLockError):
-                command()
-        run_label(config, None, dry_run=True)
-
-
-def test_trajectories_of_another_policy_are_not_mixed_with_those_that_are_there(tmp_path, loaded):
+def test_trajectories_of_another_policy_are_rejected(tmp_path, loaded):
     run_collect(config_for(tmp_path, *SMALL), None)
     checkpoint = tmp_path / "v000003"
     checkpoint.mkdir()
@@ -104,7 +88,7 @@ class FakePrm:
         return [0.5 for _ in steps]
 
 
-def test_training_the_prm_writes_its_quality_on_held_out_tasks(tmp_path, loaded, monkeypatch, capsys):
+def test_train_prm_command_writes_the_quality(tmp_path, loaded, monkeypatch, capsys):
     monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)

@@ -1,10 +1,9 @@
-"""Code that a recipe names is found beside the recipe, and what cannot work ends before anything starts."""
+"""Custom code of a recipe: found next to the recipe, and checked before the start."""
 
 import sys
 
 import pytest
 
-from configs.errors import UserError
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError, load_own
 from ray_jobs.run.origin import with_absolute_paths
@@ -53,39 +52,7 @@ def check(recipe, *overrides):
     check_before_acting(load_run_config(recipe, overrides), draws_tasks=True)
 
 
-AGENTS = """
-async def solve(task, client):
-    return ""
-
-async def takes_less(task):
-    return ""
-"""
-OWN_AGENT = [
-    *("reward.scorer=scorers_beside_the_recipe:right", "reward.credit=outcome"),
-    'envs.actions=["think", "search", "code", "answer"]',
-]
-
-
-@pytest.mark.parametrize(
-    ("agent", "error", "says"),
-    [
-        ("agent.function=agents_beside_the_recipe:gone", OwnCodeError, "agent.function"),
-        (
-            "agent.function=agents_beside_the_recipe:takes_less",
-            OwnCodeError,
-            "takes_less",
-        ),
-        ("agent.command=no-such-program", UserError, "agent.command: there is no program 'no-such-program'"),
-    ],
-)
-def test_an_agent_that_cannot_be_called_ends_before_anything_starts(recipe, agent, error, says):
-    (recipe.parent / "agents_beside_the_recipe.py").write_text(AGENTS)
-    with pytest.raises(error, match=says) as caught:
-        check(recipe, *OWN_AGENT, agent)
-    assert "\n" not in str(caught.value)
-
-
-def test_modules_are_looked_for_beside_the_recipe_on_every_machine(recipe, monkeypatch):
+def test_modules_next_to_the_recipe_are_found(recipe, monkeypatch):
     config = load_run_config(recipe.relative_to(recipe.parents[1]), ["reward.scorer=scorers_beside_the_recipe:right"])
     assert config.code_path == "recipes"
     assert load_own(config.reward.scorer, key="reward.scorer").__name__ == "right"

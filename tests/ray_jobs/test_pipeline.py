@@ -70,7 +70,7 @@ def summary(run):
     return read(run / "summary.json")
 
 
-def test_resumed_pipeline_does_not_collect_or_label_again_but_trains_the_prm_whose_training_had_not_ended(killed):
+def test_resumed_pipeline_repeats_only_the_unfinished_phase(killed):
     job, before, _ = killed
     assert {name: (job.folder / name).read_bytes() for name in before} == before
     said = job.log.read_text()[job.logged_before :]
@@ -78,12 +78,12 @@ def test_resumed_pipeline_does_not_collect_or_label_again_but_trains_the_prm_who
     assert "train the process reward model ..." in said
 
 
-def test_nothing_is_lost_or_double_after_a_kill_and_a_resume(run):
+def test_nothing_is_lost_or_duplicated_after_a_resume(run):
     assert faults_of(run) == []
     assert sorted(steps_of(run)) == [1, 2]
 
 
-def test_engine_and_learner_agree_on_log_probs_at_version_zero(summary):
+def test_engine_and_learner_log_probs_agree(summary):
     """Both compute in bf16, here at temperature 1 and hardly trained; over choice tokens, where rounding shows."""
     assert 0 < summary["logprob_gap_version0"] < 0.1
 
@@ -97,7 +97,7 @@ def test_quality_of_the_prm_is_in_the_summary_with_intervals(summary):
     assert prm["invariances"]["own_result"] == 0
 
 
-def test_training_the_prm_anew_does_not_go_on_from_the_first_training(killed, run):
+def test_repeated_prm_training_starts_from_the_base(killed, run):
     """Which may round otherwise in another process."""
     (_, first), (_, second) = killed[2], prm_of(run)
     assert len(first) > 1
@@ -105,7 +105,7 @@ def test_training_the_prm_anew_does_not_go_on_from_the_first_training(killed, ru
     assert second[-1] < 0.8 * second[0]
 
 
-def test_trained_groups_carry_raw_prm_scores_with_the_digest_of_the_weights_that_gave_them(killed, run):
+def test_trained_groups_have_prm_scores_and_digest(killed, run):
     (first, _), (second, _) = killed[2], prm_of(run)
     rows = [row for row in attempts_of(run) if row.get("verdict") == "trained"]
     assert {row["step"] for row in rows} == {1, 2}

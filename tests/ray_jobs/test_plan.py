@@ -164,7 +164,7 @@ def test_run_that_does_not_fit_names_the_setting(overrides, card, setting):
     assert setting in facts["refusals"][0]
 
 
-def test_one_copy_of_the_base_leaves_an_a40_room_for_120_000_tokens():
+def test_shared_base_weights_on_an_a40():
     """17.5 GiB / (144 KiB x 16) = 7964.4 blocks of 16 tokens."""
     facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
     assert facts["kv"]["num_tokens"] == 7964 * 16
@@ -221,7 +221,7 @@ def test_unsupported_model_is_rejected(config, part):
         read_shape(config, name="this model")
 
 
-def test_command_prints_the_table_and_returns_1_if_the_run_does_not_fit(tmp_path, capsys, monkeypatch):
+def test_plan_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["plan", str(A40_RECIPE)]) == 0
     assert "144 KiB per token" in capsys.readouterr().out
@@ -261,9 +261,7 @@ PLACES = (("cuda", 400), ("cpu", 400), ("cpu", 1000))
         for column, place in enumerate(PLACES)
     ],
 )
-def test_activations_are_within_a_tenth_of_the_learners_allocations(
-    monkeypatch, family, device, num_tokens, checkpointing
-):
+def test_activations_match_real_allocations(monkeypatch, family, device, num_tokens, checkpointing):
     """Every tensor of the real learner in a card's precision is counted; for a card with its attention."""
     if device == "cuda":
         monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend)

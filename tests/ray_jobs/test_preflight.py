@@ -87,7 +87,7 @@ def refusal(config):
     return str(caught.value)
 
 
-def test_valid_configuration_gives_the_model_folder_and_creates_nothing(config, model, sandbox, tmp_path):
+def test_valid_configuration_passes(config, model, sandbox, tmp_path):
     ready = check_before_start(config())
     assert (ready.model_path, ready.sandbox.tier) == (model, "landlock")
     assert not (tmp_path / "runs").exists()
@@ -109,7 +109,7 @@ def test_model_without_a_download_or_weights_is_rejected(config, model, monkeypa
     assert "model.path = 'some/model'" in refusal(config("model.path=some/model"))
 
 
-def test_model_is_checked_by_its_small_files_before_its_weights_are_downloaded(config, model, hub):
+def test_small_files_are_checked_before_the_download(config, model, hub):
     for template in (MISTRAL_V03, GEMMA2):
         tokenizer_of(template).save_pretrained(model)
         check_before_start(config("model.path=some/model"))
@@ -169,7 +169,7 @@ def test_processes_are_counted_by_their_shares_of_cards(config, monkeypatch, ove
         check_machine(run)
 
 
-def test_run_continues_with_the_threads_and_workers_of_a_smaller_machine(config, tmp_path, monkeypatch, capsys):
+def test_resumed_run_is_reduced_to_a_smaller_machine(config, tmp_path, monkeypatch, capsys):
     large = ("rollout.engine.num_threads=8", "learner.num_threads=2", "prm.num_threads=8", "rollout.num_workers=6")
     started = config(*large, "reward.credit=outcome_gated", "label=plan")
     folder = tmp_path / "runs" / "run"
@@ -225,7 +225,7 @@ def test_web_search_needs_its_key_and_no_message_holds_it(config, monkeypatch):
     assert "secret" not in refusal(config("envs.search=tavily", "envs.mix={nonsense=1}"))
 
 
-def test_sandbox_is_needed_only_for_the_code_tool_and_the_advice_works(config, monkeypatch):
+def test_sandbox_is_required_for_the_code_tool_only(config, monkeypatch):
     def refuse(settings):
         raise SandboxRefusedError("no landlock")
 
@@ -257,7 +257,7 @@ def test_run_folder_is_writable_and_of_the_same_run(config, tmp_path):
     check_before_acting(config(), draws_tasks=True)
 
 
-def test_every_recipe_passes_the_checks_of_a_machine_with_enough_cores_and_cards(monkeypatch):
+def test_every_recipe_fits_a_large_machine(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     monkeypatch.setattr(preflight, "_num_gpus", lambda: 8)

@@ -4,7 +4,7 @@ from ray_jobs.run.progress import VERDICT_WINDOW, Training
 
 
 def make_row(**shares):
-    """A step whose learner waits and whose engine is busy, unless told otherwise."""
+    """A step whose learner waits and whose engine is busy, by default."""
     idle = dict.fromkeys(Shares.__dataclass_fields__, 0.0) | {"kept_share": 1.0}
     told = idle | {"learner_wait": 0.6, "engine_busy": 0.9} | shares
     return {
@@ -23,7 +23,7 @@ def make_training(*rows, scored=True):
 
 
 def news_of(training, *rows):
-    """What is said after each of these steps."""
+    """Return the message after each of these steps."""
     said = []
     for row in rows:
         training.add(row)
@@ -45,8 +45,8 @@ def test_verdict_is_reported_once_when_settled_and_again_when_it_changes():
     assert "learner limits" in later[0]
 
 
-def test_alarms_about_who_scores_steps_are_raised_where_somebody_does():
-    """Regression: a run with credit by outcome alone told of alarms about a PRM that it did not have."""
+def test_alarms_require_step_scores():
+    """Regression: a run with credit by outcome alone reported alarms about a PRM that it did not have."""
     rows = [make_row() | {"rollout/solve_rate": rate} for rate in [0.9] * 6 + [0.3] * 4]
     watched, unwatched = make_training(*rows), make_training(*rows, scored=False)
     assert [one.name for one in watched.monitor.alarms] == ["solve rate"]

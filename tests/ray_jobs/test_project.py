@@ -27,14 +27,14 @@ def warehouse(project):
     return importlib.import_module("warehouse")
 
 
-def test_the_run_has_the_folders_name_and_trains_the_agent_with_its_teacher_and_reward(project):
+def test_starter_recipe_names_its_functions(project):
     config = load_run_config(project / "recipe.toml", [])
     assert config.name == "my-first.agent"
     assert (config.agent.function, config.cold_start.function) == ("agent:solve", "warehouse:teach")
     assert (config.envs.datasets["orders"].source, config.reward.scorer) == ("warehouse:tasks", "warehouse:score")
 
 
-def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_in_two(project):
+def test_starter_tasks_are_disjoint(project):
     from envs.datasets.own import OwnSources
 
     config = load_run_config(project / "recipe.toml", [])
@@ -47,7 +47,7 @@ def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_
     assert not {task.id for task in held_out} & (demonstrated | trained)
 
 
-def test_nothing_is_written_over(project):
+def test_existing_project_is_not_overwritten(project):
     before = (project / "agent.py").read_text()
     with pytest.raises(UserError):
         init(project)

@@ -6,7 +6,7 @@ import pytest
 from ray_jobs.run.folder import RunLockError, lock
 
 
-def test_a_run_folder_is_locked_until_it_is_closed(tmp_path):
+def test_folder_is_locked_until_closed(tmp_path):
     held = lock(tmp_path)
     with pytest.raises(RunLockError, match="process"):
         lock(tmp_path)

@@ -13,7 +13,7 @@ def solve(url, *arguments):
     )
 
 
-def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_writes_them(tmp_path, capsys):
+def test_solve_command_over_ollama(tmp_path, capsys):
     ollama, trace = ScriptedOllama(), tmp_path / "trace.jsonl"
     ollama.replies = [said(decision("think", "6*7=42")), said(decision("answer", "42"))] * 2
     with serving(ollama) as url:
@@ -27,7 +27,7 @@ def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_
     assert ollama.faults == []
 
 
-def test_what_a_model_or_a_tool_writes_cannot_command_the_terminal(capsys):
+def test_solve_removes_control_characters(capsys):
     ollama, hostile = ScriptedOllama(), "a\\u001b]52;c;aGk=\\u0007\\u001b[2Jb\\u009b31mc"
     ollama.replies = [said(decision("think", hostile, hostile)), said(decision("answer", hostile))]
     with serving(ollama) as url:

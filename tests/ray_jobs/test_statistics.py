@@ -129,7 +129,7 @@ def test_p_by_hand():
 
 
 @pytest.mark.parametrize("seeds", [(3, 3), (7, 7), (2, 5), (1, 1)])
-def test_p_is_that_of_every_way_to_give_the_signs(seeds):
+def test_p_matches_full_enumeration(seeds):
     rng = random.Random(sum(seeds))
     for _ in range(5):
         differences = drawn(rng, 11, seeds=seeds, gain=0.2)
@@ -147,7 +147,7 @@ def test_items_with_different_numbers_of_tries_are_tested_quickly():
     assert sign_flip(differences).p == pytest.approx(2 * NormalDist().cdf(-deviations), abs=0.01)
 
 
-def test_for_one_try_an_item_it_is_mcnemars_exact_test():
+def test_single_attempts_give_mcnemars_test():
     for only_before, only_after in [(0, 0), (3, 3), (1, 7), (13, 18), (0, 217), (400, 500)]:
         differences = [-1.0] * only_before + [1.0] * only_after + [0.0] * 9
         assert sign_flip(differences).p == pytest.approx(mcnemar_exact(only_before, only_after), rel=1e-9)

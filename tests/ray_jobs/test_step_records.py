@@ -28,7 +28,7 @@ def scored_pair():
     return group
 
 
-def test_an_advantage_is_its_outcome_part_and_its_process_part():
+def test_advantage_is_the_sum_of_its_parts():
     first, second = shown(scored_pair())
     assert first["outcome_parts"] == pytest.approx([Z, Z], abs=1e-5)
     assert first["process_parts"] == pytest.approx([0.5, 0.0], abs=1e-5)
@@ -42,7 +42,7 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
     assert (first["verdict"], first["trained_as"], first["step"]) == ("trained", 4, 3)
 
 
-def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
+def test_learner_log_probs_of_trained_tokens():
     """Version 1 sampled two tokens of the first turn and version 2 the others; version 1 was too old."""
     group = make_group(0, outcomes=(1.0, 0.0))
     first, second = shown(group, logprobs={"g000000/0": np.array([-2.25, -2.5], dtype=np.float32)}, version_ages={2: 0})
@@ -51,7 +51,7 @@ def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
 
 
 @pytest.mark.parametrize(("skipped", "state"), [(None, State.TRAINED), ("because", State.REFUSED)])
-def test_rows_of_groups_say_what_became_of_the_batch(skipped, state):
+def test_group_rows_have_their_final_state(skipped, state):
     rows = (make_group_row(0, State.IN_BATCH, 3), make_group_row(1, State.ALL_WRONG, 3))
     result = StepResult(policy_version=4, metrics={}, skipped=skipped)
     first, second = group_rows(make_batch(3, rows=rows), result)

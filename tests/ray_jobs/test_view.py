@@ -10,10 +10,8 @@ from starlette.testclient import TestClient
 from view_world import (
     append,
     evaluation_row,
-    make_group,
     make_run,
     metric_row,
-    trained,
 )
 
 from envs.serving import new_token, with_token
@@ -73,29 +71,6 @@ def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
     assert shown["record"]["credit"]["scheme"] == "outcome_gated"
 
 
-def test_groups_have_a_state_and_a_reason(folder):
-    client = client_of(folder)
-    groups = ask(client, "groups")["rows"]
-    assert [group["state"] for group in groups] == ["trained"] * 3 + ["all_wrong", "expired", "failed"]
-    assert [group["reason"] for group in groups[3:6]] == ["", "older than version 3", "2 of 2 infrastructure"]
-    assert groups[0]["outcomes"] == [1.0, 0.0, 0.0]
-    assert ask(client, "groups", verdict="all_right,all_wrong")["total"] == 1
-    filtered = ask(client, "group", id="g000003")
-    assert [row["verdict"] for row in filtered["siblings"]] == ["all_wrong", "all_wrong"]
-
-
-def test_refresh_reads_only_new_rows(folder):
-    client = client_of(folder)
-    before = ask(client, "state")[0]
-    append(folder / "trajectories.jsonl", trained(make_group(9), 4))
-    append(folder / "metrics.jsonl", [metric_row(4)])
-    client.runs[0].refresh()
-    after = ask(client, "state")[0]
-    assert (before["trajectories"], after["trajectories"]) == (19, 22)
-    assert (after["steps"], after["generation"]) == (4, before["generation"])
-    assert [row["step"] for row in ask(client, "metrics")] == [1, 2, 3, 4]
-
-
 def test_rewound_run_is_read_again(folder):
     client = client_of(folder)
     path = folder / "trajectories.jsonl"
@@ -131,7 +106,7 @@ def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
     assert sorted(pair["task"] for pair in pairs["rows"]) == ["lookup-0", "lookup-2", "lookup-3"]
 
 
-def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
+def test_values_that_json_cannot_represent(folder):
     attempt = evaluation_row(50, "eval_after", right=True)
     attempt.turns[0].logprobs = packed_floats([float("-inf"), float("nan")])
     attempt.answer = "half a pair: \ud800"

@@ -82,7 +82,7 @@ HOSTILE = (
 )
 
 
-def test_hostile_text_is_shown_as_text_and_not_run(browser, folder):
+def test_hostile_text_is_not_executed(browser, folder):
     rows = list(trained(make_group(7, question=HOSTILE), 4))
     append(folder / "trajectories.jsonl", rows)
     row = rows[0]
