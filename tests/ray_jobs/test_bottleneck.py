@@ -72,16 +72,13 @@ def test_verdict_names_the_limit_and_its_numbers(limit):
     ("worse", "first"),
     [
         ({"publish": 0.6, "learner_wait": 0.1, "backpressure": 0.9}, "weight_sync"),
-        ({"publish": 0.3, "learner_wait": 0.5, "engine_busy": 0.9}, "engine"),
         (
             {"learner_wait": 0.19, "backpressure": 0.9, "kept_share": 0.0, "prm_wait": 1.0, "engine_busy": 1.0},
             "learner",
         ),
         ({**WAITING, "kept_share": 0.1, "prm_wait": 0.9, "tool_wait": 0.9, "engine_busy": 0.1}, "signal"),
         ({**WAITING, "prm_wait": 0.9, "tool_wait": 0.9, "engine_busy": 0.1, "backpressure": 0.9}, "prm"),
-        ({**WAITING, "prm_wait": 0.9, "engine_busy": 1.0}, "prm"),
         ({**WAITING, "tool_wait": 0.9, "engine_busy": 0.1, "backpressure": 0.9}, "tools"),
-        ({**WAITING, "tool_wait": 0.9, "engine_busy": 0.9}, "engine"),
         ({**WAITING, "engine_busy": 0.9, "backpressure": 0.9}, "engine"),
     ],
 )
@@ -89,7 +86,7 @@ def test_first_matching_rule_decides(worse, first):
     assert limit_of(make_shares(**worse)) == first
 
 
-def test_shares_of_a_step_by_hand():
+def test_shares_of_a_step():
     facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
     readings = [
         make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6, computed_tokens=300),

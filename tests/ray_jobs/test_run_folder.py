@@ -47,7 +47,7 @@ def test_new_folder_has_configuration_and_provenance(tmp_path):
 
 @pytest.fixture
 def resumed(monkeypatch):
-    """What `agentflow resume RUN` would go on with: its configuration, and the folder it works in."""
+    """A function that resumes a run, and returns its configuration and working directory."""
     seen = []
     monkeypatch.setattr("ray_jobs.run.preflight.check_before_start", lambda config, **_: None)
     monkeypatch.setattr(
@@ -62,7 +62,7 @@ def resumed(monkeypatch):
 
 
 @pytest.fixture
-def begun(tmp_path, monkeypatch):
+def started_run(tmp_path, monkeypatch):
     """A run that was started in `home`, below its folder `runs`, as by default."""
     home = tmp_path / "home"
     home.mkdir()
@@ -72,17 +72,17 @@ def begun(tmp_path, monkeypatch):
     return home / "runs" / "r"
 
 
-def test_resume_uses_the_original_working_directory(begun, tmp_path, monkeypatch, resumed):
+def test_resume_uses_the_original_working_directory(started_run, tmp_path, monkeypatch, resumed):
     config, cwd = resumed("runs/r")
-    assert (config.output_dir, cwd) == ("runs", begun.parents[1])
+    assert (config.output_dir, cwd) == ("runs", started_run.parents[1])
     monkeypatch.chdir(tmp_path)
     config, cwd = resumed("home/runs/r")
-    assert (config.run_path, cwd) == (begun, begun.parents[1])
-    check_same_run(config, begun)
+    assert (config.run_path, cwd) == (started_run, started_run.parents[1])
+    check_same_run(config, started_run)
 
 
-def test_moved_run_is_resumed(begun, tmp_path, monkeypatch, resumed):
-    moved = begun.rename(tmp_path / "other")
+def test_moved_run_is_resumed(started_run, tmp_path, monkeypatch, resumed):
+    moved = started_run.rename(tmp_path / "other")
     monkeypatch.chdir(tmp_path)
     config, cwd = resumed("other")
     assert (config.run_path, cwd) == (moved, tmp_path)
@@ -91,7 +91,7 @@ def test_moved_run_is_resumed(begun, tmp_path, monkeypatch, resumed):
 
 @pytest.fixture
 def passed(monkeypatch):
-    """Lets seconds pass."""
+    """A function that advances the clock by seconds."""
     now = [5.0]
     monkeypatch.setattr("ray_jobs.run.folder.time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -102,13 +102,12 @@ def passed(monkeypatch):
 
 
 def test_phase_time_includes_earlier_processes(tmp_path, passed):
-    """Regression: evaluations on the way, checkpoints and steps that are made again took no time in a resumed run, and
-    its rates, which count what was sampled in it, came out too high."""
+    """Regression: evaluations, checkpoints and repeated steps took no time in a resumed run, so its rates were too high."""
 
-    def go_on(step):
+    def resume(step):
         passed(1000)
-        folder = RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None)
-        # Its start belongs to no phase.
+        folder = RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda message: None)
+        # The start of a process belongs to no phase.
         passed(60)
         folder.rewind(step)
         return folder, folder.begin_phase("reinforce")
@@ -122,17 +121,17 @@ def test_phase_time_includes_earlier_processes(tmp_path, passed):
     folder.close()
     assert folder.finished_phases == {}
 
-    again, seconds = go_on(1)
+    again, seconds = resume(1)
     assert seconds == 70
     again.close()
-    # A process that was cut off before it logged anything, and has dropped the rows of steps that no checkpoint knows.
-    again, seconds = go_on(1)
+    # A process that was killed before it logged anything, and has dropped the rows of steps after the checkpoint.
+    again, seconds = resume(1)
     assert seconds == 70
     passed(10)
     again.log_metrics(2, {"policy/loss": 0.25})
     again.close()
 
-    again, seconds = go_on(0)
+    again, seconds = resume(0)
     assert seconds == 80
     again.finish_phase("reinforce", 85.0, {"num_steps": 2})
     again.close()
@@ -148,7 +147,7 @@ def test_reopened_phase_removes_later_phases(tmp_path):
         folder.log_trajectories([make_trajectory("a", phase="eval_before")])
         folder.log_trajectories([make_trajectory("b", phase="eval_after")])
         folder.finish_phase("eval_after", 6.0, {})
-    with RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda told: None) as again:
+    with RunFolder.open(config_in(tmp_path), with_prm=False, tell=lambda message: None) as again:
         again.reopen_phase("reinforce")
         again.rewind(1)
         assert list(again.finished_phases) == ["eval_before"]
@@ -158,7 +157,7 @@ def test_reopened_phase_removes_later_phases(tmp_path):
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """Makes a run that was started in `home` with these settings, and gives a checkpoint of it."""
+    """A function that creates a run with these settings in `home`, and returns the path of a checkpoint in it."""
     (tmp_path / "home").mkdir()
 
     def train(*settings):
@@ -180,24 +179,18 @@ def model_in(folder, weights=b"weights"):
 def test_checkpoint_with_another_scale_is_rejected(trained, tmp_path):
     base = model_in(tmp_path / "base")
     checkpoint = trained(f"model.path={base}", "model.lora_alpha=64")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"model\.lora_alpha"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base))), base)
-    assert str(caught.value) == (
-        f"the adapter in {checkpoint} was trained with model.lora_alpha = 64.0, and with 32.0 it would count 0.5 "
-        "times; set model.lora_alpha=64.0, or give the recipe of the run that trained it"
-    )
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base), lora_alpha=64)), base)
 
 
 def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
     base, other = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "other", b"weightt")
     checkpoint = trained("model.path=base")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(CheckpointError, match=r"model\.path"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
-    assert str(caught.value) == (
-        f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = 'other' is not known to "
-        f"have the same weights; set model.path={base}, or, if they are the same, copy the checkpoint out of its run"
-    )
+    copy = model_in(tmp_path / "copy")
+    check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="copy")), copy)
 
 
 @needs_full_device
@@ -209,7 +202,7 @@ def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
         ("summary.partial", lambda folder: folder.write_summary({"num_steps": 1})),
     ],
 )
-def test_full_disk_is_one_clear_error(tmp_path, name, write):
+def test_full_disk_is_an_error(tmp_path, name, write):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / name).symlink_to("/dev/full")
     folder = make_folder(tmp_path)
