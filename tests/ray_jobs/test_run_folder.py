@@ -102,7 +102,7 @@ def passed(monkeypatch):
 
 
 def test_phase_time_includes_earlier_processes(tmp_path, passed):
-    """Regression: evaluations, checkpoints and repeated steps took no time in a resumed run, so its rates were too high."""
+    """Regression: repeated steps took no time in a resumed run, so its rates were too high."""
 
     def resume(step):
         passed(1000)
@@ -185,7 +185,8 @@ def test_checkpoint_with_another_scale_is_rejected(trained, tmp_path):
 
 
 def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
-    base, other = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "other", b"weightt")
+    model_in(tmp_path / "home" / "base")
+    other = model_in(tmp_path / "other", b"weightt")
     checkpoint = trained("model.path=base")
     with pytest.raises(CheckpointError, match=r"model\.path"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
