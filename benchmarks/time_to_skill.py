@@ -268,7 +268,7 @@ def trl_job(config: RunConfig, model_path: Path, variant: str) -> dict[str, Any]
         "max_tokens": config.rollout.max_turn_tokens,
         "temperature": config.rollout.temperature,
         "learning_rate": config.learner.learning_rate,
-        "max_grad_norm": MAX_GRAD_NORM,
+        "max_grad_norm": config.learner.max_grad_norm,
         "clip_low": DapoConfig().clip_low,
         "clip_high": DapoConfig().clip_high,
         "seed": config.seed,

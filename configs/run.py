@@ -233,10 +233,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _ratio_is_bounded_once(self) -> "RunConfig":
-        loss, correction = self.learner.loss.type, self.learner.correction
+        loss, correction = self.learner.loss.type, self.learner.correction.type
         if loss in BOUNDED_LOSSES and correction != "none":
             raise ValueError(
-                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction = '{correction}' "
+                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction.type = '{correction}' "
                 "would bound it a second time: set learner.correction=none"
             )
         return self

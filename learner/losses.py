@@ -64,10 +64,8 @@ class LossInputs:
     """Loss tokens of the whole optimizer step."""
     num_trajectories: int
     """Trajectories of the whole optimizer step."""
-    correction: Correction
+    correction: CorrectionConfig
     """Weight of a token by its ratio."""
-    correction_band: tuple[float, float] = DEFAULT_BAND
-    """Bounds of a ratio for `icepop` and `sequence_reject`."""
     ages: Tensor | None = None
     """Train steps since the weights that sampled each token. At age 0 learner and sampler have the same weights, and
     their ratio differs from 1 by rounding only. None: other weights sampled all tokens."""
@@ -85,10 +83,16 @@ def policy_loss(config: LossConfig) -> PolicyLoss:
     match config:
         case DapoConfig():
             return partial(dapo_loss, clip_low=config.clip_low, clip_high=config.clip_high)
+        case GrpoConfig():
+            return partial(grpo_loss, clip=config.clip)
         case FlowGrpoConfig():
-            return partial(flow_grpo_loss, kl_weight=config.kl_weight)
-        case FixedLossConfig():
-            return {"grpo": grpo_loss, "cispo": cispo_loss, "gspo": gspo_loss, "dr_grpo": dr_grpo_loss}[config.type]
+            return partial(flow_grpo_loss, clip=config.clip, kl_weight=config.kl_weight)
+        case CispoConfig():
+            return cispo_loss
+        case GspoConfig():
+            return gspo_loss
+        case DrGrpoConfig():
+            return partial(dr_grpo_loss, clip=config.clip)
         case CustomLossConfig():
             return partial(_custom_loss, config.load(), config)
 

@@ -69,7 +69,7 @@ class Optimizer(Protocol):
         """Return the values of all ranks in order."""
         ...
 
-    def clipped_norm(self) -> float:
+    def clipped_norm(self, max_norm: float) -> float:
         """Return the norm of the whole step's gradient, and scale the gradient down to `max_norm`.
 
         The result is the same on every rank.
@@ -119,7 +119,7 @@ class LocalAdamW(torch.optim.AdamW):
     def gather(self, value: Value) -> list[Value]:
         return [value]
 
-    def clipped_norm(self) -> float:
+    def clipped_norm(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._parameters, max_norm))
 
     def update(self, learning_rate: float) -> None:
@@ -211,7 +211,7 @@ class ShardedAdamW:
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
-                "gradient_clipping": MAX_GRAD_NORM,
+                "gradient_clipping": config.max_grad_norm,
                 "zero_allow_untested_optimizer": True,
                 "steps_per_print": None,
                 "zero_optimization": {
@@ -257,8 +257,8 @@ class ShardedAdamW:
         torch.distributed.all_gather_object(values, value)
         return values
 
-    def clipped_norm(self) -> float:
-        """Return the norm. DeepSpeed clips when it takes the step."""
+    def clipped_norm(self, max_norm: float) -> float:
+        """Return the norm. DeepSpeed clips, to `learner.max_grad_norm` too, when it takes the step."""
         from deepspeed.utils import safe_get_full_grad
 
         if not self._has_gradient:
