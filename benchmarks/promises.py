@@ -146,8 +146,8 @@ def off_policy(seed: int) -> Measured:
 def splits(seed: int) -> Measured:
     """Count the tasks and questions that two of demonstrations, RL, PRM and evaluation have in common."""
     from configs.loading import load_run_config
+    from envs.datasets.rows import question_key
     from envs.datasets.sampler import TaskSampler, cold_start_tasks, collection_tasks, evaluation_tasks
-    from envs.datasets.split import question_key
 
     config = load_run_config(RECIPES / "prm_cpu.toml", [f"seed={seed}"])
     sampler = TaskSampler(config.envs.mix, seed=seed)

@@ -1,5 +1,4 @@
-"""Leaks: training questions that are questions of a test set, in other words or other LaTeX; questions in what was
-retrieved."""
+"""Leak checks: training questions equal or similar to test questions, and test questions in retrieved texts."""
 
 import json
 import re
@@ -48,44 +47,42 @@ _BOILERPLATE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeakCheck:
-    """What comparing one training question with all test questions gave.
-
-    `rule` is the rule that made it a leak: "equal", "jaccard", "containment", or one of the data set's own;
-    None without a leak. `score` in [0, 1] is the similarity by that rule, or the Jaccard similarity without
-    a leak. `test_index` is the place of the most similar test question, None where nothing is similar.
-    """
+    """Result of comparing one training question with all test questions."""
 
     id: str
     verdict: Verdict
     rule: str | None
+    """Rule that makes it a leak: "equal", "jaccard", "containment", or one of the data set; None without a leak."""
     score: float
+    """Similarity in [0, 1] by that rule, or the Jaccard similarity without a leak."""
     test_index: int | None
+    """Index of the most similar test question, None without any similarity."""
 
 
 def check_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[LeakCheck]:
-    """One check for each (id, question) of `train`, in order.
+    """Check each (id, question) of `train`, in order.
 
     A question leaks when it equals a test question up to case, spaces, punctuation and figures. Without
     LaTeX commands and stock phrases, it leaks when the character 5-grams of the two have a Jaccard similarity
-    of at least JACCARD_LEAK, or when it holds at least CONTAINMENT_LEAK of the test question's character
-    13-grams. From JACCARD_REVIEW on, a person should look. Texts too short for an n-gram can only be equal;
-    empty ones never match.
+    of at least JACCARD_LEAK, or when it has at least CONTAINMENT_LEAK of the test question's character
+    13-grams. A similarity of JACCARD_REVIEW or more needs a manual review. Texts too short for an n-gram can only be
+    equal; empty texts never match.
 
-    The rule reads words, not numbers: problems made from one template leak into each other by it.
+    The rule compares words rather than numbers: problems made from one template leak into each other.
     """
     tests = _Tests([_Text.of(question) for question in test_questions])
     return [tests.check(id, _Text.of(question)) for id, question in train]
 
 
 def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[str]:
-    """The ids in `train`, (id, question) pairs, that leak by the rule of `check_leaks`, in order."""
+    """Return the ids in `train`, (id, question) pairs, that leak by the rule of `check_leaks`, in order."""
     return [check.id for check in check_leaks(train, test_questions) if check.verdict == "leak"]
 
 
 def write_leak_report(path: Path, checks: Sequence[LeakCheck], test_questions: Sequence[str]) -> None:
-    """The leaks and the cases for review as JSON, each with the start of its test question.
+    """Write the leaks and the cases for review as JSON, each with the start of its test question.
 
-    `test_questions` are those of the checks. Raises OSError where `path` cannot be written.
+    `test_questions` are those of the checks. Raises OSError if `path` cannot be written.
     """
     report = {
         "thresholds": {"jaccard": JACCARD_LEAK, "containment": CONTAINMENT_LEAK, "review": JACCARD_REVIEW},
@@ -100,7 +97,7 @@ def write_leak_report(path: Path, checks: Sequence[LeakCheck], test_questions: S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retrieved:
-    """What the tools of one attempt at a task brought in."""
+    """Texts that the tools of one attempt at a task retrieved."""
 
     id: str
     question: str
@@ -109,21 +106,22 @@ class Retrieved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalAudit:
-    """How much of each question was found in what was retrieved for it.
-
-    `shares`: for each attempt, its id and a number in [0, 1]. `num_searched` attempts retrieved anything. `leaked` are
-    the ids of those with a share of at least CONTAINMENT_LEAK: the question itself was found, most likely with its
-    answer.
-    """
+    """Shares of the questions in the retrieved texts."""
 
     shares: tuple[tuple[str, float], ...]
+    """Id and share in [0, 1] of each attempt."""
     num_searched: int
+    """Number of attempts that retrieved a text."""
     leaked: tuple[str, ...]
+    """Ids with a share of at least CONTAINMENT_LEAK: the question was retrieved, most likely with its answer."""
 
 
 def audit_retrieved(attempts: Iterable[Retrieved]) -> RetrievalAudit:
-    """The leakage audit of an evaluation, over every attempt whose tools could search."""
-    rows = [(one.id, question_share(one.question, one.texts), any(map(str.strip, one.texts))) for one in attempts]
+    """Return the leakage audit of an evaluation, for all attempts with a search tool."""
+    rows = [
+        (attempt.id, question_share(attempt.question, attempt.texts), any(map(str.strip, attempt.texts)))
+        for attempt in attempts
+    ]
     return RetrievalAudit(
         shares=tuple((id, share) for id, share, _ in rows),
         num_searched=sum(searched for _, _, searched in rows),
@@ -132,27 +130,27 @@ def audit_retrieved(attempts: Iterable[Retrieved]) -> RetrievalAudit:
 
 
 def question_share(question: str, texts: Iterable[str]) -> float:
-    """The share of a question's character 13-grams that stands in any of `texts`, in [0, 1].
+    """Return the share of a question's character 13-grams that are in any of `texts`, in [0, 1].
 
-    LaTeX commands, stock phrases, case, spaces and punctuation do not count. 0 for a question too short for one.
+    LaTeX commands, stock phrases, case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
     """
-    found = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
-    return containment(_Text.of(question).long_grams, found)
+    retrieved = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
+    return containment(_Text.of(question).long_grams, retrieved)
 
 
 def word_grams(text: str, n: int) -> list[str]:
-    """Every run of `n` words, in order; none in a shorter text. Case, punctuation and LaTeX commands do not count."""
+    """Return all runs of `n` words, in order, ignoring case, punctuation and LaTeX commands."""
     words = _WORD.findall(_LATEX.sub(" ", unicodedata.normalize("NFKC", text).casefold()))
     return [" ".join(words[start : start + n]) for start in range(len(words) - n + 1)]
 
 
 def char_grams(text: str, n: int) -> frozenset[str]:
-    """The different runs of `n` characters; none in a shorter text."""
+    """Return the set of runs of `n` characters."""
     return frozenset(text[start : start + n] for start in range(len(text) - n + 1))
 
 
 def containment(part: frozenset[str], whole: frozenset[str]) -> float:
-    """The share of `part` that is in `whole`, in [0, 1]; 0 of an empty part."""
+    """Return the share of `part` that is in `whole`, in [0, 1]; an empty part gives 0."""
     return len(part & whole) / len(part) if part else 0.0
 
 
@@ -174,7 +172,7 @@ class _Text:
 
 
 class _Tests:
-    """The test questions by their n-grams: a check costs what is shared with them, and not their number."""
+    """Test questions indexed by their n-grams: the cost of a check grows with the shared n-grams only."""
 
     def __init__(self, texts: Sequence[_Text]) -> None:
         self._texts = texts
@@ -202,8 +200,10 @@ class _Tests:
     def _compare(
         self, question: _Text, index: int, short: int, long: int, *, is_equal: bool
     ) -> tuple[str | None, float]:
-        """The first rule that fires and the similarity by it; without one, the Jaccard similarity. `short` and `long`
-        count the n-grams that both have."""
+        """Return the first rule that matches with its similarity, or else None with the Jaccard similarity.
+
+        `short` and `long` are the numbers of shared n-grams.
+        """
         test = self._texts[index]
         if is_equal:
             return "equal", 1.0

@@ -67,7 +67,7 @@ class Learner:
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes files and publishes, as the first rank does."""
+        """True if this process writes files and publishes, as the first rank does."""
         return self.optimizer.writes
 
     def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0, num_steps: int | None = None) -> None:

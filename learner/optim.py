@@ -51,7 +51,7 @@ class Optimizer(Protocol):
 
     @property
     def writes(self) -> bool:
-        """Whether this process writes files and publishes, as the first rank does."""
+        """True if this process writes files and publishes, as the first rank does."""
         ...
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:

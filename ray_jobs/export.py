@@ -16,7 +16,7 @@ from configs.errors import reason
 from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
-from envs.datasets.own import OwnSources
+from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import held_out_tasks
 from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
@@ -152,8 +152,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     if not count or not isinstance(config.agent, PlannerAgentConfig):
         return []
     path = Path(config.envs.data_path) if config.envs.data_path else None
-    own = OwnSources.of(config)
-    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, own=own)
+    own = CustomSources.of(config)
+    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, custom=own)
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
         agent = config.agent
         return [opening(tools, task, agent.max_steps, prompt=agent.prompt) for task in tasks]

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
 from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
-from envs.datasets.split import question_key
-from envs.sandbox.outcome import cut_middle
+from envs.datasets.rows import question_key
+from envs.sandbox.protocol import cut_middle
 from envs.types import Task, ToolResult
 from rollout.agent.planner import shown
 from rollout.types import Trajectory

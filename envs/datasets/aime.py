@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from envs.datasets.rows import local_rows
-from envs.datasets.split import Split
+from envs.datasets.rows import Split, local_rows
 from envs.leakage import LeakCheck, check_leaks
 from envs.types import Task
 
 PUBLIC_IDS: dict[Split, str] = {"train": "di-zhang-fdu/AIME_1983_2024", "eval": "Maxwell-Jia/AIME_2024"}
 EXPECTED_COUNTS: dict[Split, int] = {"train": 918, "eval": 30}
 EVAL_YEAR = 2024
-# Of the public training file: all rows, those before the evaluation year, those of it.
+# Rows of the public training file: all, before the evaluation year, and of the evaluation year.
 EXPECTED_ROWS = (933, 919, 14)
-# Both 80 and 81 were accepted: no exact scorer can be right about it.
+# Both 80 and 81 were accepted, so an exact scorer cannot decide.
 EXCLUDED_IDS = frozenset({"2022-II-8"})
 
 _ID = re.compile(r"(?P<year>[0-9]{4})-(?:I{1,2}-)?[0-9]{1,2}")
@@ -29,11 +28,10 @@ _Problem = tuple[str, str, str]
 
 
 def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True) -> list[Task]:
-    """The problems of one split, from a csv or jsonl file or from the public data set of the split.
+    """Load the problems of one split from a csv or jsonl file, or else from the public data set.
 
-    With `whole_file` the number of problems must be the known one: a data set that lost or gained
-    problems would silently change what a result means. Raises ValueError for another number, an id that
-    occurs twice, or a row that is no AIME problem.
+    With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
+    Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
     """
     return _load(path, split, whole_file)[1]
 
@@ -41,11 +39,11 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
 def load_aime_without_leaks(
     path: Path | None, *, test_questions: Sequence[str], whole_file: bool = True
 ) -> tuple[list[Task], list[LeakCheck]]:
-    """The training problems that leak none of `test_questions`, and the checks for the leak report.
+    """Load the training problems that leak none of `test_questions`, with the checks for the leak report.
 
-    The checks are of all rows but EXCLUDED_IDS, in the order of the file. Rows from the evaluation year on
-    are leaks whatever their text, by the rule "year"; problems with the verdict "review" stay in training.
-    Path, `whole_file` and errors as in `load_aime`.
+    All rows but EXCLUDED_IDS are checked, in the order of the file. Rows of the evaluation year and later are leaks by
+    the rule "year"; problems with the verdict "review" stay in training. Path, `whole_file` and errors are as in
+    `load_aime`.
     """
     problems, tasks = _load(path, "train", whole_file)
     questions = [(id, question) for id, question, _ in problems if id not in EXCLUDED_IDS]
@@ -58,29 +56,31 @@ def load_aime_without_leaks(
 
 
 def _load(path: Path | None, split: Split, whole_file: bool) -> tuple[list[_Problem], list[Task]]:
-    """All problems of the source, and the tasks of the split among them."""
+    """Return all problems of the source, and the tasks of the split."""
     source = path or PUBLIC_IDS[split]
     rows = _rows(path, split)
-    problems = [_fields(row) for row in rows]
-    tasks = [_task(*problem) for problem in problems if _belongs(problem[0], split)]
+    problems = [_problem(row) for row in rows]
+    years = [_year(id) for id, _, _ in problems]
+    tasks = []
+    for year, (id, question, answer) in zip(years, problems, strict=True):
+        if id not in EXCLUDED_IDS and (year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR):
+            if not _ANSWER.fullmatch(answer):
+                raise ValueError(f"AIME {id}: an answer must have 1 to 3 digits, got {answer!r}")
+            tasks.append(Task(id=id, dataset="aime", question=question, answer=str(int(answer))))
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"AIME {split}: the same problem id occurs twice in {source}")
     expected = EXPECTED_COUNTS[split]
     if whole_file and len(tasks) != expected:
         raise ValueError(f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}; {_REMEDY}")
-    if whole_file and split == "train" and "Year" in rows[0]:
-        _check_public_rows([_year(id) for id, _, _ in problems], source)
-    return problems, tasks
-
-
-def _check_public_rows(years: list[int], source: Path | str) -> None:
-    """A file that still has rows of the evaluation year is the public one, or was changed."""
-    found = (len(years), sum(year < EVAL_YEAR for year in years), years.count(EVAL_YEAR))
-    if max(years) >= EVAL_YEAR and found != EXPECTED_ROWS:
+    # A training file with rows of the evaluation year is the public one, or a changed one.
+    counts = (len(years), sum(year < EVAL_YEAR for year in years), years.count(EVAL_YEAR))
+    is_public = whole_file and split == "train" and "Year" in rows[0] and max(years) >= EVAL_YEAR
+    if is_public and counts != EXPECTED_ROWS:
         raise ValueError(
-            f"AIME train: expected {EXPECTED_ROWS} rows in all, before {EVAL_YEAR} and of it, "
-            f"found {found} in {source}; {_REMEDY}"
+            f"AIME train: expected {EXPECTED_ROWS} rows in all, before {EVAL_YEAR} and of {EVAL_YEAR}, "
+            f"found {counts} in {source}; {_REMEDY}"
         )
+    return problems, tasks
 
 
 def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
@@ -96,38 +96,23 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
     raise ValueError(f"AIME files end in .csv or .jsonl, got {path}")
 
 
-def _fields(row: Mapping[str, Any]) -> _Problem:
-    """Id, question and answer, under the column names of the three known layouts."""
-    for column in ("Question", "Problem"):
-        if column in row:
-            return str(row["ID"]), _question(row[column], row["ID"]), str(row["Answer"])
-    if "url" in row and (match := _URL.search(row["url"])):
+def _problem(row: Mapping[str, Any]) -> _Problem:
+    """Read id, question and answer from the columns of the three known layouts."""
+    column = next((column for column in ("Question", "Problem") if column in row), None)
+    if column is not None:
+        id, question, answer = str(row["ID"]), row[column], str(row["Answer"])
+    elif "url" in row and (match := _URL.search(row["url"])):
         id = "{year}-{part}-{number}".format(**match.groupdict())
-        return id, _question(row["problem"], id), str(row["answer"])
-    raise ValueError(f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}")
-
-
-def _question(text: object, id: object) -> str:
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"AIME {id}: a question is a text, got {text!r}")
-    return text
+        question, answer = row["problem"], str(row["answer"])
+    else:
+        raise ValueError(f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}")
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"AIME {id}: a question must be a text, got {question!r}")
+    return id, question, answer
 
 
 def _year(id: str) -> int:
     match = _ID.fullmatch(id)
     if match is None:
-        raise ValueError(f"AIME problem ids look like 1983-1 or 2022-II-8, got {id!r}")
+        raise ValueError(f"an AIME problem id must look like 1983-1 or 2022-II-8, got {id!r}")
     return int(match["year"])
-
-
-def _belongs(id: str, split: Split) -> bool:
-    year = _year(id)
-    if id in EXCLUDED_IDS:
-        return False
-    return year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR
-
-
-def _task(id: str, question: str, answer: str) -> Task:
-    if not _ANSWER.fullmatch(answer):
-        raise ValueError(f"AIME {id}: an answer has 1 to 3 digits, got {answer!r}")
-    return Task(id=id, dataset="aime", question=question, answer=str(int(answer)))

@@ -1,5 +1,7 @@
-"""The ten benchmarks by name: where they come from, how many items they have, and how a row of theirs becomes a task: a
-row of the public data set, or of the plain layout {id, question, answer}."""
+"""Ten benchmarks: their sources, their sizes, and the readers of their rows.
+
+A row has the layout of the public data set, or the plain layout {id, question, answer}.
+"""
 
 import random
 import re
@@ -10,7 +12,7 @@ from pathlib import Path
 from configs.errors import did_you_mean
 from envs.datasets.aime import PUBLIC_IDS, load_aime
 from envs.datasets.game24 import PUBLIC_ID, load_game24
-from envs.datasets.rows import PublicSet, Row, local_rows, public_rows
+from envs.datasets.rows import Row, local_rows
 from envs.types import Task
 
 SHORT = "Answer in a few words: a name, a number, a date, yes or no."
@@ -23,14 +25,14 @@ _OPTION = re.compile(r"^([A-J])[.)] +(\S.*)$", re.MULTILINE)
 
 
 def read_short_answer(name: str, index: int, row: Row) -> Task:
-    """A question with one or more accepted answers."""
+    """Read a question with one or more accepted answers."""
     answers = _strings(row["golden_answers"] if "golden_answers" in row else row["answer"])
     aliases = list(dict.fromkeys(" ".join(text.split()) for text in (*answers, *_strings(row.get("aliases", [])))))
     return _task(name, index, row, f"{_text(row, 'question')}\n{SHORT}", "\n".join(filter(None, aliases)))
 
 
 def read_gaia(name: str, index: int, row: Row) -> Task | None:
-    """None for a question with an attachment: it is not text only."""
+    """Read a question of GAIA; None for a question with an attachment, which is not text only."""
     if row.get("file_name"):
         return None
     question = _text(row, "Question" if "Question" in row else "question")
@@ -39,12 +41,13 @@ def read_gaia(name: str, index: int, row: Row) -> Task | None:
 
 
 def read_number(name: str, index: int, row: Row) -> Task:
-    """A whole number loses the `.0` that its column type gives it."""
+    """Read a numeric answer without the `.0` that the column type adds to integers."""
     answer = re.sub(r"\.0+$", "", _without_null(row["answer"]).strip())
     return _task(name, index, row, _text(row, "question"), answer)
 
 
 def read_medqa(name: str, index: int, row: Row) -> Task:
+    """Read a multiple-choice question with a table of options, or with options in the question."""
     options = row.get("options")
     if isinstance(options, Mapping):
         return _choice(name, index, row, _text(row, "question"), dict(options), str(row["answer_idx"]))
@@ -52,7 +55,10 @@ def read_medqa(name: str, index: int, row: Row) -> Task:
 
 
 def read_gpqa(name: str, index: int, row: Row) -> Task:
-    """The public rows name the right option first: each question has its own fixed order here."""
+    """Read a question of GPQA.
+
+    The public rows have the right option first; here each question has a fixed random order.
+    """
     if "Correct Answer" not in row:
         return _listed_choice(name, index, row)
     right = str(row["Correct Answer"]).strip()
@@ -63,12 +69,12 @@ def read_gpqa(name: str, index: int, row: Row) -> Task:
 
 
 def names_its_form(question: str) -> bool:
-    """Whether it ends in the form of its answer, as those of benchmarks do."""
+    """Return whether a question ends with the required form of its answer, as those of benchmarks do."""
     return question.rpartition("\n")[2] in (SHORT, LETTER, GAIA)
 
 
 def stem_of(question: str) -> str:
-    """The question as its authors wrote it, without the options and the form of the answer that stand below it."""
+    """Return the question without the options and the required form of the answer below it."""
     lines = question.split("\n")
     if names_its_form(question):
         lines.pop()
@@ -78,19 +84,19 @@ def stem_of(question: str) -> str:
 
 
 def _listed_choice(name: str, index: int, row: Row) -> Task:
-    """The question lists its options, `A. text` a line; the answer is a letter or an option's text."""
+    """Read a question that lists its options, one `A. text` per line; the answer is a letter or an option."""
     question, answer = _text(row, "question"), str(row["answer"]).strip()
     options = dict(_OPTION.findall(question))
-    found = [letter for letter, text in options.items() if answer in (letter, text.strip())]
-    if len(found) != 1:
-        raise ValueError(f"{name} row {index}: the answer {answer!r} is {len(found)} of the options in the question")
+    letters = [letter for letter, text in options.items() if answer in (letter, text.strip())]
+    if len(letters) != 1:
+        raise ValueError(f"{name} row {index}: the answer {answer!r} is {len(letters)} of the options in the question")
     stem = question[: next(_OPTION.finditer(question)).start()].rstrip()
-    return _choice(name, index, row, stem, options, found[0])
+    return _choice(name, index, row, stem, options, letters[0])
 
 
 def _choice(name: str, index: int, row: Row, stem: str, options: Mapping[str, str], letter: str) -> Task:
     if letter not in options:
-        raise ValueError(f"{name} row {index}: {letter!r} is none of the options {', '.join(options)}")
+        raise ValueError(f"{name} row {index}: {letter!r} is not one of the options {', '.join(options)}")
     lines = [f"{key}. {' '.join(options[key].split())}" for key in sorted(options)]
     return _task(name, index, row, "\n".join((stem, *lines, LETTER)), lines[sorted(options).index(letter)])
 
@@ -98,48 +104,58 @@ def _choice(name: str, index: int, row: Row, stem: str, options: Mapping[str, st
 def _task(name: str, index: int, row: Row, question: str, answer: str) -> Task:
     if not answer:
         raise ValueError(f"{name} row {index} has no reference answer")
-    given = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
-    return Task(id=f"{given}", dataset=name, question=question, answer=answer)
+    id = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
+    return Task(id=f"{id}", dataset=name, question=question, answer=answer)
 
 
 def _text(row: Row, column: str) -> str:
     text = row.get(column)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"a row needs text in the column {column!r}; it has {', '.join(row)}")
+        raise ValueError(f"a row needs a text in the column {column!r}; its columns are {', '.join(row)}")
     return text.strip()
 
 
 def _without_null(value: object) -> str:
-    """Empty for null."""
     return "" if value is None else str(value)
 
 
 def _strings(value: object) -> Sequence[str]:
-    return [_without_null(one) for one in value] if isinstance(value, list | tuple) else [_without_null(value)]
+    return [_without_null(text) for text in value] if isinstance(value, list | tuple) else [_without_null(value)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
+class PublicSet:
+    """A data set of the Hugging Face hub."""
+
+    id: str
+    split: str
+    config: str | None = None
+    gated: bool = False
+    """Whether a login is needed, and its terms must be accepted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`count` is the whole benchmark; `subset` the part that AgentFlow evaluates on, where that is less.
-
-    With `asks_facts` most items can only be answered by who can search the world outside. `read` makes a task of a
-    row, from the benchmark's name and the row's number; None where another data set of ours has the same rows.
-    """
+    """One benchmark."""
 
     title: str
     file: str
+    """Name of its file in a folder of local data."""
     source: PublicSet
     count: int
+    """Number of items."""
     subset: int | None = None
+    """Number of items that AgentFlow evaluates on, if fewer."""
     asks_facts: bool = False
+    """Whether most items need a search outside."""
     read: Callable[[str, int, Row], Task | None] | None = None
+    """Function that makes a task from the benchmark's name, the number of the row and the row. AIME and Game of 24 have
+    their loaders instead."""
 
 
 def _flash_rag(title: str, file: str, config: str, split: str, count: int, subset: int | None = None) -> Benchmark:
-    source = PublicSet(id="RUC-NLPIR/FlashRAG_datasets", config=config, split=split)
-    return Benchmark(
-        title=title, file=file, source=source, count=count, subset=subset, asks_facts=True, read=read_short_answer
-    )
+    source = PublicSet("RUC-NLPIR/FlashRAG_datasets", split, config)
+    return Benchmark(title, file, source, count, subset, asks_facts=True, read=read_short_answer)
 
 
 BENCHMARKS = {
@@ -148,41 +164,27 @@ BENCHMARKS = {
     "hotpotqa": _flash_rag("HotpotQA", "hotpotqa.jsonl", "hotpotqa", "dev", 7_405, 100),
     "musique": _flash_rag("MuSiQue", "musique.jsonl", "musique", "dev", 2_417, 200),
     "gaia": Benchmark(
-        title="GAIA, text only",
-        file="gaia.jsonl",
-        source=PublicSet(id="gaia-benchmark/GAIA", config="2023_all", split="validation", gated=True),
+        "GAIA, text only",
+        "gaia.jsonl",
+        PublicSet("gaia-benchmark/GAIA", "validation", "2023_all", gated=True),
         count=127,
         asks_facts=True,
         read=read_gaia,
     ),
-    "aime24": Benchmark(
-        title="AIME 2024", file="aime24.jsonl", source=PublicSet(id=PUBLIC_IDS["eval"], split="train"), count=30
-    ),
-    "amc23": Benchmark(
-        title="AMC 2023",
-        file="amc23.jsonl",
-        source=PublicSet(id="math-ai/amc23", split="test"),
-        count=40,
-        read=read_number,
-    ),
-    "game24": Benchmark(
-        title="Game of 24",
-        file="gameof24.jsonl",
-        source=PublicSet(id=PUBLIC_ID, split="train"),
-        count=1_362,
-        subset=300,
-    ),
+    "aime24": Benchmark("AIME 2024", "aime24.jsonl", PublicSet(PUBLIC_IDS["eval"], "train"), count=30),
+    "amc23": Benchmark("AMC 2023", "amc23.jsonl", PublicSet("math-ai/amc23", "test"), count=40, read=read_number),
+    "game24": Benchmark("Game of 24", "gameof24.jsonl", PublicSet(PUBLIC_ID, "train"), count=1_362, subset=300),
     "gpqa": Benchmark(
-        title="GPQA Diamond",
-        file="gpqa.jsonl",
-        source=PublicSet(id="Idavidrein/gpqa", config="gpqa_diamond", split="train", gated=True),
+        "GPQA Diamond",
+        "gpqa.jsonl",
+        PublicSet("Idavidrein/gpqa", "train", "gpqa_diamond", gated=True),
         count=198,
         read=read_gpqa,
     ),
     "medqa": Benchmark(
-        title="MedQA",
-        file="medqa.jsonl",
-        source=PublicSet(id="GBaker/MedQA-USMLE-4-options", split="test"),
+        "MedQA",
+        "medqa.jsonl",
+        PublicSet("GBaker/MedQA-USMLE-4-options", "test"),
         count=1_273,
         subset=200,
         read=read_medqa,
@@ -191,26 +193,26 @@ BENCHMARKS = {
 
 
 def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> list[Task]:
-    """All items of a benchmark, from its file in `folder`, or from the public data set.
+    """Load all items of a benchmark from its file in `folder`, or from the public data set.
 
-    With `whole` their number must be the known one: a benchmark that lost or gained items would silently change what
-    a result means. Raises ValueError for another number, for an id that occurs twice, and for a row that is no item;
-    FileNotFoundError where the folder lacks the file.
+    With `whole` the number of items must be the known one: results on a changed benchmark are not comparable. Raises
+    ValueError for another number, a repeated id and an unreadable row, and FileNotFoundError if the folder lacks the
+    file.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
     path = None if folder is None else folder / benchmark.file
     if path is not None and not path.is_file():
-        raise FileNotFoundError(f"{benchmark.title} needs the file '{path}'; leave --data out to download it")
+        raise FileNotFoundError(f"{benchmark.title} needs the file '{path}'; omit --data to download it")
     if name == "aime24":
         tasks = [replace(task, dataset=name) for task in load_aime(path, split="eval", whole_file=False)]
     elif benchmark.read is None:
         tasks = load_game24(path)
     else:
-        rows = public_rows(benchmark.source) if path is None else local_rows(path)
-        read = (benchmark.read(name, index, row) for index, row in enumerate(rows))
-        tasks = [task for task in read if task is not None]
+        rows = _public_rows(benchmark.source) if path is None else local_rows(path)
+        items = (benchmark.read(name, index, row) for index, row in enumerate(rows))
+        tasks = [task for task in items if task is not None]
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source.id}")
     counts = [count for count in (benchmark.count, benchmark.subset) if count is not None]
@@ -220,3 +222,16 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
             f"{path or benchmark.source.id}; use the original file, or --part for a part of it"
         )
     return tasks
+
+
+def _public_rows(source: PublicSet) -> list[Row]:
+    from datasets import load_dataset
+
+    try:
+        return list(load_dataset(source.id, source.config, split=source.split))
+    except Exception as error:
+        gated = "; it is gated: accept its terms and log in to the hub first" if source.gated else ""
+        raise ValueError(
+            f"the public data set {source.id} could not be loaded ({type(error).__name__}){gated}; "
+            "or set --data to a folder with its file"
+        ) from error

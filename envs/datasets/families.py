@@ -1,13 +1,14 @@
-"""The families of generated problems: each draws a question together with the tool calls that solve it.
+"""Families of generated problems: each draws a question together with the tool calls that solve it.
 
-Search questions ask about a fictional catalogue of goods, the corpus of the offline search tool."""
+Search questions are about a fictional catalogue of goods, the corpus of the offline search tool.
+"""
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from envs.datasets.split import SPLITS, Split, split_of
+from envs.datasets.rows import SPLITS, Split, split_of
 
 MIN_WEIGHT_KG = 11
 MAX_WEIGHT_KG = 99
@@ -37,7 +38,7 @@ DISTRACTORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One kind of goods; the weight of its crate is the fact that only a search can tell."""
+    """One kind of goods. Only a search can find the weight of its crate."""
 
     name: str
     weight_kg: int
@@ -49,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """Goods whose passage tells no weight, but what to search next."""
+    """Goods whose passage names the goods to search next instead of a weight."""
 
     name: str
     item: Item
@@ -61,7 +62,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goods:
-    """One half of the catalogue. Its links lead to its own items."""
+    """One half of the catalogue. Its links lead to its items."""
 
     items: tuple[Item, ...]
     links: tuple[Link, ...]
@@ -69,14 +70,12 @@ class Goods:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """All goods in two halves, and a few passages that answer no question.
-
-    Nothing is in both halves, so a weight learnt by heart in training is worth nothing in evaluation.
-    """
+    """All goods in two disjoint halves: a weight memorized in training does not help in evaluation."""
 
     train: Goods
     eval: Goods
     distractors: tuple[str, ...]
+    """Passages that answer no question."""
 
     def goods_of(self, split: Split) -> Goods:
         return self.train if split == "train" else self.eval
@@ -90,7 +89,7 @@ class Catalogue:
 
 @cache
 def build_catalogue() -> Catalogue:
-    """The same in every process."""
+    """Return the catalogue, the same in every process."""
     rng = random.Random("catalogue:0")
     items = [
         Item(name=f"{material} {goods}", weight_kg=rng.randint(MIN_WEIGHT_KG, MAX_WEIGHT_KG))
@@ -102,20 +101,20 @@ def build_catalogue() -> Catalogue:
 
 
 def _half(items: Sequence[Item], split: Split, rng: random.Random) -> Goods:
-    """A link leads to the same goods of another material: no passage then holds both words of another link's name."""
-    own = tuple(item for item in items if split_of(item.name) == split)
+    # A link leads to the same goods of another material, so that no passage has both words of another link's name.
+    kept = tuple(item for item in items if split_of(item.name) == split)
     names = (f"{material} {goods}" for goods in GOODS.split() for material in LINK_MATERIALS.split())
     links = tuple(
-        Link(name=name, item=rng.choice([item for item in own if item.name.split()[1] == name.split()[1]]))
+        Link(name=name, item=rng.choice([item for item in kept if item.name.split()[1] == name.split()[1]]))
         for name in names
         if split_of(name) == split
     )
-    return Goods(items=own, links=links)
+    return Goods(items=kept, links=links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStep:
-    """One decision of a planner: what it thinks, which tool it calls, and with what."""
+    """One decision of a planner: a thought, a tool and its input."""
 
     thought: str
     action: str
@@ -124,16 +123,14 @@ class PlanStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A drawn problem. All its `keys` must hash to a split for the problem to belong to it.
-
-    The keys name the problem itself and not its wording, with commuting operands in one order, so that
-    two wordings of one computation never end up in different splits.
-    """
+    """A drawn problem."""
 
     question: str
     answer: int
     plan: tuple[PlanStep, ...]
     keys: tuple[str, ...]
+    """A problem belongs to a split if all keys hash to it. Keys identify the computation and not its wording, with
+    commuting operands in one order, so that two wordings of one computation are never in different splits."""
 
 
 DrawProblem = Callable[[random.Random, Goods], Problem]
@@ -151,13 +148,13 @@ def _answer(value: int) -> PlanStep:
     return PlanStep(thought="That is it.", action="answer", action_input=str(value))
 
 
-def _searched(goods: Sequence[Item | Link], *, question: str, thought: str, source: str, answer: int) -> Problem:
-    """What the searches for all the goods find is computed with in one code call."""
+def _search_problem(goods: Sequence[Item | Link], *, question: str, thought: str, source: str, answer: int) -> Problem:
+    """Return a problem that needs a search for each of the goods, then one code call."""
     return Problem(
         question=question,
         answer=answer,
         plan=(*map(_search, goods), _code(thought, source), _answer(answer)),
-        keys=tuple(one.name for one in goods),
+        keys=tuple(item.name for item in goods),
     )
 
 
@@ -191,10 +188,10 @@ def _arith_value(shape: str, a: int, b: int, c: int) -> int:
 
 
 def draw_arith(rng: random.Random, goods: Goods) -> Problem:
-    """Two operations on two-digit numbers: one code call."""
+    """Draw two operations on two-digit numbers, for one code call."""
     shape = rng.choice(list(_ARITH_PHRASINGS))
     low, high, c = *sorted(rng.sample(range(11, 100), 2)), rng.randint(11, 99)
-    # Sorted operands are the key; the subtraction needs the larger one first to stay positive.
+    # The key has sorted operands; a subtraction needs the larger one first to stay positive.
     first_is_larger = shape.startswith("({a}-") or rng.random() < 0.5
     a, b = (high, low) if first_is_larger else (low, high)
     answer = _arith_value(shape, a, b, c)
@@ -215,9 +212,9 @@ _LOOKUP_PHRASINGS = (
 
 
 def draw_lookup(rng: random.Random, goods: Goods) -> Problem:
-    """The weight of one item has to be found before it can be multiplied."""
+    """Draw a load: the weight of one item must be found before it is multiplied."""
     item, n = rng.choice(goods.items), rng.randint(11, 99)
-    return _searched(
+    return _search_problem(
         [item],
         question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=item.name),
         thought="Multiply both.",
@@ -239,19 +236,19 @@ _DIFFERENCE_PHRASINGS = (
 
 
 def _draw_loads(rng: random.Random, goods: Goods, count: int) -> list[tuple[Item, int]]:
-    """Different items, with how many crates of each."""
+    """Draw different items, each with a number of crates."""
     return list(zip(rng.sample(goods.items, count), rng.sample(range(11, 100), count), strict=True))
 
 
 def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
-    """The weights of two items have to be found; the heavier load comes first in a difference."""
+    """Draw a sum or a difference of two loads; the heavier load comes first in a difference."""
     loads = _draw_loads(rng, goods, 2)
     difference = rng.random() < 0.5
     if difference:
         loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
     (item, n), (other, m) = loads
     sign, phrasings = ("-", _DIFFERENCE_PHRASINGS) if difference else ("+", _TOTAL_PHRASINGS)
-    return _searched(
+    return _search_problem(
         [item, other],
         question=rng.choice(phrasings).format(n=n, name=item.name, m=m, other=other.name),
         thought="Subtract the second load." if difference else "Add the loads.",
@@ -268,9 +265,9 @@ _THREE_PHRASINGS = (
 
 
 def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
-    """The weights of three items have to be found before one code call adds the loads."""
+    """Draw a sum of three loads: three searches before one code call."""
     loads = _draw_loads(rng, goods, 3)
-    return _searched(
+    return _search_problem(
         [item for item, _ in loads],
         question=rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads)),
         thought="Add the loads.",
@@ -280,9 +277,9 @@ def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
 
 
 def draw_chain(rng: random.Random, goods: Goods) -> Problem:
-    """Asked like a lookup, but what is found names what must be searched next: nothing else tells it."""
+    """Draw a lookup whose first search is the only way to learn the goods of the second."""
     link, n = rng.choice(goods.links), rng.randint(11, 99)
-    return _searched(
+    return _search_problem(
         [link, link.item],
         question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=link.name),
         thought="Multiply both.",
@@ -299,7 +296,7 @@ _BRANCH_PHRASINGS = (
 
 
 def _draw_condition(rng: random.Random, x: int) -> tuple[str, bool]:
-    """A condition on x in words, and whether x meets it; the bounds lie close enough to need the product."""
+    """Draw a condition on x and its truth; bounds are close enough to x that the product must be computed."""
     kind = rng.choice(("even", "odd", "above", "below"))
     if kind in ("even", "odd"):
         return kind, (x % 2 == 0) == (kind == "even")
@@ -308,8 +305,8 @@ def _draw_condition(rng: random.Random, x: int) -> tuple[str, bool]:
 
 
 def draw_branch(rng: random.Random, goods: Goods) -> Problem:
-    """The first result decides the second code call, which uses the x that the first one left behind."""
-    # A product of two free factors is odd only once in four times; drawing the parity first balances it.
+    """Draw two code calls: the result of the first decides the second, which uses its variable x."""
+    # A product of two free factors is odd only once in four times; drawing the parity first balances both.
     start = rng.choice((11, 12))
     a, b = rng.randrange(start, 100, 2), rng.randrange(11, 100, 2)
     x = a * b

@@ -7,8 +7,7 @@ from functools import cache
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
-from envs.datasets.rows import local_rows
-from envs.datasets.split import Split, TooFewTasksError, split_of
+from envs.datasets.rows import Split, TooFewTasksError, local_rows, split_of
 from envs.types import Task
 
 TARGET = 24
@@ -21,14 +20,14 @@ Hand = tuple[int, ...]
 
 
 def solve(numbers: Sequence[int]) -> str | None:
-    """An expression that uses each number once and equals 24, or None where there is none."""
+    """Return an expression that uses each number once and equals 24, or None if there is none."""
     results = _results(tuple(sorted(numbers)))
-    found = next((text for value, text in results if value == TARGET), None)
-    return found and found[1:-1]
+    solution = next((text for value, text in results if value == TARGET), None)
+    return solution and solution[1:-1]
 
 
 def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]:
-    """`count` different solvable hands of one half (None: all); the hands of the two halves are disjoint."""
+    """Return `count` different solvable hands of one split, or all for None. The two splits are disjoint."""
     all_hands = combinations_with_replacement(range(1, MAX_NUMBER + 1), HAND_SIZE)
     hands = [hand for hand in all_hands if _split_of_hand(hand) == split]
     random.Random(f"game24|{split}|{seed}").shuffle(hands)
@@ -39,14 +38,21 @@ def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]
         if solve(hand) is not None:
             tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand))
     if count is not None and len(tasks) < count:
-        raise TooFewTasksError("game24", split, wanted=count, found=len(tasks))
+        raise TooFewTasksError("game24", split, wanted=count, available=len(tasks))
     return tasks
 
 
 def load_game24(path: Path | None = None) -> list[Task]:
-    """All hands of a JSON Lines file with the fields id and numbers, or of the public data set."""
+    """Load all hands of a JSON Lines file with the fields id and numbers, or else of the public data set."""
     if path is not None:
-        return _tasks_of(_hands_of(path))
+        rows = local_rows(path)
+        for number, row in enumerate(rows, 1):
+            if not isinstance(row.get("numbers"), list):
+                raise ValueError(
+                    f"{path}, row {number}: 'game24' needs a list 'numbers' in each row; remove game24 from envs.mix, "
+                    "or set envs.data_path to a file of hands"
+                )
+        return _tasks_of(rows)
     from datasets import load_dataset
 
     tasks = _tasks_of(row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"])
@@ -55,18 +61,8 @@ def load_game24(path: Path | None = None) -> list[Task]:
     return tasks
 
 
-def _hands_of(path: Path) -> Iterator[Mapping]:
-    for number, row in enumerate(local_rows(path), 1):
-        if not isinstance(row.get("numbers"), list):
-            raise ValueError(
-                f"{path}, row {number}: there is no list 'numbers', and 'game24' reads this file; leave game24 out, "
-                "or give it a file of hands"
-            )
-        yield row
-
-
 def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
-    """The tasks whose hand belongs to the half, by the same rule as the generated hands."""
+    """Return the tasks whose hand is in the split, by the same rule as the generated hands."""
     return [task for task in tasks if _split_of_hand([int(n) for n in task.answer.split()]) == split]
 
 
@@ -94,7 +90,7 @@ def _split_of_hand(numbers: Sequence[int]) -> Split:
 
 
 def _results(hand: Hand) -> Iterator[tuple[Fraction, str]]:
-    """Every value of the hand with an expression for it, values more than once."""
+    """Yield the values of the hand, each with an expression; values may repeat."""
     if len(hand) == 1:
         yield Fraction(hand[0]), str(hand[0])
     for left, right in _partitions(hand):
@@ -116,7 +112,7 @@ def _values(hand: Hand) -> dict[Fraction, str]:
 
 
 def _partitions(hand: Hand) -> set[tuple[Hand, Hand]]:
-    """The ways to deal the hand into two smaller ones; both stay sorted, which keeps the cache small."""
+    """Return the ways to deal the hand into two smaller ones; both stay sorted, which keeps the cache small."""
     positions = range(len(hand))
     return {
         (tuple(hand[i] for i in chosen), tuple(hand[i] for i in positions if i not in chosen))

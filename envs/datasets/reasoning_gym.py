@@ -1,10 +1,10 @@
-"""A family of reasoning-gym as a task set of one's own: its generator makes the tasks, and its scorer scores them."""
+"""Families of reasoning-gym as custom data sets: its generators make the tasks, and its scorers score them."""
 
 from collections.abc import Iterator
 from functools import cached_property
 
 from configs.plugins import OwnCodeError
-from envs.datasets.split import question_key
+from envs.datasets.rows import question_key
 from envs.types import Task
 
 try:
@@ -15,12 +15,12 @@ except ModuleNotFoundError as error:
 
 
 class ReasoningGym:
-    """`tasks` and `score` are what a recipe names as a data set's source and scorer."""
+    """One family; a recipe names `tasks` as a data set's source and `score` as its scorer."""
 
     def __init__(self, family: str, *, num_tasks: int, seed: int = 0, **settings: object) -> None:
-        """`num_tasks` are drawn, of which each question is kept once; `settings` are the family's own.
+        """Set up a family with its `settings`; of `num_tasks` draws repeated questions are dropped.
 
-        Raises OwnCodeError for a family or a setting that there is not.
+        Raises OwnCodeError for an unknown family; `tasks` raises it for an unknown setting.
         """
         if family not in DATASETS:
             raise OwnCodeError(f"reasoning-gym {reasoning_gym.__version__} has no family '{family}'")
@@ -35,8 +35,7 @@ class ReasoningGym:
             raise OwnCodeError(f"reasoning-gym's '{self._family}' does not take {self._settings}: {error}") from error
 
     def tasks(self) -> Iterator[dict[str, object]]:
-        """Tables of question, answer, id and the entry's number. The question's hash says what a task is for, so that
-        no question is both trained on and held out."""
+        """Return rows with id, question, answer and the number of the entry, each question once."""
         seen: set[str] = set()
         for number in range(len(self._entries)):
             entry = self._entries[number]
@@ -46,5 +45,5 @@ class ReasoningGym:
                 yield {"id": number, "question": entry["question"], "answer": entry["answer"], "entry": number}
 
     def score(self, task: Task, answer: str) -> float:
-        """What the family itself says of an answer, from 0 to 1."""
+        """Return the family's score of an answer, from 0 to 1."""
         return float(self._entries.score_answer(answer, self._entries[task.metadata["entry"]]))

@@ -1,44 +1,92 @@
-"""The rows of a data set, from a file or from the hub."""
+"""Rows of data sets: reading them from files, and the hashes that split their questions.
 
+The hash of a question alone decides its split and its purpose, so that no question is in two of them.
+"""
+
+import hashlib
 import json
+import re
+import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from configs.errors import reason
+from envs.types import Task
 
 if TYPE_CHECKING:
     import pyarrow
 
 Row = Mapping[str, object]
 
+Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = ("train", "eval")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicSet:
-    """Where the rows are published. A gated one needs its terms accepted, and a login of the hub."""
+Purpose = Literal["rl", "demonstrations", "prm"]
+# One entry per slot: RL gets half of the training questions, the other two a quarter each.
+_PURPOSES: tuple[Purpose, ...] = ("rl", "rl", "demonstrations", "prm")
 
-    id: str
-    split: str
-    config: str | None = None
-    gated: bool = False
+
+class TooFewTasksError(ValueError):
+    """More tasks were requested than a data set has."""
+
+    available: int
+    """Number of tasks that the data set has."""
+
+    def __init__(self, dataset: str, split: Split, *, wanted: int, available: int) -> None:
+        super().__init__(f"{dataset!r} has {available} {split} tasks, but {wanted} are needed")
+        self.available = available
+
+
+def split_of(key: str) -> Split:
+    """Return the split of a key: the same in every process and for every seed."""
+    return SPLITS[_digest(f"split:{key}")[0] % len(SPLITS)]
+
+
+def purpose_of(question: str) -> Purpose:
+    """Return the purpose of a training question; case, spacing and punctuation make no difference."""
+    return _PURPOSES[_digest(f"purpose:{question_key(question)}")[0] % len(_PURPOSES)]
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def kept_with(task: Task) -> str:
+    """Return the text whose hash decides the split of a task.
+
+    It is `kept_with` of the task's metadata, which groups tasks that ask the same in different words, or else the
+    question.
+    """
+    return str(task.metadata.get("kept_with") or task.question)
+
+
+def question_key(question: str) -> str:
+    """Return a hash of a question that ignores case, spacing and punctuation."""
+    folded = unicodedata.normalize("NFKC", question).casefold()
+    return hashlib.sha256(" ".join(re.findall(r"\w+|[-+*/=^<>]", folded)).encode(errors="replace")).hexdigest()
 
 
 def local_rows(path: Path) -> list[Row]:
-    """One JSON object a line, or the rows of a Parquet file. Raises ValueError for what is neither."""
+    """Read a JSON Lines or a Parquet file. Raises ValueError for any other content."""
     if path.suffix == ".parquet":
         return _parquet_rows(path)
+    try:
+        # Some editors write a byte order mark before the first line.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
     rows = []
-    # A mark of byte order, which some editors write, is no part of the first line.
-    with path.open(encoding="utf-8-sig") as lines:
-        try:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_object(line, f"{path}, line {number}"))
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text") from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+            if not isinstance(rows[-1], dict):
+                raise ValueError(f"{path}, line {number} is not a JSON object")
     return rows
 
 
@@ -49,12 +97,14 @@ def _parquet_rows(path: Path) -> list[Row]:
     try:
         return plain_rows(read_table(path))
     except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is no Parquet file: {reason(error)}") from None
+        raise ValueError(f"{path} is not a Parquet file: {reason(error)}") from None
 
 
 def plain_rows(table: "pyarrow.Table") -> list[Row]:
-    """Values that JSON can hold: dates and decimals are texts. Empty values are left out, and other values, such as
-    pictures, too."""
+    """Return the rows of a table as JSON values.
+
+    Dates and decimals become texts. Empty values, and values that JSON cannot hold such as pictures, are left out.
+    """
     return [
         {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
         for row in table.to_pylist()
@@ -72,27 +122,3 @@ def _as_text(value: object) -> str:
     if isinstance(value, date | time | Decimal):
         return str(value)
     raise TypeError
-
-
-def public_rows(source: PublicSet) -> list[Row]:
-    """Downloaded through `datasets`, or taken from its cache. Raises ValueError where that is not possible."""
-    from datasets import load_dataset
-
-    try:
-        return list(load_dataset(source.id, source.config, split=source.split))
-    except Exception as error:
-        gated = "; it is gated: accept its terms and log in to the hub first" if source.gated else ""
-        raise ValueError(
-            f"the public data set {source.id} could not be loaded ({type(error).__name__}){gated}; "
-            "or give a folder with its file by --data"
-        ) from error
-
-
-def _object(line: str, place: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ValueError(f"{place} is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        raise ValueError(f"{place} is no JSON object")
-    return row

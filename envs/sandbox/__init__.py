@@ -1,7 +1,6 @@
-"""Runs code that nobody vouches for; the boundary is the kernel, not the language."""
+"""Sandbox for untrusted code; its boundary is the kernel, not the language."""
 
-from envs.sandbox.episode import Episode
-from envs.sandbox.sandbox import Sandbox, SandboxRefusedError, SandboxState
+from envs.sandbox.sandbox import Episode, Sandbox, SandboxRefusedError, SandboxState
 from envs.sandbox.settings import LAYERS, SandboxSettings
 
 __all__ = ["LAYERS", "Episode", "Sandbox", "SandboxRefusedError", "SandboxSettings", "SandboxState"]

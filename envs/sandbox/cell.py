@@ -1,4 +1,4 @@
-"""The code process: forked into its own cell, it gives up every right and then serves code texts."""
+"""The code process: forked into its cell, it drops all rights and then runs code texts."""
 
 import ast
 import builtins
@@ -18,7 +18,7 @@ from types import CodeType
 from typing import Any, NoReturn
 
 from envs.sandbox import kernel
-from envs.sandbox.frames import BORN, READY, FrameError, encode_frame, send_frame, split_frame
+from envs.sandbox.protocol import BORN, READY, encode_frame, send_frame, split_frame
 from envs.sandbox.settings import ALLOWED_IMPORTS, SandboxSettings, Tier
 from envs.sandbox.walls import CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT, filter_program, restrict_calls, restrict_files
 
@@ -26,38 +26,28 @@ _FILE_NAME = "<code>"
 _FENCE = "```"
 
 
-class ForbiddenImportError(Exception):
-    """Says which imports there are. Code that hides an import from this check meets the kernel instead."""
-
-
 def compile_source(source: str, *, check_imports: bool) -> tuple[CodeType, CodeType | None]:
-    """The statements, and the bare last expression whose value is shown."""
-    tree = _parse(_without_fence(source))
+    """Compile the statements and the bare last expression, whose value is shown.
+
+    Raises ImportError for an import that is not on the list. This check only gives a clear message: the kernel stops
+    code that hides an import from it.
+    """
+    stripped = source.strip()
+    if stripped.startswith(_FENCE) and stripped.endswith(_FENCE) and "\n" in stripped:
+        source = stripped.split("\n", 1)[1].removesuffix(_FENCE)
+    try:
+        tree = ast.parse(source, _FILE_NAME)
+    except IndentationError:
+        tree = ast.parse(textwrap.dedent(source).strip(), _FILE_NAME)
     if check_imports:
         for name in _imported_names(tree):
             if name not in ALLOWED_IMPORTS:
-                raise ForbiddenImportError(
-                    f"import of '{name}' is not allowed; available: {', '.join(sorted(ALLOWED_IMPORTS))}"
-                )
+                raise ImportError(f"import of '{name}' is not allowed; available: {', '.join(sorted(ALLOWED_IMPORTS))}")
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
         last = compile(expression, _FILE_NAME, "eval")
     return compile(tree, _FILE_NAME, "exec"), last
-
-
-def _without_fence(source: str) -> str:
-    stripped = source.strip()
-    if stripped.startswith(_FENCE) and stripped.endswith(_FENCE) and "\n" in stripped:
-        return stripped.split("\n", 1)[1].removesuffix(_FENCE)
-    return source
-
-
-def _parse(source: str) -> ast.Module:
-    try:
-        return ast.parse(source, _FILE_NAME)
-    except IndentationError:
-        return ast.parse(textwrap.dedent(source).strip(), _FILE_NAME)
 
 
 def _imported_names(tree: ast.Module) -> list[str]:
@@ -75,25 +65,30 @@ _STDOUT = 1
 
 
 class Runner:
-    """Everything here can be bent by the code that it runs: its answers concern that code and nobody else."""
+    """Interpreter of an episode. The code can tamper with it, so its answers are trusted only about that code."""
 
     def __init__(self, *, check_imports: bool) -> None:
         self._check_imports = check_imports
-        sys.set_int_max_str_digits(0)  # the clock bounds the conversion, and long numbers are answers here
+        sys.set_int_max_str_digits(0)  # the time limit bounds the conversion, and long numbers are valid answers
         self._stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
         self._stdout = open(  # noqa: SIM115
             _STDOUT, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
         )
-        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # the site module, which is not loaded, has them
+        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # defined by the site module, which is not loaded
         self._module = types.ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
 
     def run(self, source: bytes) -> tuple[str, str]:
-        """The error category ("" when all went well) and its message."""
-        self._reset_process_state()
+        """Run a source; return the error category, empty without an error, and its message."""
+        sys.modules["__main__"] = self._module
+        sys.stdin, sys.stdout, sys.stderr = self._stdin, self._stdout, self._stdout
+        random.seed(0)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None:
+            numpy.random.seed(0)
         try:
             statements, last = compile_source(source.decode(), check_imports=self._check_imports)
-        except ForbiddenImportError as error:
+        except ImportError as error:
             return "forbidden-import", str(error)
         except (SyntaxError, ValueError) as error:
             return "syntax", _message(error)
@@ -117,41 +112,26 @@ class Runner:
             if value is not None:
                 print(repr(value))
         finally:
-            self._flush()
-
-    def _reset_process_state(self) -> None:
-        sys.modules["__main__"] = self._module
-        sys.stdin, sys.stdout, sys.stderr = self._stdin, self._stdout, self._stdout
-        random.seed(0)
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(0)
-
-    def _flush(self) -> None:
-        for stream in (sys.stdout, self._stdout):
-            with contextlib.suppress(Exception):  # the code closed or replaced it, and that is its doing
-                stream.flush()
+            for stream in (sys.stdout, self._stdout):
+                with contextlib.suppress(Exception):  # the code may have closed or replaced it
+                    stream.flush()
 
 
 def _message(error: BaseException) -> str:
-    last_line = traceback.format_exception_only(type(error), error)[-1].strip()
-    text = last_line[:_MAX_MESSAGE_CHARS]
-    line = _line_number(error)
-    return f"{text} (line {line})" if line else text
-
-
-def _line_number(error: BaseException) -> int | None:
+    text = traceback.format_exception_only(type(error), error)[-1].strip()[:_MAX_MESSAGE_CHARS]
     if isinstance(error, SyntaxError):
-        return error.lineno
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == "<code>"]
-    return lines[-1] if lines else None
+        line = error.lineno
+    else:
+        frames = traceback.walk_tb(error.__traceback__)
+        line = next((line for frame, line in reversed([*frames]) if frame.f_code.co_filename == _FILE_NAME), None)
+    return f"{text} (line {line})" if line else text
 
 
 _MIB = 1 << 20
 
 
 def apply_limits(settings: SandboxSettings) -> None:
-    """Hard equals soft: the code cannot raise them. NPROC only counts because nobody is not root."""
+    """Set hard and soft limits, so that the code cannot raise them. NPROC has no effect on root."""
     for kind, limit in (
         (resource.RLIMIT_CPU, settings.max_cpu_s),
         (resource.RLIMIT_AS, settings.memory_mb * _MIB),
@@ -175,7 +155,7 @@ _FIRST_UNUSED, _LAST_UNUSED = 5, 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """What every code process of a zygote has in common."""
+    """Properties shared by all code processes of a zygote."""
 
     settings: SandboxSettings
     tier: Tier
@@ -185,7 +165,7 @@ class CellPlan:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The warden's side of a code process: descriptors of its requests, results and output."""
+    """The warden's handle of a code process: descriptors of its requests, results and output."""
 
     pid: int
     pidfd: int
@@ -195,7 +175,7 @@ class Cell:
 
 
 def start_cell(plan: CellPlan, folder: str, link: socket.socket) -> Cell:
-    """In `folder`, the only one that it may write to. The kernel tells the host by `link` which process it is."""
+    """Start a code process that may write only to `folder`; the kernel reports its id to the host over `link`."""
     request_reader, request_writer = os.pipe()
     result_reader, result_writer = os.pipe()
     output_reader, output_writer = os.pipe()
@@ -226,11 +206,11 @@ def _live_in_cell(plan: CellPlan, folder: str, link: socket.socket, pipes: tuple
 
 
 def _arrange_descriptors(requests: int, results: int, output: int) -> None:
-    """Only five descriptors pass into the cell; input() meets the end of a file."""
+    """Keep only five descriptors in the cell; input() reads the end of a file."""
     nothing, writer = os.pipe()
     os.close(writer)
     wanted = (nothing, output, output, requests, results)
-    # Out of the way first: a source may sit on a number that another one is about to take.
+    # Moved to high numbers first: a source may have the number that another one needs.
     high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _LAST_UNUSED >> 8) for descriptor in wanted]
     for descriptor, number in zip(high, (_STDIN, *_OUTPUTS, _REQUESTS, _RESULTS), strict=True):
         os.dup2(descriptor, number)
@@ -238,7 +218,7 @@ def _arrange_descriptors(requests: int, results: int, output: int) -> None:
 
 
 def _drop_rights(plan: CellPlan, folder: str) -> None:
-    """Order matters: each step forbids something that the earlier ones need."""
+    """Drop all rights. Order matters: each step forbids something that the earlier ones need."""
     os.setsid()
     os.umask(0o077)
     os.environ.clear()
@@ -266,10 +246,6 @@ def _serve(runner: Runner) -> None:
             request, received = split
             nonce, source = request[:NONCE_BYTES], request[NONCE_BYTES:]
             category, message = runner.run(source)
-            _answer(nonce + f"{category}\n{message}".encode(errors="backslashreplace"))
-
-
-def _answer(payload: bytes) -> None:
-    frame = encode_frame(payload)
-    if os.write(_RESULTS, frame) != len(frame):
-        raise FrameError("the result pipe is full")
+            answer = encode_frame(nonce + f"{category}\n{message}".encode(errors="backslashreplace"))
+            if os.write(_RESULTS, answer) != len(answer):
+                raise ConnectionError("the result pipe is full")

@@ -1,30 +1,42 @@
-"""Where the zygote lives: own namespaces, and a read-only root that holds Python and nothing else."""
+"""Places of the sandbox: a jail of namespaces with a read-only root, and private scratch folders."""
 
+import contextlib
 import os
+import secrets
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
 
 from envs.sandbox import kernel
 
-NOBODY = 65534
+UNPRIVILEGED_ID = 65534
 PACKAGES_DIR = "/python/site"
 TMP_DIR = "/tmp"
 INSTALLED = ("site-packages", "dist-packages")
 _STAGE = "/tmp"
+_REMOVAL_PATIENCE_S = 5.0
 
 
 def enter_jail(packages: Mapping[str, str]) -> None:
-    """`packages` maps a name under PACKAGES_DIR to its source. The next fork is process 1 of the jail.
+    """Enter the jail; the next fork is its process 1.
 
-    Order matters. Real root binds the interpreter before it becomes nobody, who may not be able to walk to
-    it (/root is 0700). Another user needs the user namespace first, for the right to mount. /proc is gone
-    after the pivot, so its descriptor must be open by then.
+    Order matters. Root binds the interpreter before it changes to an unprivileged user, which may have no access to its
+    folder (/root is 0700). Another user needs the user namespace first, for the right to mount. /proc is gone after the
+    pivot, so its descriptor is opened before.
+
+    Args:
+        packages: Sources by their names under PACKAGES_DIR.
     """
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
-    if os.geteuid() == 0 and _own_mounts():
+    if os.geteuid() == 0 and _may_unshare_mounts():
         _enter_private_root(packages)
-        _become_nobody()
+        os.setgroups([])
+        os.setresgid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+        os.setresuid(UNPRIVILEGED_ID, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
+        kernel.set_dumpable(True)
         _enter_user_namespace(proc)
     else:
         _enter_user_namespace(proc)
@@ -35,18 +47,18 @@ def enter_jail(packages: Mapping[str, str]) -> None:
 
 
 def enter_cell(tmp_mb: int, max_files: int) -> None:
-    """One episode's part of the jail: its own pids, IPC and /tmp. The next fork is its process 1."""
+    """Enter the part of one episode, with separate pids, IPC and /tmp; the next fork is its process 1."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
     _mount_tmpfs(TMP_DIR, f"size={tmp_mb}m,nr_inodes={max_files},mode=0700", kernel.MS_NOEXEC)
 
 
 def python_directories() -> list[str]:
-    """The standard library, without the directories of installed packages below or beside it."""
+    """Return the directories of the standard library, without those of installed packages."""
     return [path for path in sys.path if os.path.isfile(f"{path}/os.py") or path.endswith("/lib-dynload")]
 
 
-def _own_mounts() -> bool:
-    """Root in a container may lack the right that any user has in a user namespace."""
+def _may_unshare_mounts() -> bool:
+    # Root in a container may lack the right, which any user has in a user namespace.
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
     except PermissionError:
@@ -54,20 +66,13 @@ def _own_mounts() -> bool:
     return True
 
 
-def _become_nobody() -> None:
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
-    kernel.set_dumpable(True)
-
-
 def _enter_user_namespace(proc: int) -> None:
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
     for name, line in (
         ("setgroups", "deny"),
-        ("uid_map", f"{NOBODY} {user} 1"),
-        ("gid_map", f"{NOBODY} {group} 1"),
+        ("uid_map", f"{UNPRIVILEGED_ID} {user} 1"),
+        ("gid_map", f"{UNPRIVILEGED_ID} {group} 1"),
     ):
         file = os.open(f"self/{name}", os.O_WRONLY, dir_fd=proc)
         os.write(file, line.encode())
@@ -81,13 +86,15 @@ def _enter_private_root(packages: Mapping[str, str]) -> None:
         raise OSError(f"the interpreter lies under {TMP_DIR}, which the sandbox gives to the code")
     binds = {path: path for path in standard}
     binds |= {f"{PACKAGES_DIR}/{name}": source for name, source in packages.items()}
-    # Opened before the stage covers /tmp, where a source may lie.
+    # Opened before the stage covers /tmp, which may contain a source.
     sources = {target: os.open(source, os.O_PATH) for target, source in sorted(binds.items())}
     _mount_tmpfs(_STAGE, "size=1m,nr_inodes=256,mode=0755")
     for target, source in sources.items():
         _bind_read_only(source, _STAGE + target)
         os.close(source)
-    _cover_installed_packages(standard)
+    for installed in (f"{_STAGE}{path}/{name}" for path in standard for name in INSTALLED):
+        if os.path.isdir(installed):
+            _mount_tmpfs(installed, "size=4k,nr_inodes=1,mode=0555", kernel.MS_RDONLY)
     os.makedirs(_STAGE + TMP_DIR)
     kernel.mount("none", _STAGE, flags=_quiet(kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY))
     os.chdir(_STAGE)
@@ -100,19 +107,11 @@ def _bind_read_only(source: int, target: str) -> None:
     path = f"/proc/self/fd/{source}"
     os.makedirs(target, exist_ok=True)
     kernel.mount(path, target, flags=kernel.MS_BIND)
-    # A user namespace may not clear a flag of the mount that it inherited, so they are all repeated.
+    # A user namespace may not clear a flag of an inherited mount, so all flags are repeated.
     inherited = os.statvfs(target).f_flag
     kept = inherited & (os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME)
     kept |= kernel.MS_RELATIME if inherited & os.ST_RELATIME else 0
     kernel.mount("none", target, flags=_quiet(kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kept))
-
-
-def _cover_installed_packages(standard: Sequence[str]) -> None:
-    for path in standard:
-        for name in INSTALLED:
-            target = f"{_STAGE}{path}/{name}"
-            if os.path.isdir(target):
-                _mount_tmpfs(target, "size=4k,nr_inodes=1,mode=0555", kernel.MS_RDONLY)
 
 
 def _mount_tmpfs(target: str, options: str, flags: int = 0) -> None:
@@ -121,3 +120,35 @@ def _mount_tmpfs(target: str, options: str, flags: int = 0) -> None:
 
 def _quiet(flags: int) -> int:
     return flags | kernel.MS_NOSUID | kernel.MS_NODEV
+
+
+def scratch_parent() -> Path:
+    """Return the system's temporary folder, or /tmp if that one belongs to Ray."""
+    usual = Path(tempfile.gettempdir())
+    is_rays = any(os.path.lexists(folder / "session_latest") for folder in (usual, *usual.parents))
+    return Path("/tmp") if is_rays else usual
+
+
+def make_scratch(parent: str) -> str:
+    """Make a folder that only this user may enter, for all episodes of one sandbox."""
+    return tempfile.mkdtemp(prefix="agentflow-sandbox-", dir=parent)
+
+
+def make_folder(scratch: str) -> str:
+    """Make a folder for one episode, with a name that other episodes cannot guess."""
+    path = os.path.join(scratch, secrets.token_hex(8))
+    os.mkdir(path, 0o700)
+    return path
+
+
+def remove_folder(path: str) -> None:
+    """Remove a folder and its content; retry while a dying process may still add files."""
+    deadline = time.monotonic() + _REMOVAL_PATIENCE_S
+    while os.path.isdir(path) and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            for entry in list(os.scandir(path)):
+                if entry.is_dir(follow_symlinks=False):
+                    remove_folder(entry.path)
+                else:
+                    os.unlink(entry.path)
+            os.rmdir(path)

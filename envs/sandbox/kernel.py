@@ -1,4 +1,4 @@
-"""The Linux calls that the standard library lacks; each raises OSError with the call's name."""
+"""Linux calls that the standard library lacks; each raises OSError with the call's name."""
 
 import ctypes
 import os
@@ -25,7 +25,7 @@ def _checked(name: str, result: int) -> int:
 
 
 def system_call(name: str, number: int, *arguments: object) -> int:
-    """Integers travel as 64-bit words; bytes and ctypes buffers as pointers."""
+    """Make a system call. Integers are passed as 64-bit words, bytes and ctypes buffers as pointers."""
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
     return _checked(name, _libc.syscall(ctypes.c_long(number), *words))
 
@@ -53,13 +53,16 @@ def _prctl(name: str, option: int, value: int) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Counts from the parent's thread, and a change of user clears it: set it last, under a plain parent."""
+    """Send this signal at the death of the parent's thread. A change of user clears it, so set it last."""
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal_number)
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """True after a change of user, or /proc/self belongs to root. False, and no crash reaches the host's
-    core handler, which a core limit of 0 does not keep out."""
+    """Set whether the process is dumpable.
+
+    It must be True after a change of user, or /proc/self belongs to root. False keeps crashes from the host's core
+    handler, which a core limit of 0 does not.
+    """
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 

@@ -1,4 +1,4 @@
-"""Runs Python code behind kernel walls: one zygote, started from a clean environment, and episodes forked from it."""
+"""Host side of the sandbox: a zygote started from a clean environment, and episodes in processes forked from it."""
 
 import contextlib
 import importlib.util
@@ -8,47 +8,241 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from weakref import WeakKeyDictionary
 
 from configs.errors import UserError
-from envs.sandbox.episode import Episode, IdleMemory, SandboxFaultError
-from envs.sandbox.frames import READY, receive_frame, send_frame
-from envs.sandbox.scratch import remove_folder, scratch_parent
+from envs.sandbox.jail import remove_folder, scratch_parent
+from envs.sandbox.protocol import (
+    BORN,
+    READY,
+    REQUEST_HEADER,
+    parse_reply,
+    receive_frame,
+    receive_frame_from,
+    send_frame,
+)
 from envs.sandbox.settings import SandboxSettings, Tier, refusal
 from envs.types import ToolResult, ToolUnavailableError
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
 _START_TIMEOUT_S = 60.0
-# By way of the working directory, so that no module of the sandbox knows where on the host it lies.
+# Imports go through the working directory, so that no module of the sandbox has its path on the host.
 _BOOT = "import sys; sys.path.append('/proc/self/cwd'); from envs.sandbox.zygote import main; main()"
 _FLAGS = ("-s", "-P", "-S", "-X", "utf8", "-W", "ignore::SyntaxWarning", "-W", "ignore::DeprecationWarning")
-# The only variables: fixed hashes, and one thread, because a process with threads cannot be forked safely.
+# All variables of the zygote. One thread: a process with threads cannot be forked safely.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _PROOF_TIMEOUT_S = 30.0
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_GRACE_S = 30.0
+_RESTARTED = "[The interpreter was restarted: names from earlier steps are gone.]\n"
 
 
 class SandboxRefusedError(UserError):
-    """This machine gives no tier of the sandbox that the settings allow, so nothing is run at all."""
+    """This machine supports no tier of the sandbox that the settings allow, so no code is run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxState:
-    """Which walls a sandbox has. `without` says what the machine lacks for the tier that was passed over."""
+    """The tier and the active layers of a sandbox."""
 
     tier: Tier
     layers: tuple[str, ...]
     without: str
+    """Layers that the machine lacks for the stronger tier, with the reasons; empty in the stronger tier."""
 
     def __str__(self) -> str:
-        said = f"tier {self.tier} ({', '.join(self.layers)})"
-        return f"{said}; without {self.without}" if self.without else said
+        text = f"tier {self.tier} ({', '.join(self.layers)})"
+        return f"{text}; without {self.without}" if self.without else text
 
 
-class Sandbox:
-    """Every method may be called from any thread. Raises SandboxRefusedError where the machine gives no tier."""
+class SandboxFaultError(Exception):
+    """The sandbox itself failed; the code is not the cause."""
+
+
+class IdleMemory:
+    """Bound on the memory of all episodes between two steps; above it the largest are ended first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        # Weak: an episode without other references ends by itself.
+        self._held: WeakKeyDictionary[Episode, int] = WeakKeyDictionary()
+
+    def rest(self, episode: "Episode", num_bytes: int) -> None:
+        """Record the memory of an episode whose step has ended, and end episodes above the bound."""
+        with self._lock:
+            if not episode.closed:
+                self._held[episode] = num_bytes
+        while (largest := self._next_to_evict()) is not None:
+            largest.evict()
+
+    def wake(self, episode: "Episode") -> None:
+        """Forget an episode whose next step starts, or that is closed."""
+        with self._lock:
+            self._held.pop(episode, None)
+
+    def _next_to_evict(self) -> "Episode | None":
+        with self._lock:
+            held = dict(self._held)
+            if sum(held.values()) <= self._max_bytes:
+                return None
+            largest = max(held, key=held.__getitem__)
+            del self._held[largest]
+            return largest
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process, shared pages included; 0 if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+class Episode(AbstractContextManager["Episode"]):
+    """Steps that share their names. After the death of its process the next step starts a new one and reports it."""
+
+    def __init__(
+        self,
+        open_link: Callable[[], socket.socket],
+        slots: AbstractContextManager[object],
+        idle: IdleMemory,
+        *,
+        max_code_bytes: int,
+    ) -> None:
+        self._open_link = open_link
+        self._slots = slots
+        self._idle = idle
+        self._max_code_bytes = max_code_bytes
+        self._busy = threading.Lock()
+        self._link: socket.socket | None = None
+        self._pid = 0
+        self._shared_bytes = 0
+        self._held_bytes = 0
+        self._holds_names = False
+        self._lost_names = False
+        self.closed = False
+
+    def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
+        if (refusal := _refusal(code, self._max_code_bytes)) is not None:
+            return refusal
+        try:
+            with self._busy, self._slots:
+                self._idle.wake(self)
+                return self._run(code.encode(), timeout_s)
+        finally:
+            self._idle.rest(self, self._held_bytes)
+
+    def _run(self, source: bytes, timeout_s: float) -> ToolResult:
+        if self.closed:
+            raise ToolUnavailableError("the episode is closed")
+        try:
+            return self._attempt(source, timeout_s)
+        except SandboxFaultError as fault:
+            # A retry without the earlier names would make the code fail for a fault of the sandbox.
+            if self._holds_names or self.closed:
+                self._lost_names, self._holds_names = self._holds_names, False
+                raise ToolUnavailableError(f"the sandbox failed: {fault}") from fault
+        try:
+            return self._attempt(source, timeout_s)
+        except SandboxFaultError as fault:
+            raise ToolUnavailableError(f"the sandbox failed twice: {fault}") from fault
+
+    def _attempt(self, source: bytes, timeout_s: float) -> ToolResult:
+        try:
+            # A local variable, because close() may clear the attribute concurrently.
+            link = self._link = self._link or self._connect()
+            if self.closed:
+                raise SandboxFaultError("the episode was closed")
+            link.settimeout(timeout_s + _GRACE_S)
+            send_frame(link, REQUEST_HEADER.pack(timeout_s) + source)
+            verdict, text = parse_reply(receive_frame(link))
+        except (OSError, ValueError, SandboxFaultError) as error:
+            self._hang_up()
+            reason = "the episode was closed" if self.closed else str(error)
+            raise SandboxFaultError(reason) from error
+        except BaseException:  # after an interrupt, the next run would read the reply of this one
+            self._hang_up()
+            raise
+        if self._lost_names:
+            text = _RESTARTED + text
+        self._holds_names, self._lost_names = verdict.alive, not verdict.alive
+        if verdict.alive:
+            private_bytes = max(0, resident_bytes(self._pid) - self._shared_bytes)
+            self._held_bytes = private_bytes + verdict.file_bytes
+        else:
+            self._hang_up()
+        return ToolResult(text=text, error=verdict.category or None)
+
+    def _connect(self) -> socket.socket:
+        link = self._open_link()
+        link.settimeout(_GRACE_S)
+        try:
+            report, self._pid = receive_frame_from(link)
+            if report == BORN:
+                report = receive_frame(link)
+        except OSError:
+            link.close()
+            raise
+        if report != READY:
+            link.close()
+            raise SandboxFaultError(report.decode(errors="replace"))
+        self._shared_bytes = resident_bytes(self._pid)
+        return link
+
+    def evict(self) -> None:
+        """End the process between two steps to free its memory; the next step starts a new one and reports it."""
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._holds_names:
+                    self._lost_names, self._holds_names = True, False
+                    self._hang_up()
+            finally:
+                self._busy.release()
+
+    def _hang_up(self) -> None:
+        self._held_bytes = 0
+        link, self._link = self._link, None
+        if link is None:
+            return
+        try:
+            link.shutdown(socket.SHUT_RDWR)
+        except OSError:  # the other side closed first
+            pass
+        finally:
+            link.close()
+
+    def close(self) -> None:
+        """End the process at once, also during a run."""
+        self.closed = True
+        self._idle.wake(self)
+        self._hang_up()
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+
+def _refusal(code: str, max_code_bytes: int) -> ToolResult | None:
+    try:
+        num_bytes = len(code.encode())
+    except UnicodeEncodeError:
+        return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
+    if "\0" in code:
+        return ToolResult(text="SyntaxError: the code holds a null byte", error="syntax")
+    if num_bytes > max_code_bytes:
+        text = f"The code has {num_bytes} bytes; at most {max_code_bytes} are allowed."
+        return ToolResult(text=text, error="too-large")
+    return None
+
+
+class Sandbox(AbstractContextManager["Sandbox"]):
+    """A running sandbox, safe for threads. Raises SandboxRefusedError if the machine supports no tier."""
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
@@ -63,16 +257,15 @@ class Sandbox:
 
     @property
     def state(self) -> SandboxState:
-        """The tier and the layers that are active."""
         return self._zygote.state
 
     @property
     def pid(self) -> int:
-        """The process that all others of this sandbox descend from."""
+        """Return the ancestor of all other processes of this sandbox."""
         return self._zygote.pid
 
     def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
-        """Runs `code` in a fresh interpreter. Raises ToolUnavailableError only for faults of the sandbox."""
+        """Run `code` in a fresh interpreter. Raises ToolUnavailableError only for faults of the sandbox."""
         with self.episode() as episode:
             return episode.run(code, timeout_s=timeout_s)
 
@@ -80,7 +273,7 @@ class Sandbox:
         return Episode(self._open_link, self._slots, self._idle, max_code_bytes=self.settings.max_code_bytes)
 
     def _open_link(self) -> socket.socket:
-        """A connection to a new warden, from a new zygote where the old one is gone."""
+        """Return a connection to a new warden, from a new zygote if the old one is gone."""
         with self._lock:
             if self._closed:
                 raise ToolUnavailableError("the sandbox is closed")
@@ -101,7 +294,7 @@ class Sandbox:
         self.executor.shutdown(wait=False)
 
     def _prove(self) -> None:
-        """Layers are applied per process; one real run shows that all of them can be."""
+        # Layers are applied per process, so only a real run shows that all of them work.
         try:
             result = self.run("6 * 7", timeout_s=_PROOF_TIMEOUT_S)
         except ToolUnavailableError as error:
@@ -111,16 +304,14 @@ class Sandbox:
             self.close()
             raise SandboxRefusedError(f"the sandbox cannot run code: 6 * 7 gave {result}")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *raised: object) -> None:
         self.close()
 
 
 class ZygoteProcess:
+    """The zygote as a plain subprocess: code between fork and exec would be unsafe in a host with threads."""
+
     def __init__(self, settings: SandboxSettings) -> None:
-        """A plain subprocess: code between fork and exec would be unsafe in a host with threads."""
         self._link, inside = socket.socketpair()
         with inside:
             self._process = subprocess.Popen(
@@ -139,15 +330,12 @@ class ZygoteProcess:
             self.close()
             raise
 
-    def _start(self, settings: SandboxSettings) -> "SandboxState":
+    def _start(self, settings: SandboxSettings) -> SandboxState:
         self._link.settimeout(_START_TIMEOUT_S)
-        order = {
-            "settings": asdict(settings),
-            "packages": _package_sources(),
-            "scratch_parent": str(scratch_parent()),
-        }
+        parent = str(scratch_parent())
+        request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
         try:
-            send_frame(self._link, json.dumps(order).encode())
+            send_frame(self._link, json.dumps(request).encode())
             report = json.loads(receive_frame(self._link))
             if report["tier"] is None:
                 raise SandboxRefusedError(refusal(settings.tier, report["lacks"]))
@@ -166,8 +354,8 @@ class ZygoteProcess:
         )
 
     def open_link(self) -> socket.socket:
-        """A connection to a new warden. OSError when the zygote is gone."""
-        if self._process.poll() is not None:  # a dying zygote may still take a request, and never answer
+        """Return a connection to a new warden. Raises OSError if the zygote is gone."""
+        if self._process.poll() is not None:  # a dying zygote may still accept a request, and never answer
             raise ConnectionError("the zygote is gone")
         outside, inside = socket.socketpair()
         outside.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -194,14 +382,14 @@ class ZygoteProcess:
 
 
 def _package_sources() -> dict[str, str]:
-    """Name in the jail -> directory here; wheels of numpy keep their libraries in a sibling."""
+    """Return the directories of the packages by their names in the jail."""
     sources: dict[str, str] = {}
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
             raise SandboxRefusedError(f"the sandbox needs the package {name}, which is not installed")
         path = os.path.realpath(next(iter(spec.submodule_search_locations)))
-        for candidate in (path, f"{path}.libs"):
+        for candidate in (path, f"{path}.libs"):  # wheels of numpy have their libraries in a sibling
             if os.path.isdir(candidate):
                 sources[os.path.basename(candidate)] = candidate
     return sources

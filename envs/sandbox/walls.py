@@ -1,4 +1,4 @@
-"""What the kernel refuses the code: files, ports and processes by Landlock, system calls by seccomp."""
+"""Walls of the kernel around the code: Landlock for files, ports and processes, seccomp for system calls."""
 
 import ctypes
 import errno
@@ -15,7 +15,7 @@ _VERSION_QUERY = 1
 _PATH_BENEATH = 1
 
 _READ = 0b1101  # execute (shared libraries), read file, read directory
-_OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: what a rule for a single file may hold
+_OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: the rights that a rule for a single file may have
 _TCP = 0b11  # bind and connect
 _SCOPES = 0b11  # abstract sockets and signals
 _ADD = 0b1110 | 1 << 8 | 1 << 14  # read, write, truncate and make plain files
@@ -23,7 +23,7 @@ _WRITE = _ADD | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 13  # remove and rename, too, an
 
 
 def landlock_version() -> int:
-    """0 where the kernel has no landlock."""
+    """Return the version of Landlock, 0 without it."""
     try:
         return kernel.system_call("landlock_create_ruleset", _CREATE_RULESET, 0, 0, _VERSION_QUERY)
     except OSError:
@@ -33,13 +33,17 @@ def landlock_version() -> int:
 def restrict_files(
     readable: Sequence[str], *, writable: Sequence[str] = (), addable: Sequence[str] = (), scoped: bool = True
 ) -> None:
-    """Needs no_new_privs. Allows nothing but these files and trees; TCP is forbidden where the kernel can.
+    """Allow only these files and trees, and forbid TCP if the kernel can. Needs no_new_privs.
 
-    In `addable` plain files can be made and written, and nothing can be removed, so that all of them can be counted.
-    `scoped` forbids signals and abstract sockets of processes that are not restricted by the same call.
+    Args:
+        readable: Files and trees to read.
+        writable: Trees with all rights on plain files and directories.
+        addable: Trees in which plain files can be made and written, but not removed, so that all can be counted.
+        scoped: Forbid signals and abstract sockets of processes that this call does not restrict.
     """
     version = landlock_version()
-    handled = _handled_access(version)
+    num_access_bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
+    handled = (1 << num_access_bits) - 1
     attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES if scoped else 0)
     size = 8 if version < 4 else 16 if version < 6 else 24
     ruleset = kernel.system_call("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
@@ -48,11 +52,6 @@ def restrict_files(
             _allow(ruleset, path, access & handled)
     kernel.system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-
-
-def _handled_access(version: int) -> int:
-    bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
-    return (1 << bits) - 1
 
 
 def _allow(ruleset: int, path: str, access: int) -> None:
@@ -73,9 +72,9 @@ _X86_64 = 0xC000003E
 _X32_BIT = 0x40000000
 _IOCTL = 16
 
-# x86_64 numbers. Absent on purpose: processes and threads (clone, fork, exec), sockets, signals to others,
-# links, mounts, namespaces, tracing, memfd, io_uring, bpf, keys, rlimits; and what landlock lets pass although it
-# changes or tells something of files outside (utimensat, readlink).
+# Calls that computing in Python needs, with their x86_64 numbers. Absent on purpose: processes and threads (clone,
+# fork, exec), sockets, signals to others, links, mounts, namespaces, tracing, memfd, io_uring, bpf, keys, rlimits; and
+# calls that landlock allows although they change or reveal files outside (utimensat, readlink).
 CELL_CALLS = {
     "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
@@ -93,16 +92,14 @@ CELL_CALLS = {
     "faccessat2": 439,
 }  # fmt: skip
 
-"""What computing in Python needs."""
-
-# Without the locks, leases, owners and signals of descriptors: those reach across files that several cells read.
+# Without the locks, leases, owners and signals of descriptors: those act across files that several cells read.
 _FCNTL_COMMANDS = {"F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_DUPFD_CLOEXEC": 1030}
-# Of this process only: a futex that is not private lies in a file, too.
+# Private futexes only: a shared futex may be in a file that several cells read.
 _FUTEX_OPERATIONS = {"WAIT": 128, "WAKE": 129, "REQUEUE": 131, "CMP_REQUEUE": 132, "WAKE_OP": 133, "WAIT_BITSET": 137,
                      "WAKE_BITSET": 138, "WAIT_BITSET by the wall clock": 393}  # fmt: skip
 
 Chosen = Mapping[int, tuple[int, frozenset[int]]]
-"""Number of a call -> index of an argument of 32 bits, and the values of it that are allowed."""
+"""Number of a call -> index of an argument of 32 bits, and its allowed values."""
 
 CELL_CHOSEN: Chosen = {
     72: (1, frozenset(_FCNTL_COMMANDS.values())),
@@ -111,7 +108,7 @@ CELL_CHOSEN: Chosen = {
 
 _TMPFILE = 0o20000000
 CELL_WITHOUT: Mapping[int, tuple[int, int]] = {2: (1, _TMPFILE), 257: (2, _TMPFILE)}
-"""Number of a call -> index of an argument, and bits that it must not hold: `open` makes no file without a name."""
+"""Number of a call -> index of an argument, and its forbidden bits: `open` must not make a file without a name."""
 
 WARDEN_CALLS = {
     "read": 0, "write": 1, "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11,
@@ -120,11 +117,11 @@ WARDEN_CALLS = {
     "getdents64": 217, "restart_syscall": 219, "clock_gettime": 228, "exit_group": 231, "newfstatat": 262,
     "getrandom": 318,
 }  # fmt: skip
-"""What is left to do for a warden once its cell is there; it opens nothing any more."""
+"""Calls of a warden after the start of its cell; it does not open files any more."""
 
 
 def warden_chosen(cell_pid: int) -> Chosen:
-    """A warden signals nobody but its own cell."""
+    """Return the calls with allowed values; a warden may signal only its cell."""
     return {**CELL_CHOSEN, 62: (0, frozenset({cell_pid}))}
 
 
@@ -140,7 +137,7 @@ def seccomp_available() -> bool:
 def filter_program(
     allowed: Mapping[str, int], chosen: Chosen, without: Mapping[int, tuple[int, int]] = MappingProxyType({})
 ) -> bytes:
-    """Other architectures (int 0x80) and x32 number their calls differently, so they end the process."""
+    """Return a seccomp filter. Calls of other architectures (int 0x80) and x32 end the process."""
     program = [
         (_LOAD, 0, 0, _ARCH_OFFSET),
         (_IF_EQUAL, 1, 0, _X86_64),
@@ -160,14 +157,14 @@ def filter_program(
     for number, (argument, bits) in without.items():
         program += [(_IF_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * argument)]
         program += [(_IF_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
-    # "Is this a terminal?" is answered with no; any other error would fail harmless calls of the library.
+    # ioctl fails with "not a terminal"; another error would make harmless calls of the library fail.
     program += [(_IF_EQUAL, 0, 1, _IOCTL), (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)]
     program += [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
 def restrict_calls(program: bytes) -> None:
-    """Needs no_new_privs. Nothing in this process or its memory can undo it."""
+    """Install a filter, which this process cannot undo. Needs no_new_privs."""
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
     kernel.system_call("seccomp", _SECCOMP, _SET_MODE_FILTER, 0, header)

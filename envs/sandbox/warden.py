@@ -1,5 +1,6 @@
 """The process outside a cell that times, bounds and ends the code inside, and reports to the host."""
 
+import math
 import os
 import select
 import signal
@@ -9,61 +10,99 @@ from typing import NoReturn
 
 from envs.sandbox import kernel
 from envs.sandbox.cell import NONCE_BYTES, Cell, CellPlan, start_cell
-from envs.sandbox.frames import FrameError, encode_frame, receive_frame, send_frame
 from envs.sandbox.jail import TMP_DIR, enter_cell
-from envs.sandbox.outcome import (
+from envs.sandbox.protocol import (
     REQUEST_HEADER,
     BoundedOutput,
     CellEndedError,
     Verdict,
     death_of,
+    encode_frame,
     encode_reply,
     find_answer,
     parse_answer,
+    receive_frame,
+    send_frame,
 )
-from envs.sandbox.scratch import FolderFiles, TmpfsFiles
 from envs.sandbox.settings import SandboxSettings
 from envs.sandbox.walls import WARDEN_CALLS, filter_program, restrict_calls, restrict_files, warden_chosen
 
 _SETUP_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
+_MIB = 1 << 20
+_ENTRY_BYTES = 4096
+
+
+class TmpfsFiles:
+    """Files of an episode in a separate tmpfs, which bounds them and holds them in memory."""
+
+    check_every_s = math.inf
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_PATH)
+
+    def memory_bytes(self) -> int:
+        state = os.fstatvfs(self._descriptor)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+    def over_bound(self) -> bool:
+        return False
+
+
+class FolderFiles:
+    """Files of an episode in a flat folder on disk. They cannot be removed or renamed, so all are counted."""
+
+    check_every_s = 0.02
+
+    def __init__(self, path: str, *, max_mb: int, max_files: int) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._max_bytes, self._max_files = max_mb * _MIB, max_files
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def over_bound(self) -> bool:
+        """Compare their lengths, which are never less than their use of the disk, with the bounds."""
+        with os.scandir(self._descriptor) as entries:
+            sizes = [_ENTRY_BYTES + entry.stat(follow_symlinks=False).st_size for entry in entries]
+        return len(sizes) > self._max_files or sum(sizes) > self._max_bytes + _ENTRY_BYTES * len(sizes)
+
 
 Files = FolderFiles | TmpfsFiles
 
 
 def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoReturn:
-    """Serves one episode over `link`. The host hears of a fault by text, or by the end of the connection.
+    """Serve one episode over `link`. A fault is reported as text, or by the end of the connection.
 
-    `folder` is the episode's own where it has no mounts of its own.
+    `folder` is the folder of an episode without separate mounts.
     """
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             kernel.die_with_parent(signal.SIGKILL)
-            files = _open_files(plan.settings, folder)
+            settings = plan.settings
+            files: Files
+            if folder is None:
+                enter_cell(settings.tmp_mb, settings.max_files)
+                files = TmpfsFiles(TMP_DIR)
+            else:
+                files = FolderFiles(folder, max_mb=settings.tmp_mb, max_files=settings.max_files)
             cell = start_cell(plan, folder or TMP_DIR, link)
             _drop_rights(plan, cell)
         except OSError as error:
             send_frame(link, f"the code process could not start: {error}".encode())
             os._exit(1)
-        _Warden(link, cell, files, plan.settings).serve()
+        _Warden(link, cell, files, settings).serve()
     finally:
         os._exit(0)
 
 
-def _open_files(settings: SandboxSettings, folder: str | None) -> Files:
-    if folder is not None:
-        return FolderFiles(folder, max_mb=settings.tmp_mb, max_files=settings.max_files)
-    enter_cell(settings.tmp_mb, settings.max_files)
-    return TmpfsFiles(TMP_DIR)
-
-
 def _drop_rights(plan: CellPlan, cell: Cell) -> None:
-    """From here on it reads what hostile code wrote, and needs only its pipes, its link and its cell."""
+    """Drop the warden's rights: from now on it reads data of hostile code, and needs only pipes, link and cell."""
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     if "landlock" in plan.layers:
-        restrict_files((), scoped=False)  # the cell, which is in no scope of its warden, must be signalled
+        restrict_files((), scoped=False)  # the cell is outside the scope of its warden, which must signal it
     if "seccomp" in plan.layers:
         restrict_calls(filter_program(WARDEN_CALLS, warden_chosen(cell.pid)))
 
@@ -78,24 +117,22 @@ class _Warden:
 
     def serve(self) -> None:
         try:
-            send_frame(self._link, self._setup_report())
+            try:
+                report = self._converse(b"", b"", _SETUP_TIMEOUT_S, BoundedOutput())
+            except CellEndedError as ended:
+                report = f"the code process ended before it was ready: {ended}".encode()
+            send_frame(self._link, report)
             alive = True
             while alive:
                 request = receive_frame(self._link)
                 (timeout_s,) = REQUEST_HEADER.unpack_from(request)
                 alive, reply = self._run(request[REQUEST_HEADER.size :], timeout_s)
                 send_frame(self._link, reply)
-        except ConnectionError:  # the host is done with this episode
+        except ConnectionError:  # the host closed the episode
             self._kill()
 
-    def _setup_report(self) -> bytes:
-        try:
-            return self._converse(b"", b"", _SETUP_TIMEOUT_S, BoundedOutput())
-        except CellEndedError as ended:
-            return f"the code process ended before it was ready: {ended}".encode()
-
     def _run(self, source: bytes, timeout_s: float) -> tuple[bool, bytes]:
-        """Stopped between runs, so that code which answers early cannot go on outside any deadline."""
+        """Run a source; the cell is stopped between runs, so that code that answers early cannot run on unbounded."""
         output, nonce, alive = BoundedOutput(), os.urandom(NONCE_BYTES), True
         os.kill(self._cell.pid, signal.SIGCONT)
         try:
@@ -107,11 +144,11 @@ class _Warden:
         except CellEndedError as ended:
             alive, category, message = False, ended.category, str(ended)
         text = output.text(self._settings.max_output_chars)
-        held = self._files.memory_bytes() if alive else 0
-        return alive, encode_reply(Verdict(category, alive, held), output=text, message=message)
+        file_bytes = self._files.memory_bytes() if alive else 0
+        return alive, encode_reply(Verdict(category, alive, file_bytes), output=text, message=message)
 
     def _converse(self, request: bytes, nonce: bytes, timeout_s: float, output: BoundedOutput) -> bytes:
-        """Sends `request`, collects output, and returns the answer to `nonce`."""
+        """Send `request`, collect output, and return the answer to `nonce`."""
         cell, received, deadline = self._cell, b"", time.monotonic() + timeout_s
         poll = select.poll()
         for descriptor in (cell.pidfd, cell.results, cell.output, self._link.fileno()):
@@ -127,8 +164,8 @@ class _Warden:
             if time.monotonic() >= self._files_due:
                 self._check_files()
             if self._link.fileno() in ready:
-                raise FrameError("the host hung up")
-            # What the code closed must leave the poll, or this loop would spin until the deadline.
+                raise ConnectionError("the host hung up")
+            # A descriptor closed by the code must leave the poll, or this loop would spin until the deadline.
             if cell.output in ready and self._collect(output) == b"":
                 poll.unregister(cell.output)
             if cell.requests in ready:
@@ -173,12 +210,12 @@ class _Warden:
         try:
             os.kill(self._cell.pid, signal.SIGKILL)
             os.waitpid(self._cell.pid, 0)
-        except (ProcessLookupError, ChildProcessError):  # buried before
+        except (ProcessLookupError, ChildProcessError):  # already waited for
             return
 
 
 def _read(descriptor: int) -> bytes | None:
-    """None when there is nothing yet, empty when nothing can come any more."""
+    """Return None without data, and empty bytes at the end of the stream."""
     try:
         return os.read(descriptor, _CHUNK_BYTES)
     except BlockingIOError:
@@ -188,5 +225,5 @@ def _read(descriptor: int) -> bytes | None:
 def _write(descriptor: int, pending: bytes) -> int:
     try:
         return os.write(descriptor, pending)
-    except (BlockingIOError, BrokenPipeError):  # full; or the code closed its end, and will time out
+    except (BlockingIOError, BrokenPipeError):  # full, or closed by the code, which will time out
         return 0

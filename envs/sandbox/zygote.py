@@ -1,4 +1,4 @@
-"""The clean process that every code process is forked from: it is jailed, holds no secret, and only forks."""
+"""The clean process from which all code processes are forked: it is jailed, holds no secret, and only forks."""
 
 import contextlib
 import ctypes
@@ -17,8 +17,7 @@ from typing import NoReturn
 
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
-from envs.sandbox.frames import READY, receive_frame, send_frame
-from envs.sandbox.scratch import make_folder, make_scratch, remove_folder
+from envs.sandbox.protocol import READY, receive_frame, send_frame
 from envs.sandbox.settings import (
     ALLOWED_IMPORTS,
     LAYERS,
@@ -33,7 +32,7 @@ from envs.sandbox.warden import run_warden
 
 _LINK = 0
 _OOM_SCORE = b"500"
-# Libraries outside the jail that compiled modules ask for by name; once loaded, no file is looked up.
+# Libraries outside the jail that compiled modules load by name; a library that is loaded already needs no file.
 _FOREIGN_LIBRARIES = (
     *("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"),
     *("libgcc_s.so.1", "libstdc++.so.6"),
@@ -42,28 +41,31 @@ _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
 
 
 def main() -> NoReturn:
-    """Process 0 only watches; process 1 of the jail is the zygote, and all in the jail die with it."""
-    _forget_where_this_is()
-    # A host that ignores it hands that on, and then no child could be waited for.
+    """Start the zygote as process 1 of the jail, whose processes all end with it; this process only watches."""
+    # The code can read these values, which contain folders and user names of the host.
+    os.chdir("/")
+    sys.executable = sys._base_executable = ""  # type: ignore[attr-defined]
+    sys.argv[:] = sys.orig_argv[:] = []
+    # The setting is inherited, and under a host that ignores the signal no child could be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=_LINK)
-    order = json.loads(receive_frame(link))
-    settings = SandboxSettings(**order["settings"])
+    request = json.loads(receive_frame(link))
+    settings = SandboxSettings(**request["settings"])
     _be_first_to_die()
     _load_foreign_libraries()
-    missing = _missing_layers(order["packages"])
+    missing = _missing_layers(request["packages"])
     lacks = lacking(missing, landlock_version=landlock_version())
     tier = choose_tier(settings.tier, lacks)
     if tier is None:
         send_frame(link, json.dumps({"tier": None, "lacks": lacks}).encode())
         os._exit(1)
-    scratch = make_scratch(order["scratch_parent"]) if tier == "landlock" else None
-    there = (REQUIRED_LAYERS[tier] | {"landlock"}) - {*settings.disabled_layers, *missing}
-    layers = [layer for layer in LAYERS if layer in there]
+    scratch = jail.make_scratch(request["scratch_parent"]) if tier == "landlock" else None
+    active = (REQUIRED_LAYERS[tier] | {"landlock"}) - {*settings.disabled_layers, *missing}
+    layers = [layer for layer in LAYERS if layer in active]
     send_frame(link, json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
     if tier == "namespaces":
-        jail.enter_jail(order["packages"])
+        jail.enter_jail(request["packages"])
     zygote = os.fork()
     if zygote:
         link.close()
@@ -71,18 +73,11 @@ def main() -> NoReturn:
     os.close(host)
     if scratch is None:
         kernel.die_with_parent(signal.SIGKILL)
-    _be_zygote(link, settings, tier, frozenset(layers), order["packages"], scratch)
-
-
-def _forget_where_this_is() -> None:
-    """The code could read these: they name folders of the host, and the user in them."""
-    os.chdir("/")
-    sys.executable = sys._base_executable = ""  # type: ignore[attr-defined]
-    sys.argv[:] = sys.orig_argv[:] = []
+    _be_zygote(link, settings, tier, frozenset(layers), request["packages"], scratch)
 
 
 def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
-    """Watches the host by descriptor: a parent-death signal would follow the thread that started this."""
+    """Wait for the end of the host or the zygote by descriptor: a parent-death signal is bound to a thread."""
     poll = select.poll()
     poll.register(host, select.POLLIN)
     poll.register(os.pidfd_open(zygote), select.POLLIN)
@@ -90,7 +85,7 @@ def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     if scratch is not None:
         os.kill(zygote, signal.SIGKILL)
         os.waitpid(zygote, 0)
-        remove_folder(scratch)
+        jail.remove_folder(scratch)
     os._exit(0)
 
 
@@ -102,18 +97,17 @@ def _be_zygote(
     packages: Mapping[str, str],
     scratch: str | None,
 ) -> NoReturn:
-    """`scratch` is the folder of the episodes' folders where they have no mounts of their own."""
+    """Serve the host. `scratch` is the parent of the episodes' folders in the tier without separate mounts."""
     try:
-        directories = _arrange_imports(tier, packages)
+        around = {os.path.dirname(path) for path in packages.values()}
+        sites = [jail.PACKAGES_DIR] if tier == "namespaces" else sorted(around)
+        sys.path[:] = directories = [*jail.python_directories(), *sites]
+        sys.path_importer_cache.clear()
         _import_everything()
         send_frame(link, READY)
         readable = directories if tier == "namespaces" else [*_standard_files(), *packages.values()]
         plan = CellPlan(settings=settings, tier=tier, layers=layers, readable=tuple(readable))
-        wardens = _Wardens(link, plan, scratch)
-        if scratch is not None:
-            wardens.watch_parent()
-        wardens.fork_on_demand()
-        wardens.kill()
+        _Wardens(link, plan, scratch).fork_on_demand()
     except Exception:
         with contextlib.suppress(OSError):
             send_frame(link, traceback.format_exc().encode())
@@ -123,7 +117,7 @@ def _be_zygote(
 
 
 class _Wardens:
-    """The wardens that live, by descriptor, each with its episode's folder, which goes when the warden is gone."""
+    """Living wardens by descriptor, each with the folder of its episode, which is removed after the warden."""
 
     def __init__(self, link: socket.socket, plan: CellPlan, scratch: str | None) -> None:
         self._link = link
@@ -132,32 +126,31 @@ class _Wardens:
         self._folders: dict[int, str | None] = {}
         self._parent: int | None = None
         self._poll = select.poll()
-
-    def watch_parent(self) -> None:
-        """End in order when the watcher is gone, and not with it: whoever is left of the two removes the files. Both
-        can go at once with the host, whose cluster ends the children of a process with it."""
-        self._parent = os.pidfd_open(os.getppid())
-        self._poll.register(self._parent, select.POLLIN)
-
-    def kill(self) -> None:
-        for warden in self._folders:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(warden, signal.SIGKILL)
+        if scratch is not None:
+            # Watch the watcher, to end in order after it: the survivor of the two removes the files. Both can be killed
+            # together with the host, because Ray kills the children of a worker.
+            self._parent = os.pidfd_open(os.getppid())
+            self._poll.register(self._parent, select.POLLIN)
 
     def fork_on_demand(self) -> None:
-        """Returns when the host hangs up, or the parent that is watched is gone."""
+        """Serve until the host hangs up or the watched parent is gone, then kill the wardens."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps, orphaned cells too
         self._poll.register(self._link, select.POLLIN)
         while True:
             for ready, _ in self._poll.poll():
                 if ready in self._folders:
-                    self._bury(ready)
+                    self._poll.unregister(ready)
+                    os.close(ready)
+                    _remove(self._folders.pop(ready))
                 elif ready == self._parent or not self._serve():
+                    for warden in self._folders:
+                        with contextlib.suppress(ProcessLookupError):
+                            signal.pidfd_send_signal(warden, signal.SIGKILL)
                     return
 
     def _serve(self) -> bool:
         message, descriptors, _, _ = socket.recv_fds(self._link, 1, 1)
-        with contextlib.suppress(OSError):  # no process: the host sees its connection end
+        with contextlib.suppress(OSError):  # without a process the host reads the end of its connection
             for descriptor in descriptors:
                 self._fork(descriptor)
         for descriptor in descriptors:
@@ -165,7 +158,7 @@ class _Wardens:
         return bool(message)
 
     def _fork(self, descriptor: int) -> None:
-        folder = make_folder(self._scratch) if self._scratch is not None else None
+        folder = jail.make_folder(self._scratch) if self._scratch is not None else None
         try:
             warden = self._forked(descriptor, folder)
         except OSError:
@@ -181,7 +174,7 @@ class _Wardens:
                 for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):
                     os.close(inherited)
                 run_warden(socket.socket(fileno=descriptor), self._plan, folder)
-            finally:  # never back into the zygote's loop
+            finally:  # never return into the zygote's loop
                 os._exit(1)
         try:
             return os.pidfd_open(pid)
@@ -190,19 +183,14 @@ class _Wardens:
                 os.kill(pid, signal.SIGKILL)
             raise
 
-    def _bury(self, warden: int) -> None:
-        self._poll.unregister(warden)
-        os.close(warden)
-        _remove(self._folders.pop(warden))
-
 
 def _remove(folder: str | None) -> None:
     if folder is not None:
-        remove_folder(folder)
+        jail.remove_folder(folder)
 
 
 def _be_first_to_die() -> None:
-    with contextlib.suppress(OSError):  # without /proc the kernel chooses by size alone
+    with contextlib.suppress(OSError):  # without /proc the kernel selects by size alone
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
         os.write(score, _OOM_SCORE)
         os.close(score)
@@ -218,7 +206,7 @@ def _load_foreign_libraries() -> None:
 
 
 def _missing_layers(packages: Mapping[str, str]) -> dict[str, str]:
-    """Layer -> why it is not there."""
+    """Return the missing layers with the reasons."""
     missing = {}
     if reason := _jail_refusal(packages):
         missing["namespaces"] = reason
@@ -230,7 +218,7 @@ def _missing_layers(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jail_refusal(packages: Mapping[str, str]) -> str:
-    """Tried in a child, because a jail that fails half way leaves a process in no known state."""
+    """Try the jail in a child process, because a failure leaves the process in an unknown state."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -247,23 +235,15 @@ def _jail_refusal(packages: Mapping[str, str]) -> str:
     return (reason or f"the attempt ended with status {status}") if status else ""
 
 
-def _arrange_imports(tier: Tier, packages: Mapping[str, str]) -> list[str]:
-    around = {os.path.dirname(path) for path in packages.values()}
-    sys.path[:] = [*jail.python_directories(), *([jail.PACKAGES_DIR] if tier == "namespaces" else sorted(around))]
-    sys.path_importer_cache.clear()
-    return list(sys.path)
-
-
 def _standard_files() -> Iterator[str]:
-    """The standard library entry by entry, without the installed packages below it: a rule for the whole folder would
-    hold for these, too."""
+    """Yield the entries of the standard library without installed packages, which a rule for the folder would allow."""
     for folder in jail.python_directories():
         with os.scandir(folder) as entries:
             yield from (entry.path for entry in entries if entry.name not in jail.INSTALLED)
 
 
 def _import_everything() -> None:
-    """Libraries that load a part of themselves at first use do it here, once for all processes."""
+    """Import all libraries, including the parts that they load at first use, once for all processes."""
     modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in sorted(ALLOWED_IMPORTS)}
     numpy, sympy = modules["numpy"], modules["sympy"]
     numpy.linalg.inv(numpy.random.default_rng(0).random((2, 2)))

@@ -15,7 +15,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
 from configs.errors import MAX_JSON_DEPTH, check_depth, in_whole_letters, whole_letters
-from envs.sandbox.outcome import cut_middle, printable_text
+from envs.sandbox.protocol import cut_middle, printable_text
 from envs.tools.mcp_transports import BoundedHttp, BoundedStdio, in_background
 from envs.types import ToolResult, ToolUnavailableError
 

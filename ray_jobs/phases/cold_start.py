@@ -34,7 +34,8 @@ def load_cold_start(run: Run) -> None:
     if checkpoint is None:
         why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
         raise CheckpointError(
-            f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with another name="
+            f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with "
+            "another name=..."
         )
     run.supervisor.learn("load_checkpoint", checkpoint.folder)
     run.supervisor.learn("begin_reinforcement")

@@ -12,8 +12,8 @@ from configs.run import RunConfig
 from ray_jobs.run.model_folder import PreflightError
 
 if TYPE_CHECKING:
+    from envs.datasets.custom import CustomSources
     from envs.datasets.generated import GeneratedTask
-    from envs.datasets.own import OwnSources
     from envs.types import Task
 
 
@@ -21,7 +21,7 @@ def check_mixes(config: RunConfig) -> None:
     """Check that the data sets of the mixes exist."""
     from envs.datasets.benchmarks import BENCHMARKS
     from envs.datasets.families import FAMILIES
-    from envs.datasets.registry import BUILT_IN
+    from envs.datasets.sampler import BUILT_IN
 
     known = (*config.envs.datasets, *BUILT_IN)
     for name in config.envs.datasets:
@@ -44,14 +44,14 @@ def check_mixes(config: RunConfig) -> None:
 
 def check_tasks(config: RunConfig, *, training: bool) -> None:
     """Draw every kind of task once: read files, download public data sets, compare counts."""
-    from envs.datasets.own import OwnSources
+    from envs.datasets.custom import CustomSources
     from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 
     _check_all_is_drawn(config)
     mix = config.envs.mix
     path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
-        own = OwnSources.of(config)
+        own = CustomSources.of(config)
         held_out = evaluation_tasks(config)
         _check_examples_are_not_held_out(config, held_out)
         if training:
@@ -74,12 +74,12 @@ def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Ta
     Raises:
         PreflightError: They cannot be drawn, or are fewer than two.
     """
-    from envs.datasets.own import OwnSources
+    from envs.datasets.custom import CustomSources
     from envs.datasets.sampler import collection_tasks
 
-    own = OwnSources.of(config)
+    own = CustomSources.of(config)
     try:
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, own=own)
+        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, custom=own)
     except (ValueError, OSError, KeyError) as error:
         raise PreflightError(
             f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"
@@ -94,9 +94,9 @@ def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Ta
 
 def _check_all_is_drawn(config: RunConfig) -> None:
     """Check that a custom data set or file is not forgotten; if the recipe sets the mix, data sets may be unused."""
-    from envs.datasets.own import OWN
+    from envs.datasets.custom import CUSTOM_FILES
 
-    drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*OWN, "aime", "game24")
+    drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*CUSTOM_FILES, "aime", "game24")
     unread = [name for name in config.envs.datasets if name not in drawn]
     if unread and "mix" not in config.envs.model_fields_set:
         raise PreflightError(
@@ -132,25 +132,25 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
         )
 
 
-def _check_references(names: set[str], path: Path | None, own: "OwnSources") -> None:
+def _check_references(names: set[str], path: Path | None, own: "CustomSources") -> None:
     """Check that a data set's own reference answers score as solved. A custom scorer is called once.
 
     Raises:
         ValueError, OwnCodeError: A task without a scorer, two tasks with one id, or a wrong reference.
     """
-    from envs.datasets.own import OWN, module_tasks, own_tasks
+    from envs.datasets.custom import CUSTOM_FILES, file_tasks, module_tasks
     from reward.scorers import score_answer
     from reward.scorers.text import aliases
     from rollout.filters import SOLVED
 
     scored: set[str] = set()
     datasets: dict[str, str] = {}
-    for name in sorted(names.intersection((*OWN, *own.datasets))):
+    for name in sorted(names.intersection((*CUSTOM_FILES, *own.datasets))):
         halves: Iterable[list[Task]]
         if name in own.datasets:
             halves = module_tasks(name, own.datasets[name], own.with_teacher).values()
         else:
-            halves = own_tasks(name, path, as_written=own.scorer is not None).values()
+            halves = file_tasks(name, path, as_written=own.scorer is not None).values()
         for task in (own.scored(task) for half in halves for task in half):
             if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
                 raise ValueError(f"'{other}' and '{task.dataset}' both have a task '{task.id}'; rename a data set")
@@ -178,7 +178,7 @@ def _shown(mix: Mapping[str, object]) -> str:
 
 
 def _check_examples_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]") -> None:
-    from envs.datasets.split import question_key
+    from envs.datasets.rows import question_key
 
     shown = {
         question_key(example.removeprefix("Task: ").partition("\n{")[0]): number
@@ -195,7 +195,7 @@ def _check_recordings_are_not_held_out(config: RunConfig, held_out: "Sequence[Ta
     """Check that no user message, and no line of one, in the cold start's conversations is a held-out question."""
     if not isinstance(config.cold_start, FileConfig):
         return
-    from envs.datasets.split import question_key
+    from envs.datasets.rows import question_key
     from rollout.agent.demonstrations import read_conversations
 
     shown = {
@@ -236,16 +236,16 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, wi
 
 def notes_before_start(config: RunConfig) -> list[str]:
     """Return warnings about a recipe that passed its checks: training questions that resemble held-out ones."""
-    from envs.datasets.own import OWN, own_tasks
+    from envs.datasets.custom import CUSTOM_FILES, file_tasks
     from envs.datasets.sampler import evaluation_tasks
     from envs.leakage import find_leaks
 
     notes = []
-    names = sorted({*config.envs.mix} & {*config.evaluation_mix} & {*OWN})
+    names = sorted({*config.envs.mix} & {*config.evaluation_mix} & {*CUSTOM_FILES})
     # Only the tasks that are drawn: the time grows with the product of both numbers.
     held_out = evaluation_tasks(config) if names else []
     for name in names:
-        halves = own_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
+        halves = file_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
         questions = [(task.id, task.question) for task in halves["train"]]
         if leaks := find_leaks(questions, [task.question for task in held_out if task.dataset == name]):
             notes.append(

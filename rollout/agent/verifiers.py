@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from configs.plugins import OwnCodeError
-from envs.datasets.split import question_key
+from envs.datasets.rows import question_key
 from envs.types import Task
 
 try:

@@ -12,7 +12,7 @@ from scripted import ScriptedEngine, ScriptedTokenizer
 
 from benchmarks.endpoint_audit import Audit, LoggingEngine
 from configs.loading import load_run_config
-from envs.datasets.own import OwnSources
+from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import cold_start_tasks
 from learner.samples import samples_of
 from ray_jobs.cli import main
@@ -103,7 +103,7 @@ async def test_environment_is_ready_and_scores_its_answers(recipe, library, tmp_
     path = FOLDER / f"{recipe}.toml"
     assert main(["train", str(path), "--dry-run", f"output_dir={tmp_path}"]) == 0
     config = load_run_config(path, [])
-    held_out = OwnSources.of(config).tasks(next(iter(config.envs.mix)), "eval")
+    held_out = CustomSources.of(config).tasks(next(iter(config.envs.mix)), "eval")
     assert len(held_out) >= config.evaluation.num_tasks
     task = held_out[0]
     right = task.question.rpartition(" ")[2][::-1] if recipe == "reverse_text" else task.answer

@@ -1,4 +1,4 @@
-"""The attack corpus against one tier of the sandbox, with the import check off: prints what came through, as JSON.
+"""The attack corpus against one tier of the sandbox, with the import check off. Prints the signs of an escape as JSON.
 
 python tests/envs/throwaway.py python tests/envs/attack_tier.py --tier landlock [--seed K]
 """
@@ -26,7 +26,7 @@ _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
 
 
 def attack_tier(tier: Any, seed: int) -> dict[str, Any]:
-    """All attacks in an order drawn from `seed`, several at a time."""
+    """Run all attacks in an order drawn from `seed`, several at a time."""
     attacks = all_attacks()
     random.Random(seed).shuffle(attacks)
     folder = Path(tempfile.mkdtemp())
@@ -40,18 +40,18 @@ def attack_tier(tier: Any, seed: int) -> dict[str, Any]:
             return signs_of_escape(attack, result.text, result.error, tier=sandbox.state.tier)
 
         with ThreadPoolExecutor(AT_ONCE) as attackers:
-            signs = [sign for found in attackers.map(signs_of, attacks) for sign in found]
+            signs = [sign for signs in attackers.map(signs_of, attacks) for sign in signs]
         signs += canaries.touched()
         signs += [f"left over: {process}" for process in left_over(psutil.Process(sandbox.pid))]
         if sandbox.run("6 * 7").text != "42\n":
-            signs.append("the sandbox does not compute any more")
+            signs.append("the sandbox does not compute")
         tier = sandbox.state.tier
     signs += [f"left over: {path}" for path in Path(tempfile.gettempdir()).glob("agentflow-sandbox-*")]
     return {"tier": tier, "num_attacks": len(attacks), "signs": signs}
 
 
 def _run(sandbox: Sandbox, code: str, *, timeout_s: float) -> ToolResult:
-    """A fault of the machinery is a sign, too: no attack may bring the warden down."""
+    """Run an attack; a fault of the sandbox is a sign of an escape, too."""
     try:
         return sandbox.run(code, timeout_s=timeout_s)
     except ToolUnavailableError as fault:

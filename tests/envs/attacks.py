@@ -1,4 +1,4 @@
-"""The attack corpus, and the things on the host that show whether an attack came through."""
+"""The attack corpus, and canaries on the host that detect an escape."""
 
 import json
 import os
@@ -22,19 +22,22 @@ Attack = dict[str, Any]
 
 
 def own_attacks() -> list[Attack]:
-    """One that never ends at its time limit has a long one: a busy machine may stand still for seconds."""
-    found = json.loads((_HERE / "attacks.json").read_text())
-    return [one if "timeout" in one.get("error", ["timeout"]) else one | {"timeout_s": 20.0} for one in found]
+    """Return the attacks of this project.
+
+    An attack that ends before its time limit gets a long one, because a busy machine may pause for seconds.
+    """
+    attacks = json.loads((_HERE / "attacks.json").read_text())
+    return [one if "timeout" in one.get("error", ["timeout"]) else one | {"timeout_s": 20.0} for one in attacks]
 
 
 def all_attacks() -> list[Attack]:
-    """Our own and the public ones."""
+    """Return the attacks of this project and the public ones."""
     return own_attacks() + [attack | {"timeout_s": PUBLIC_TIMEOUT_S} for attack in json.loads(_PUBLIC.read_text())]
 
 
 @dataclass(frozen=True, slots=True)
 class Canaries:
-    """Things on the host that no code may read, change or connect to."""
+    """Files and listeners of the host that no code may read, change or connect to."""
 
     directory: Path
     listeners: tuple[socket.socket, ...]
@@ -44,7 +47,7 @@ class Canaries:
         return self.directory / "secret.txt"
 
     def place_in(self, code: str, *, pid: int | None = None) -> str:
-        """`pid` is the host process that the code attacks; this one by default."""
+        """Fill in the canaries; `pid` is the attacked process of the host, by default this one."""
         port = self.listeners[0].getsockname()[1]
         name = self.listeners[-1].getsockname()[1:].decode()
         for mark, value in (
@@ -75,7 +78,7 @@ class Canaries:
 
 @contextmanager
 def placed_canaries(directory: Path) -> Iterator[Canaries]:
-    """A secret in a file and in the environment, and listeners on loopback, TCP, UDP and an abstract socket."""
+    """Place a secret in a file and in the environment, and open listeners on TCP, UDP and an abstract socket."""
     (directory / "secret.txt").write_text(SECRET)
     with ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -92,7 +95,7 @@ def placed_canaries(directory: Path) -> Iterator[Canaries]:
 
 
 def signs_of_escape(attack: Attack, text: str, error: str | None, *, tier: str = "namespaces") -> list[str]:
-    """What in the result of an attack, under all layers of a tier, says that it came through.
+    """Return the signs of an escape in the result of an attack under all layers of a tier.
 
     Attacks with `asks_for_paths` only ask whether a path of the host exists, which `landlock` cannot hide. An attack
     that the import check answers was never run.
@@ -110,7 +113,7 @@ def signs_of_escape(attack: Attack, text: str, error: str | None, *, tier: str =
 
 
 def left_over(host_side: psutil.Process) -> list[psutil.Process]:
-    """What lives on below a sandbox's first process besides the zygote; the kernel may need a moment for the rest."""
+    """Return the processes of a sandbox that still live, without the zygote; the kernel may need a moment."""
     deadline = time.monotonic() + SLACK_S
     while len(processes := host_side.children(recursive=True)) > 1 and time.monotonic() < deadline:
         time.sleep(0.002)

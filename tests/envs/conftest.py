@@ -1,4 +1,4 @@
-"""One running sandbox of each tier for the tests that do not need their own, and what some tests need of a machine."""
+"""Shared sandboxes of each tier, and requirements on the machine."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="package")
 def namespaces() -> None:
-    """Skips where this machine does not give the tier `namespaces`."""
+    """Skip the test on a machine without the tier `namespaces`."""
     try:
         Sandbox(SandboxSettings(tier="namespaces")).close()
     except SandboxRefusedError as error:

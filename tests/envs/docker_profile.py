@@ -1,9 +1,9 @@
-"""Runs a command as Docker's default profile would: with its capabilities, and without the calls that it refuses.
+"""Launcher of a command under an emulation of Docker's default profile: its capabilities, without its refused calls.
 
     python tests/envs/docker_profile.py [--user UID] [--seccomp FILE] COMMAND ...
 
-An emulation of what matters to a sandbox: no new namespaces, no mounts, and 14 capabilities, or none for another user.
-With a profile of one's own only what this one refuses is refused.
+It covers the parts that matter to a sandbox: no new namespaces, no mounts, and 14 capabilities, or none for another
+user. With --seccomp only the calls that this profile refuses are refused.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 
 
 def enter_docker_profile(user: int, profile: Path | None) -> None:
-    """Without no_new_privs, as Docker does it, where this process has the right to."""
+    """Enter the profile, without no_new_privs as in Docker if this process has the right."""
     program = _filter_of(profile) if profile else _filter_program()
     try:
         restrict_calls(program)
@@ -69,7 +69,7 @@ def _filter_program() -> bytes:
 
 
 def _filter_of(profile: Path) -> bytes:
-    """Of a profile that allows all but a list."""
+    """Return the filter of a profile that allows all calls except a list."""
     rules = json.loads(profile.read_text())
     (refusing,) = rules["syscalls"]
     if (rules["defaultAction"], refusing["action"]) != ("SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"):

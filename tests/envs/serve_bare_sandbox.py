@@ -1,4 +1,4 @@
-"""A tool server whose sandbox has the kernel's walls only: no import check answers for them."""
+"""Tool server whose sandbox has no import check, only the walls of the kernel."""
 
 import asyncio
 import sys

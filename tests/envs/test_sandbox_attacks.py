@@ -1,4 +1,4 @@
-"""The attack corpus: whatever the code tries, nothing outside its cell is read, changed, reached or left."""
+"""The attack corpus: no attack reads, changes or reaches the host, or leaves a process."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,6 @@ from attacks import (
 )
 
 from envs.sandbox import Sandbox, SandboxRefusedError, SandboxSettings
-from envs.types import ToolResult
 
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
 # Every configuration of layers must keep the host whole. Without seccomp the code may make calls that end
@@ -57,7 +56,7 @@ def sandbox_of(canaries: Canaries) -> Iterator[Callable[[str], Sandbox]]:
 
 
 def _corpus() -> list[Any]:
-    """What runs into its time limit does so under any layers, so it runs once."""
+    """Return all attacks by configuration; an attack that hangs runs once, because layers make no difference."""
     return [
         pytest.param(name, attack, id=f"{name}-{attack['id']}-{attack['category']}")
         for name, disabled in _CONFIGURATIONS.items()
@@ -84,15 +83,6 @@ def test_attack_is_held(
     assert left_over(psutil.Process(target.pid)) == []
     if "seccomp" in target.state.layers:
         assert signs_of_escape(attack, result.text, result.error) == []
-
-
-@pytest.mark.parametrize("configuration", _CONFIGURATIONS)
-def test_a_sandbox_says_which_layers_it_has_and_computes(
-    sandbox_of: Callable[[str], Sandbox], configuration: str
-) -> None:
-    target = sandbox_of(configuration)
-    assert not {*_CONFIGURATIONS[configuration]} & {*target.state.layers}
-    assert target.run("6 * 7", timeout_s=_TIMEOUT_S) == ToolResult(text="42\n")
 
 
 def test_own_corpus_covers_many_attacks_of_many_kinds() -> None:

@@ -1,5 +1,5 @@
 """The attack corpus on each way by which code reaches the sandbox: directly, as a decision of the planner in JSON, and
-through the MCP server. No way may add a hole; all must bear fifty attacks at once and ten thousand calls."""
+through the MCP server. No way may add a hole, also under fifty attacks at once."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from attacks import SECRET, Attack, Canaries, all_attacks, left_over, own_attacks, placed_canaries, signs_of_escape
+from attacks import SECRET, Attack, Canaries, all_attacks, left_over, placed_canaries, signs_of_escape
 from fastmcp import Client
 from mcp_processes import HttpServer, started
 from scripted import decision, make_agent, run
@@ -23,9 +23,6 @@ from tests.changed import replace
 
 AT_ONCE = 50
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
-_WARM_UP_CALLS = 100
-_OTHERS = 5
-"""Descriptors that may come from what else the host does at that moment; of a leak there is one for every call."""
 _SERVER = Path(__file__).parent / "serve_bare_sandbox.py"
 
 # An attack may run on this machine itself only behind the walls of the tier that hides it.
@@ -45,7 +42,7 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
 
 @asynccontextmanager
 async def _opened(path: str) -> AsyncIterator[tuple[Call, psutil.Process, psutil.Process]]:
-    """A way to the sandbox, the process on the host that an attack on this way would hit, and the sandbox's watcher."""
+    """Open a path to the sandbox; yields the call, the exposed process of the host, and the sandbox's watcher."""
     if path == "mcp":
         with started([sys.executable, str(_SERVER), str(_TIMEOUT_S), str(_HANG_TIMEOUT_S)]) as server:
             # The old protocol keeps one connection per client, the new one none: a session for each call.
@@ -128,20 +125,6 @@ async def test_fifty_attacks_at_once_are_all_held(path: str, canaries: Canaries)
         assert left_over(watcher) == []
 
 
-def test_the_corpus_is_at_least_150_attacks_of_our_own() -> None:
-    assert len(own_attacks()) >= 150
-
-
-async def test_fifty_code_processes_run_at_the_same_time_and_none_sees_another() -> None:
-    settings = SandboxSettings(tier="namespaces", check_imports=False, memory_mb=512, max_concurrent_runs=AT_ONCE)
-    with Sandbox(settings) as sandbox:
-        call = _directly(sandbox)
-        code = "import os, time\nopen('/tmp/{0}', 'w').close()\ntime.sleep(1)\n(os.listdir('/tmp'), os.getpid(), {0})"
-        results = await asyncio.gather(*(call(code.format(number), 60.0) for number in range(AT_ONCE)))
-        assert left_over(psutil.Process(sandbox.pid)) == []
-    assert [result.text for result in results] == [f"(['{number}'], 1, {number})\n" for number in range(AT_ONCE)]
-
-
 @pytest.mark.parametrize(
     "written",
     [
@@ -180,49 +163,3 @@ async def test_no_session_can_be_guessed_or_forged_on_the_way_of_mcp(server: Htt
         assert result.meta["error"] == NO_SESSION
         for arguments in ({"input": ["6*7"]}, {}, {"input": "1", "timeout_s": 1e9}, {"code": "1"}):
             assert (await thief.call_tool("code", arguments, raise_on_error=False)).is_error
-
-
-@pytest.mark.parametrize(
-    ("num_calls", "max_growth_mib"), [(100, 4.0), pytest.param(10_000, 16.0, marks=pytest.mark.faults)]
-)
-@pytest.mark.parametrize("path", PATHS)
-async def test_many_calls_leave_no_memory_descriptors_or_processes_behind(
-    path: str, num_calls: int, max_growth_mib: float, capsys: pytest.CaptureFixture[str]
-) -> None:
-    num_done = 0
-    async with _opened(path) as (call, host, watcher):
-
-        async def caller(until: int) -> None:
-            nonlocal num_done
-            while num_done < until:
-                num_done += 1
-                assert await call(f"x = {num_done}\nx * 2", _TIMEOUT_S) is not None
-
-        async def calls(until: int) -> None:
-            await asyncio.gather(*(caller(until) for _ in range(AT_ONCE)))
-            assert left_over(watcher) == []
-
-        await calls(_WARM_UP_CALLS)
-        before = _held(host, watcher)
-        await calls(_WARM_UP_CALLS + num_calls)
-        after = _held(host, watcher)
-    with capsys.disabled():
-        print(f"\n{path}: {num_calls} calls, before {before}, after {after}")
-    for name, had in before.items():
-        has = after[name]
-        assert has["processes"] <= had["processes"]
-        assert has["descriptors"] < had["descriptors"] + _OTHERS
-        assert has["mib"] < had["mib"] + max_growth_mib, name
-
-
-def _held(host: psutil.Process, watcher: psutil.Process) -> dict[str, dict[str, float]]:
-    """Memory, descriptors and children of the host's process, of the sandbox's watcher and of its zygote."""
-    (zygote,) = watcher.children()
-    return {
-        name: {
-            "mib": round(process.memory_info().rss / 2**20, 1),
-            "descriptors": process.num_fds(),
-            "processes": len(process.children(recursive=True)),
-        }
-        for name, process in (("host", host), ("watcher", watcher), ("zygote", zygote))
-    }

@@ -1,4 +1,4 @@
-"""The two tiers: which one a machine gets, what each of them keeps apart, and what it leaves behind."""
+"""The two tiers: their choice, their isolation, and their clean-up."""
 
 import json
 import os
@@ -19,9 +19,10 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import Sandbox, SandboxSettings
-from envs.sandbox.episode import IdleMemory, resident_bytes
-from envs.sandbox.scratch import FolderFiles, make_folder, make_scratch, remove_folder, scratch_parent
+from envs.sandbox.jail import make_folder, make_scratch, remove_folder, scratch_parent
+from envs.sandbox.sandbox import IdleMemory, resident_bytes
 from envs.sandbox.settings import choose_tier, lacking, refusal
+from envs.sandbox.warden import FolderFiles
 from envs.types import ToolResult
 
 _HERE = Path(__file__).parent
@@ -37,7 +38,7 @@ def bare(request: pytest.FixtureRequest, sandbox: Sandbox) -> Iterator[Sandbox]:
 
 
 def in_throwaway(*command: object) -> subprocess.CompletedProcess[str]:
-    """Skips where this machine gives no namespaces, so that there is no place to attack in."""
+    """Run a command in throw-away namespaces; skip the test on a machine without namespaces."""
     if _ROOT.is_relative_to("/tmp"):
         pytest.skip(f"{_ROOT} lies below /tmp, which is a fresh one in there")
     launcher = [sys.executable, str(_HERE / "throwaway.py"), *map(str, command)]
@@ -52,7 +53,7 @@ def under_docker_profile(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(launcher, capture_output=True, text=True, cwd=_ROOT, timeout=300)
 
 
-# Which tier
+# Choice of a tier
 
 
 @pytest.mark.parametrize(
@@ -86,14 +87,6 @@ def test_every_key_that_a_refusal_names_can_be_set_as_it_stands() -> None:
     assert only_landlock.endswith("allow user namespaces to this user or container, or set envs.sandbox.tier=landlock")
 
 
-def test_a_machine_that_gives_namespaces_gets_them_and_says_so() -> None:
-    with Sandbox() as sandbox:
-        state = sandbox.state
-    if state.without:
-        pytest.skip(state.without)
-    assert (state.tier, "namespaces" in state.layers) == ("namespaces", True)
-
-
 def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> None:
     program = """
         import contextlib, io
@@ -105,7 +98,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
         for tier in ("auto", "namespaces"):
             setting = f"envs.sandbox.tier={tier}"
             with contextlib.redirect_stdout(io.StringIO()):
-                print(main(["train", "--dry-run", setting, "output_dir=/tmp/never-begun"]), file=sys.stderr)
+                print(main(["train", "--dry-run", setting, "output_dir=/tmp/unused"]), file=sys.stderr)
             try:
                 print(preflight.check_sandbox(load_run_config(None, [setting]), training=True), file=sys.stderr)
             except preflight.PreflightError as error:
@@ -131,11 +124,11 @@ def test_the_seccomp_profile_in_deploy_allows_the_tier_of_namespaces(namespaces:
     assert walls.stderr.startswith("code sandbox: tier namespaces")
 
 
-# What is kept apart
+# Isolation
 
 
 def test_no_attack_comes_through_the_tier_landlock() -> None:
-    """Where none could harm the host. The import check is off: it would answer instead of the walls."""
+    """The attacks run in throw-away namespaces, without the import check, which would hide the walls."""
     done = in_throwaway(sys.executable, _HERE / "attack_tier.py", "--tier", "landlock")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -208,8 +201,8 @@ def test_what_descriptors_need_stays_allowed(bare: Sandbox) -> None:
     assert bare.run(f"{FCNTL}\n{code}") == ToolResult(text=f"({['allowed'] * 6}, True)\n")
 
 
-def test_a_futex_in_a_file_wakes_nobody(bare: Sandbox) -> None:
-    """Episodes read the same files; one could wake another through them."""
+def test_a_futex_in_a_file_wakes_no_other_process(bare: Sandbox) -> None:
+    """Episodes read the same files, through which one could wake another."""
     code = """
         import ctypes
         libc = ctypes.CDLL(None, use_errno=True)
@@ -261,7 +254,7 @@ def test_the_code_is_not_told_where_on_the_host_it_runs(bare: Sandbox) -> None:
 
 
 def test_the_warden_gives_up_its_rights_before_the_code_runs(bare: Sandbox) -> None:
-    """It reads bytes that the code wrote."""
+    """The warden reads bytes that the code wrote."""
     with bare.episode() as episode:
         episode.run("1")
         (zygote,) = psutil.Process(bare.pid).children()
@@ -273,7 +266,7 @@ def test_the_warden_gives_up_its_rights_before_the_code_runs(bare: Sandbox) -> N
     assert (status["Seccomp"], status["NoNewPrivs"]) == ("2", "1")
 
 
-# What is left behind
+# Clean-up
 
 
 def test_files_of_an_episode_are_bounded_together_and_go_with_it(bare: Sandbox) -> None:
@@ -327,7 +320,7 @@ def test_a_removed_folder_is_gone_while_files_still_come(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("killed", [("host",), ("watcher", "host"), ("host", "watcher"), ("zygote", "host")])
 def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed(killed: tuple[str, ...]) -> None:
-    """Ray kills the children of a worker that it ends, too."""
+    """Ray also kills the children of a worker that it ends."""
     program = """
         from envs.sandbox import Sandbox, SandboxSettings
         sandbox = Sandbox(SandboxSettings(tier="landlock"))
@@ -396,7 +389,7 @@ def test_idle_episodes_above_the_bound_are_ended_and_say_so(sandbox: Sandbox) ->
             episode.run(f"import numpy as np\nx = np.full({each_mb << 17}, {number}.0)", timeout_s=60)
 
         def held_bytes() -> int:
-            """By the cells, beyond what one holds that has done nothing."""
+            """Return the memory of the cells beyond that of an unused cell."""
             (zygote,) = psutil.Process(bounded.pid).children()
             processes = zygote.children(recursive=True)
             cells = [resident_bytes(cell.pid) for cell in processes if _parent(cell) != zygote.pid]

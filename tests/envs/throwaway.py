@@ -1,9 +1,9 @@
-"""Runs a command where nothing of the host can be changed or reached, so that a weaker sandbox may be attacked there.
+"""Launcher of a command in namespaces from which the host cannot be changed or reached, for attacks on a sandbox.
 
     python tests/envs/throwaway.py COMMAND ...
 
-In namespaces of its own: all mounts read-only but a fresh /tmp, no network but loopback, no process of the host, and no
-capability. Raises OSError where this machine forbids that.
+All mounts are read-only except a new /tmp, the network is loopback, and there are no processes of the host and no
+capabilities. Raises OSError if this machine forbids namespaces.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from envs.sandbox import kernel
 
 USER = 1000
-"""Who the command is in there, outside of it whoever calls."""
+"""User of the command inside; outside it is the caller."""
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
@@ -29,7 +29,7 @@ _ALL = (
 
 
 def enter_throwaway() -> None:
-    """The next fork is its process 1."""
+    """Enter the namespaces; the next fork is process 1."""
     user, group = os.geteuid(), os.getegid()
     kernel.unshare(_ALL)
     Path("/proc/self/setgroups").write_text("deny")
@@ -38,7 +38,7 @@ def enter_throwaway() -> None:
 
 
 def arrange_throwaway() -> None:
-    """In process 1."""
+    """Arrange mounts and network, in process 1."""
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     attributes = struct.pack("=QQQQ", _READ_ONLY, 0, 0, 0)
     kernel.system_call("mount_setattr", _SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, attributes, len(attributes))
@@ -62,7 +62,7 @@ def main() -> int:
     if command == 0:
         kernel.drop_capabilities()
         os.execvp(sys.argv[1], sys.argv[1:])
-    while True:  # as process 1 it buries whatever is left behind
+    while True:  # process 1 waits for orphaned processes
         pid, status = os.wait()
         if pid == command:
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

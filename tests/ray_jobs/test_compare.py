@@ -74,7 +74,7 @@ def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
     [
         ("agent.max_steps=2", "agent"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
-        ("envs.search_results=3", "tools"),
+        ("envs.search_latency_s=0.5", "tools"),
         ("evaluation.num_tasks=20", "items"),
     ],
 )

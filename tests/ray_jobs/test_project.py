@@ -35,13 +35,13 @@ def test_starter_recipe_names_its_functions(project):
 
 
 def test_starter_tasks_are_disjoint(project):
-    from envs.datasets.own import OwnSources
+    from envs.datasets.custom import CustomSources
 
     config = load_run_config(project / "recipe.toml", [])
     demonstrated = {one.task.id for one in cold_start_tasks(config)}
     sampler = training_tasks(config)
     trained = {sampler.task(ordinal).id for ordinal in range(400)}
-    held_out = held_out_tasks(config.evaluation_mix, count=120, seed=0, own=OwnSources.of(config))
+    held_out = held_out_tasks(config.evaluation_mix, count=120, seed=0, custom=CustomSources.of(config))
     assert len(demonstrated) == config.cold_start.num_demonstrations
     assert not demonstrated & trained
     assert not {task.id for task in held_out} & (demonstrated | trained)

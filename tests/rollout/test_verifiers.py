@@ -7,7 +7,7 @@ import pytest
 
 from configs.envs import OwnDatasetConfig
 from configs.plugins import OwnCodeError
-from envs.datasets.own import module_tasks
+from envs.datasets.custom import module_tasks
 
 pytest.importorskip("verifiers")
 

@@ -1,20 +1,77 @@
-"""How a run of code ended, and what it printed: bounded in memory, safe for logs and prompts."""
+"""Bytes that cross the process borders of the sandbox: frames, verdicts, and bounded, printable output."""
 
 import codecs
 import os
 import signal
+import socket
 import struct
 from dataclasses import dataclass
 
-from envs.sandbox.frames import FrameError, split_frame
+_LENGTH = struct.Struct("!I")
+_CREDENTIALS = struct.Struct("3i")
+_SENDER = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+MAX_FRAME_BYTES = 1 << 20
+BORN = b"born"
+"""First frame of a code process, sent before it drops its rights; its sender tells the host the process id."""
+READY = b"ready"
+"""Frame of a process that started; any other frame holds the reason of the failure."""
+
+
+def encode_frame(payload: bytes) -> bytes:
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def send_frame(link: socket.socket, payload: bytes) -> None:
+    link.sendall(encode_frame(payload))
+
+
+def receive_frame(link: socket.socket) -> bytes:
+    """Receive a frame. Raises ConnectionError if the other side closed the link or violates the protocol."""
+    (length,) = _LENGTH.unpack(_receive_exactly(link, _LENGTH.size))
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+    return _receive_exactly(link, length)
+
+
+def receive_frame_from(link: socket.socket) -> tuple[bytes, int]:
+    """Receive a frame and its sender's process id from the kernel; the link must pass credentials."""
+    header, ancillary, _, _ = link.recvmsg(_LENGTH.size, socket.CMSG_SPACE(_CREDENTIALS.size))
+    header += _receive_exactly(link, _LENGTH.size - len(header)) if header else b""
+    senders = [data for level, kind, data in ancillary if (level, kind) == _SENDER]
+    if not header or not senders:
+        raise ConnectionError("the other side closed the connection")
+    pid, _, _ = _CREDENTIALS.unpack(senders[0])
+    return _receive_exactly(link, _LENGTH.unpack(header)[0]), pid
+
+
+def _receive_exactly(link: socket.socket, count: int) -> bytes:
+    received = bytearray()
+    while len(received) < count:
+        chunk = link.recv(count - len(received))
+        if not chunk:
+            raise ConnectionError("the other side closed the connection")
+        received += chunk
+    return bytes(received)
+
+
+def split_frame(data: bytes) -> tuple[bytes, bytes] | None:
+    """Return the first frame in `data` and the bytes after it, or None while the frame is incomplete."""
+    if len(data) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+    end = _LENGTH.size + length
+    return (data[_LENGTH.size : end], data[end:]) if len(data) >= end else None
+
 
 _HALF_CAPACITY = 1 << 16
-# Looked up once: its module is a file, and a warden opens none.
+# Looked up at import: the lookup opens a file, which a warden may not.
 _ESCAPED = codecs.getencoder("unicode_escape")
 
 
 class BoundedOutput:
-    """Keeps the first and the last 64 KiB, and counts the rest."""
+    """Output of a run in bounded memory: the first and the last 64 KiB, and a count of all bytes."""
 
     def __init__(self) -> None:
         self._head = bytearray()
@@ -41,7 +98,7 @@ class BoundedOutput:
 
 
 def printable_text(data: bytes) -> str:
-    """Control, format and surrogate characters become visible escapes: a terminal would obey them."""
+    """Decode with visible escapes for control, format and surrogate characters, which a terminal would obey."""
     text = data.decode("utf-8", errors="replace").replace("\r\n", "\n")
     if text.isprintable():
         return text
@@ -62,27 +119,28 @@ def _joined(head: str, num_left_out: int, tail: str) -> str:
 
 
 REQUEST_HEADER = struct.Struct("!d")
-"""Seconds of wall clock; the source follows."""
+"""Limit of wall-clock seconds; the source follows."""
 CODE_CATEGORIES = frozenset({"", "syntax", "forbidden-import", "exception", "memory"})
-"""What a code process may say of itself. Time, output and crashes are for the warden to judge."""
+"""Categories that a code process may report about itself. The warden decides on time, output and crashes."""
 WARDEN_CATEGORIES = frozenset({"timeout", "output", "crashed", "disk"})
 _MAX_ANSWER_BYTES = 1 << 16
 _MAX_MESSAGE_CHARS = 4000
-_NONSENSE = b"exception\nThe answer of the process makes no sense."
+_INVALID_ANSWER = b"exception\nThe answer of the process is invalid."
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a run ended: the error category ("" is none), whether the process lives on, and the bytes of memory that its
-    files hold besides its own."""
+    """Outcome of a run."""
 
     category: str
+    """Category of the error; empty without one."""
     alive: bool
     file_bytes: int
+    """Memory that the files of the episode occupy, beyond the memory of the process."""
 
 
 class CellEndedError(Exception):
-    """The code process is dead, by its own hand or the warden's."""
+    """The code process ended, by itself or by the warden."""
 
     def __init__(self, category: str, message: str) -> None:
         super().__init__(message)
@@ -90,6 +148,7 @@ class CellEndedError(Exception):
 
 
 def death_of(status: int, *, cpu_used_up: bool) -> CellEndedError:
+    """Return the reason of a code process's end from its wait status."""
     if os.WIFEXITED(status):
         return CellEndedError("crashed", f"The process ended itself with exit code {os.WEXITSTATUS(status)}.")
     number = os.WTERMSIG(status)
@@ -101,24 +160,24 @@ def death_of(status: int, *, cpu_used_up: bool) -> CellEndedError:
 
 
 def find_answer(received: bytes, nonce: bytes) -> tuple[bytes | None, bytes]:
-    """The answer that starts with `nonce`, and what follows. Others were written by an earlier run."""
+    """Return the answer that starts with `nonce` and the bytes after it; other answers are of earlier runs."""
     if len(received) > _MAX_ANSWER_BYTES:
-        return _NONSENSE, b""
+        return _INVALID_ANSWER, b""
     try:
         while (split := split_frame(received)) is not None:
             frame, received = split
             if frame.startswith(nonce):
                 return frame[len(nonce) :], received
-    except FrameError:
-        return _NONSENSE, b""
+    except ConnectionError:
+        return _INVALID_ANSWER, b""
     return None, received
 
 
 def parse_answer(answer: bytes) -> tuple[str, str]:
-    """Category and message. The code can write any answer it likes, but only about itself."""
+    """Return category and message. The code can forge the answer, but only about itself."""
     category, _, message = printable_text(answer).partition("\n")
     if category not in CODE_CATEGORIES:
-        return parse_answer(_NONSENSE)
+        return parse_answer(_INVALID_ANSWER)
     return category, cut_middle(message, _MAX_MESSAGE_CHARS)
 
 
@@ -129,7 +188,7 @@ def encode_reply(verdict: Verdict, *, output: str, message: str) -> bytes:
 
 
 def parse_reply(reply: bytes) -> tuple[Verdict, str]:
-    """The verdict and the text for the model. Raises ValueError."""
+    """Return the verdict and the text for the model. Raises ValueError for an unknown header."""
     header, _, text = reply.decode().partition("\n")
     fields = header.split("|")
     category, alive, held = fields if len(fields) == 3 else ("?", "", "")

@@ -1,0 +1,328 @@
+"""Custom tasks from a file, a function or the Hugging Face hub, and the scorer that a recipe gives to all tasks."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from configs.envs import OwnDatasetConfig
+from configs.errors import listed, whole_letters
+from configs.learner import TeacherConfig
+from configs.plugins import OwnCodeError, failure, own_function
+from configs.run import RunConfig
+from envs.datasets.rows import SPLITS, Split, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
+from envs.types import Task
+
+if TYPE_CHECKING:
+    from pyarrow import Table
+
+CUSTOM_FILES = ("own_text", "own_integer", "own_math", "own_choice")
+"""Data sets read from `envs.data_path`; the name says how an answer is compared."""
+QUESTIONS = ("question", "prompt", "messages")
+"""Columns that may hold the question of a row, in order of preference."""
+
+Part = Literal["train", "eval", "demonstrations", "prm"]
+PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
+"""Uses of a task: RL, evaluation, a teacher's demonstrations, and trajectories for a PRM."""
+
+AnyPart = TypeVar("AnyPart", bound=str)
+
+
+def load_file(dataset: str, path: Path | None, *, split: Split, as_written: bool = False) -> list[Task]:
+    """Return the tasks of one split of a file, in its order. Raises ValueError for an empty split."""
+    splits = file_tasks(dataset, path, as_written=as_written)
+    if not splits[split]:
+        raise ValueError(
+            f"{path}: none of its {sum(map(len, splits.values()))} rows is in the split '{split}'; add rows, or add "
+            'a field "split" with the value "train" or "eval" to every row'
+        )
+    return splits[split]
+
+
+def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Split, list[Task]]:
+    """Return the tasks of a file by split.
+
+    A row has the columns
+
+    - `question`, or `prompt` or `messages` as in `_question_of`;
+    - `answer`: a text or an integer. For "own_text" also a list of accepted texts. With `as_written`, for a custom
+      scorer, a text keeps its lines and spaces;
+    - `id`: the number of the row where it is missing;
+    - `split`: in every row or in none. Without it the hash of the question, or of `kept_with`, decides.
+
+    All other columns become the task's `metadata`.
+
+    Raises:
+        ValueError: The message names the file. A row is not a task, two rows have the same question or id, or both
+            splits have the same question.
+    """
+    if path is None:
+        raise ValueError(f"{dataset!r} reads a custom file: set envs.data_path to it")
+    rows = local_rows(path)
+    tasks = [
+        _row_task(dataset, row, number, f"{path}, row {number}", "split", dataset == "own_text", as_written)
+        for number, row in enumerate(rows, start=1)
+    ]
+    _check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
+    _check_distinct("id", [task.id for task in tasks], path)
+    named = [row.get("split") for row in rows]
+    is_hashed = all(name is None for name in named)
+    splits: dict[Split, list[Task]] = {split: [] for split in SPLITS}
+    for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
+        hashed = split_of(question_key(kept_with(task)))
+        splits[hashed if is_hashed else _named(name, SPLITS, f"{path}, row {number}")].append(task)
+    _check_disjoint(splits, path)
+    return splits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomSources:
+    """Custom data sets and the scorer of a recipe."""
+
+    datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
+    """Data sets by name."""
+    scorer: str | None = None
+    """Scorer of tasks that name none."""
+    scoring_limit_s: float = 10.0
+    with_teacher: bool = False
+    """Whether a teacher plays demonstrations, which get a part of the tasks."""
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "CustomSources":
+        return cls(
+            datasets=config.envs.datasets,
+            scorer=config.reward.scorer,
+            scoring_limit_s=config.reward.timeout_s,
+            with_teacher=isinstance(config.cold_start, TeacherConfig),
+        )
+
+    def scored(self, task: Task) -> Task:
+        """Return the task with its own scorer, or else the recipe's, where there is one."""
+        scorer = task.scorer or self.scorer
+        return task if scorer is None else replace(task, scorer=scorer, scoring_limit_s=self.scoring_limit_s)
+
+    def tasks(self, name: str, part: Part) -> list[Task]:
+        """Return the tasks of one part of a data set. Raises ValueError and OwnCodeError."""
+        parts = module_tasks(name, self.datasets[name], self.with_teacher)
+        if not parts[part]:
+            raise ValueError(
+                f"envs.datasets.{name} ({self.datasets[name].source}) has {sum(map(len, parts.values()))} tasks and "
+                f"none for '{part}'; return more, or set 'split' to one of {listed(PARTS)} in every task"
+            )
+        return [self.scored(task) for task in parts[part]]
+
+
+NO_SOURCES = CustomSources()
+
+
+@lru_cache(maxsize=16)
+def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> Mapping[Part, list[Task]]:
+    """Return all tasks of a function or of the hub by part; the source is read once per process.
+
+    A task's `split` names its part, in all tasks or in none. Without it the hash of the question, or of `kept_with`,
+    decides: half of the tasks are for evaluation; of the others a quarter is for the PRM and, with a teacher, a quarter
+    for demonstrations. A held-out split of the hub is used for evaluation as it is.
+
+    Raises:
+        ValueError: The message names source and row. A row is not a task, two rows have the same id or question, or
+            two parts have the same question.
+        OwnCodeError: The function fails or returns no tasks.
+    """
+    rows = _hub_rows(name, config) if config.is_hub else _returned_rows(name, config)
+    tasks = [_source_task(name, config, row, number) for number, row in enumerate(rows, start=1)]
+    _check_distinct("id", [task.id for task in tasks], config.source)
+    _check_distinct("question", [" ".join(task.question.casefold().split()) for task in tasks], config.source)
+    is_named = config.eval_split is None and any(task.metadata.get("split") for task in tasks)
+    parts: dict[Part, list[Task]] = {part: [] for part in PARTS}
+    part: Part
+    for number, task in enumerate(tasks, start=1):
+        split = task.metadata.get("split")
+        purpose = purpose_of(kept_with(task))
+        if is_named:
+            part = _named(split, PARTS, f"{config.source}, row {number}")
+        elif (split if config.eval_split else split_of(question_key(kept_with(task)))) == "eval":
+            part = "eval"
+        elif purpose == "prm":
+            part = "prm"
+        else:
+            part = "demonstrations" if purpose == "demonstrations" and with_teacher else "train"
+        metadata = {key: value for key, value in task.metadata.items() if key != "split"}
+        parts[part].append(replace(task, metadata=metadata))
+    _check_disjoint(parts, config.source)
+    return parts
+
+
+def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
+    key = f"envs.datasets.{name}.source"
+    function = own_function(config.source, key=key, takes="")
+    try:
+        returned = function()
+        rows = list(returned) if isinstance(returned, Iterable) else None
+    except Exception as error:
+        raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
+    if not rows:
+        what = "no task" if rows is not None else f"a {type(returned).__name__}"
+        raise OwnCodeError(f"{key}: '{config.source}' returned {what}; return a list or an iterator of tasks or tables")
+    return rows
+
+
+def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
+    """Return the rows of the training split, then those of the evaluation split, marked with `split` = "eval".
+
+    Question, answer and id are set from the configured columns; other columns are kept. Raises ValueError, which names
+    the setting, for a missing data set, configuration, split or column.
+    """
+    place = f"envs.datasets.{name}"
+    rows = []
+    for split in filter(None, (config.split, config.eval_split)):
+        table = _table(place, config, split)
+        question = config.question or next((name for name in QUESTIONS if name in table.column_names), QUESTIONS[0])
+        for setting, column in (("question", question), ("answer", config.answer)):
+            if column not in table.column_names:
+                raise ValueError(
+                    f"{place}.{setting} = '{column}' is not a column of '{config.hub_id}'; set it to one of "
+                    f"{', '.join(table.column_names)}"
+                )
+        # These names control a custom row; a column of a foreign data set must not.
+        taken = ("split", "kept_with", "scorer", *QUESTIONS, question, config.answer)
+        held_out = {"split": "eval"} if split == config.eval_split else {}
+        for number, row in enumerate(plain_rows(table), start=1):
+            rows.append(
+                {
+                    **{name: value for name, value in row.items() if name not in taken},
+                    question if question in QUESTIONS else "prompt": row.get(question),
+                    "answer": row.get(config.answer),
+                    "id": f"{split}-{number}",
+                    **held_out,
+                }
+            )
+    return rows
+
+
+def _table(place: str, config: OwnDatasetConfig, split: str) -> "Table":
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    try:
+        # The arrow format does not decode pictures and sounds.
+        return load_dataset(config.hub_id, config.config, split=split).with_format("arrow")[:]
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        text = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
+        raise ValueError(
+            f"{place}: the split '{split}' of '{config.hub_id}' cannot be loaded: {text}; check the names, the network "
+            "and, for a gated data set, the login of the hub"
+        ) from error
+
+
+def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task:
+    place = f"{config.source}, row {number}"
+    if not isinstance(row, Task | Mapping):
+        raise ValueError(f"{place}: a task must be an envs.types.Task or a table, got a {type(row).__name__}")
+    named = row.scorer if isinstance(row, Task) else row.get("scorer")
+    scorer = config.scorer if named in (None, "") else named
+    if scorer is not None and not isinstance(scorer, str):
+        raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
+    if isinstance(row, Task):
+        question, _ = _question_of({"question": row.question}, place)
+        task = replace(
+            row,
+            id=f"{name}-{row.id}",  # two data sets may use the same ids
+            dataset=name,
+            question=question,
+            answer=_answer_of(row.answer, place, several=False, as_written=True),
+        )
+    else:
+        # Without a scorer reward.scorer scores it, a function that reads the text as it is written.
+        several, as_written = scorer in (None, "text"), scorer != "text"
+        task = _row_task(name, row, number, place, "scorer", several, as_written)
+    for key, value in task.metadata.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError(
+                f"{place}: '{key}' holds a {type(value).__name__}, which JSON cannot hold; use a text, a number or a "
+                "list of these"
+            ) from None
+    return replace(task, scorer=scorer)
+
+
+def _row_task(
+    name: str, row: Mapping[str, object], number: int, place: str, taken: str, several: bool, as_written: bool
+) -> Task:
+    """Return the task of a table; its `metadata` are all columns but question, answer, id and `taken`."""
+    question, column = _question_of(row, place)
+    row_id = number if row.get("id") is None else row["id"]
+    return Task(
+        id=f"{name}-{row_id}",
+        dataset=name,
+        question=question,
+        answer=_answer_of(row.get("answer"), place, several=several, as_written=as_written),
+        metadata={key: value for key, value in row.items() if key not in ("id", "answer", taken, column)},
+    )
+
+
+def _question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
+    """Return a row's question and its column.
+
+    A `prompt` or `messages` may be a conversation in OpenAI's form with one message of the user. A system message and
+    earlier turns are rejected: the planner has its instructions, and its turns must be sampled. Raises ValueError.
+    """
+    column = next((name for name in QUESTIONS if row.get(name) is not None), QUESTIONS[0])
+    value = row.get(column)
+    if isinstance(value, list) and column != QUESTIONS[0]:
+        roles = [entry.get("role") if isinstance(entry, Mapping) else type(entry).__name__ for entry in value]
+        if roles != ["user"]:
+            raise ValueError(
+                f"{place}: '{column}' must hold exactly one message, with the role 'user', got "
+                f"{', '.join(map(str, roles)) or 'none'}; put the other content into that message"
+            )
+        value = value[0].get("content")
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{place}: '{column}' must be a text, got {value!r:.80}")
+    return whole_letters(value), column
+
+
+def _answer_of(answer: object, place: str, *, several: bool, as_written: bool) -> str:
+    answers = answer if isinstance(answer, list) and several else [answer]
+    if not answers or not all(map(_is_answer, answers)):
+        or_several = ", or a list of these" if several else ""
+        raise ValueError(f"{place}: 'answer' must be a text or an integer{or_several}, got {answer!r:.80}")
+    if as_written and not isinstance(answer, list):
+        return str(answer)
+    return "\n".join(" ".join(str(accepted).split()) for accepted in answers)
+
+
+def _is_answer(value: object) -> bool:
+    return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))
+
+
+def _named(name: object, parts: Sequence[AnyPart], place: str) -> AnyPart:
+    for part in parts:
+        if name == part:
+            return part
+    raise ValueError(f"{place}: 'split' must be {listed(parts)} in every row or in none, got {name!r}")
+
+
+def _check_distinct(name: str, values: list[str], source: Path | str) -> None:
+    [(value, times)] = Counter(values).most_common(1) or [("", 0)]
+    if times > 1:
+        raise ValueError(f"{source}: the {name} {value[:80]!r} is in {times} rows; keep one of them")
+
+
+def _check_disjoint(parts: Mapping[AnyPart, Sequence[Task]], source: Path | str) -> None:
+    """Check that no two parts share a question or a `kept_with`, whatever their case, spacing or punctuation."""
+    seen: dict[str, tuple[AnyPart, Task]] = {}
+    for part, tasks in parts.items():
+        for task in tasks:
+            other, same = seen.setdefault(question_key(kept_with(task)), (part, task))
+            if other != part:
+                group = task.metadata.get("kept_with")
+                shared = f"kept_with = {group!r:.80}" if group else "the question"
+                raise ValueError(
+                    f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', but they have the same {shared} "
+                    "except for case, spacing or punctuation; keep one of them, or give both the same 'split'"
+                )
