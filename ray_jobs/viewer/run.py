@@ -94,7 +94,7 @@ class ViewedRun:
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
             "num_eval_tasks": summary.get("num_eval_tasks"),
-            "held_out": [asdict(one) for _, one in rates_by_step(summary)],
+            "held_out": [asdict(rate) for _, rate in rates_by_step(summary)],
             "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
             "bottleneck": summary.get("bottleneck"),
@@ -165,7 +165,7 @@ class ViewedRun:
     def group(self, group_id: str) -> Row | None:
         index = self.trajectories
         with index.lock:
-            group = next((one for one in self._all_groups() if one["id"] == group_id), None)
+            group = next((group for group in self._all_groups() if group["id"] == group_id), None)
             siblings = [index.rows[number] for number in index.by_group.get(group_id, [])]
         if group is None:
             return None
@@ -215,7 +215,7 @@ class ViewedRun:
             for number, row in enumerate(rows)
             if row["phase"] == "eval_after" and row["task"] in before
         ]
-        changed = [(one, other) for one, other in pairs if _kind(rows[one], rows[other]) in ("gained", "lost")]
+        changed = [(first, after) for first, after in pairs if _kind(rows[first], rows[after]) in ("gained", "lost")]
         return sorted(changed, key=lambda pair: _right(rows[pair[0]]))
 
 
@@ -263,15 +263,15 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
     question and task."""
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
-        one, other = left[task], right[task]
-        if any(one[name] != other[name] for name in ("dataset", "question")):
+        first, second = left[task], right[task]
+        if any(first[name] != second[name] for name in ("dataset", "question")):
             continue
-        kind = _kind(one, other)
+        kind = _kind(first, second)
         if kind == "unscored":
             continue
         counts[kind] += 1
-        if only in ("", kind) and text in f"{task}\n{one['question']}".lower():
-            pairs.append({"task": task, "kind": kind, "left": one, "right": other})
+        if only in ("", kind) and text in f"{task}\n{first['question']}".lower():
+            pairs.append({"task": task, "kind": kind, "left": first, "right": second})
     order = ("gained", "lost", "both_wrong", "both_right")
     pairs.sort(key=lambda pair: (order.index(pair["kind"]), pair["task"]))
     return dict(counts), pairs

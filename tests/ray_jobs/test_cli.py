@@ -92,16 +92,6 @@ def trained(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize(
-    ("override", "with_prm"),
-    [("reward.credit=outcome_gated", True), ("seed=1", False), ("reward.credit={prm_path='prm'}", False)],
-)
-def test_training_trains_a_prm_first_if_the_recipe_needs_one(override, with_prm, trained, tmp_path):
-    assert main(["train", override, f"output_dir={tmp_path}"]) == 0
-    [(config, called_with_prm)] = trained
-    assert called_with_prm == config.trains_prm == with_prm
-
-
 def test_unfinished_run_continues_as_it_started(trained, tmp_path, capsys):
     arguments = [f"output_dir={tmp_path}", "name=r"]
     with RunFolder.create(load_run_config(DEFAULT_RECIPE, arguments), with_prm=True) as folder:

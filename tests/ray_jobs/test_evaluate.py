@@ -1,4 +1,3 @@
-import asyncio
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,7 +12,7 @@ from envs.types import ToolResult
 from ray_jobs.evaluate import EvaluationRequest, evaluation_items, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
 from ray_jobs.run.folder import RunFolder
-from rollout.engines.engine import BackendError, EngineError
+from rollout.engines.engine import EngineError
 from rollout.records import read_records
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
@@ -89,23 +88,6 @@ def test_evaluation_that_was_killed_within_a_line_continues(tmp_path, monkeypatc
     run_evaluation(config, request)
     assert len(again.asked) == 1
     assert len(read_evaluation(tmp_path / "out").items) == 2
-
-
-def test_backend_error_ends_the_command_and_keeps_finished_items(tmp_path, monkeypatch):
-    done = tmp_path / "out" / "items.jsonl"
-
-    class RefusedSolver(ScriptedSolver):
-        async def attempt(self, task, trajectory_id, **options):
-            if task.id == "musique-1":
-                while not done.exists() or not read_records(done):  # noqa: ASYNC110 (no event reports it)
-                    await asyncio.sleep(0.01)
-                raise BackendError("the server refuses the key")
-            return await super().attempt(task, trajectory_id, **options)
-
-    use(monkeypatch, RefusedSolver(solves))
-    with pytest.raises(BackendError):
-        run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique"))
-    assert [row["task_id"] for row in read_records(done)] == ["musique-0"]
 
 
 def test_folder_of_another_policy_or_other_settings_is_rejected(tmp_path, monkeypatch):

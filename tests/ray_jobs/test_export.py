@@ -78,16 +78,6 @@ def test_export_files_and_manifest(run, model_path, adapter, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-def test_changed_export_is_rejected(run, tmp_path):
-    run_export(str(run), None, tmp_path / "out", formats=("gguf",), quantization="f16", num_prompts=0)
-    (tmp_path / "out" / "Modelfile").write_text("FROM other")
-    with pytest.raises(ExportError, match="Modelfile"):
-        read_export(tmp_path / "out", ("Modelfile",))
-    (tmp_path / "out" / "export.json").write_text("{")
-    with pytest.raises(ExportError, match="export"):
-        read_export(tmp_path / "out", ())
-
-
 @pytest.mark.parametrize("fault", ["changed", "exists", "scale", "lonely", "missing", "full"])
 def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path, monkeypatch):
     recipe, source = None, run

@@ -79,15 +79,6 @@ def test_comparison_is_on_tasks_that_both_have_scored():
     assert left_out == ["lookup-0", "lookup-1", "branch-0"]
 
 
-def test_each_data_set_has_its_share_of_the_tasks_while_training():
-    config = load_run_config(None, [HELD_OUT, "evaluation.num_tasks=40", "evaluation.while_training_tasks=10"])
-    whole, some = evaluation_tasks(config), tasks_while_training(config)
-    assert Counter(task.dataset for task in some) == {"lookup": 5, "two_lookup": 3, "branch": 2}
-    assert some == [task for task in whole if task in some]
-    few = load_run_config(None, [HELD_OUT, "evaluation.num_tasks=20"])
-    assert tasks_while_training(few) == evaluation_tasks(few)
-
-
 def test_curve_has_rates_with_intervals_for_each_family_and_all():
     found = held_out_metrics(evaluation({"lookup": ["1", "0", None], "branch": ["1", "1"], "arith": [None]}))
     assert {name: value for name, value in found.items() if "solve_rate" in name} == {

@@ -97,18 +97,6 @@ def test_valid_configuration_passes(config, model, sandbox, tmp_path):
 # --- models -------------------------------------------------------------------------------------------
 
 
-def test_model_without_a_download_or_weights_is_rejected(config, model, monkeypatch, hub):
-    (model / "model.safetensors").unlink()
-    assert "model.path = 'some/model'" in refusal(config("model.path=some/model"))
-    check_before_start(config("model.path=some/model"), download=False)
-
-    def offline(path, **_):
-        raise ConnectionError("https://...\nmany\nlines")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    assert "model.path = 'some/model'" in refusal(config("model.path=some/model"))
-
-
 def test_small_files_are_checked_before_the_download(config, model, hub):
     for template in (MISTRAL_V03, GEMMA2):
         tokenizer_of(template).save_pretrained(model)

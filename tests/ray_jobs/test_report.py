@@ -99,12 +99,6 @@ def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
     assert cells == ["5", "1", "2", "1", "1", "2", "1.2"]
 
 
-def test_report_of_an_empty_or_unfinished_run(tmp_path, folder):
-    assert "Unfinished run" in render(folder)
-    (tmp_path / "empty").mkdir()
-    assert "Unfinished run" in write_report(tmp_path / "empty").read_text()
-
-
 def test_untrusted_text_is_escaped_and_nothing_is_loaded(folder):
     folder.log_metrics(
         1, METRICS | {f"solved/{EVIL}": 1.0, f"held_out/solve_rate/{EVIL}": 1.0, "held_out/solve_rate": 1}

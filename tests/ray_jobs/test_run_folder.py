@@ -81,14 +81,6 @@ def test_resume_uses_the_original_working_directory(started_run, tmp_path, monke
     check_same_run(config, started_run)
 
 
-def test_moved_run_is_resumed(started_run, tmp_path, monkeypatch, resumed):
-    moved = started_run.rename(tmp_path / "other")
-    monkeypatch.chdir(tmp_path)
-    config, cwd = resumed("other")
-    assert (config.run_path, cwd) == (moved, tmp_path)
-    check_same_run(config, moved)
-
-
 @pytest.fixture
 def passed(monkeypatch):
     """A function that advances the clock by seconds."""

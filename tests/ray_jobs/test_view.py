@@ -84,14 +84,6 @@ def test_rewound_run_is_read_again(folder):
     assert client.get("/api/trajectory", params={"id": "eval_after/0"}).status_code == 404
 
 
-def test_before_and_after_are_paired_by_task(folder):
-    answer = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after")
-    assert answer["counts"] == {"gained": 2, "both_right": 1, "both_wrong": 1}
-    assert [pair["task"] for pair in answer["rows"][:2]] == ["lookup-1", "lookup-2"]
-    gained = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after", only="gained", limit=1)
-    assert (gained["total"], len(gained["rows"])) == (2, 1)
-
-
 def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
     """Rows of different custom files have the same ids."""
     other = make_run(tmp_path / "runs" / "other")
