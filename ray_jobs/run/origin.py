@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.base import Config
 from configs.errors import UserError, reason
 from configs.learner import FileConfig
 from configs.plugins import search_in
@@ -208,18 +207,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         recording = envs.recording.model_copy(update={"path": _absolute(envs.recording.path)})
         web = envs.web.model_copy(update={"blocked_questions": _absolute(envs.web.blocked_questions)})
         envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "recording": recording, "web": web})
-        config = config.model_copy(update={"code_path": _absolute(config.code_path), **_absolute_parts(config)})
+        changes: dict[str, object] = {"code_path": _absolute(config.code_path)}
+        if isinstance(cold_start := config.cold_start, FileConfig):
+            changes["cold_start"] = cold_start.model_copy(update={"path": _absolute(cold_start.path)})
+        if isinstance(memory := config.planner.memory, FolderMemoryConfig):
+            memory = memory.model_copy(update={"path": _absolute(memory.path)})
+            changes["agent"] = config.planner.model_copy(update={"memory": memory})
+        config = config.model_copy(update=changes)
     return config.model_copy(update={"output_dir": _absolute(config.output_dir), "envs": envs, "reward": reward})
-
-
-def _absolute_parts(config: RunConfig) -> dict[str, Config]:
-    parts: dict[str, Config] = {}
-    if isinstance(config.cold_start, FileConfig):
-        parts["cold_start"] = config.cold_start.model_copy(update={"path": _absolute(config.cold_start.path)})
-    if isinstance(memory := config.planner.memory, FolderMemoryConfig):
-        memory = memory.model_copy(update={"path": _absolute(memory.path)})
-        parts["agent"] = config.planner.model_copy(update={"memory": memory})
-    return parts
 
 
 def shown(path: Path) -> str:
