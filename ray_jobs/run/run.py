@@ -145,22 +145,22 @@ def start_parts(
     """Launch the actors of a run and supervise them while the body runs."""
     sees_folder = partial(_sees, folder.path, folder.fingerprint)
     launcher = Launcher(config, folder.path, builders, sees_folder=sees_folder)
-    with console.phase("start"):
-        cluster = launcher.launch()
-    supervisor = Supervisor(
-        config,
-        folder.path,
-        launcher,
-        cluster,
-        note=console.note,
-        waiting=console.waiting,
-        resume=resume,
-        restarts_before=folder.num_restarts(),
-        on_restart=folder.keep_num_restarts,
-    )
-    console.late = supervisor.late
-    pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
     try:
+        with console.phase("start"):
+            cluster = launcher.launch()
+        supervisor = Supervisor(
+            config,
+            folder.path,
+            launcher,
+            cluster,
+            note=console.note,
+            waiting=console.waiting,
+            resume=resume,
+            restarts_before=folder.num_restarts(),
+            on_restart=folder.keep_num_restarts,
+        )
+        console.late = supervisor.late
+        pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
         with supervisor:
             yield Run(config=config, console=console, folder=folder, supervisor=supervisor, rollouts=pool)
         with console.waiting("the engines to end"):
