@@ -35,8 +35,6 @@ Mix = Annotated[dict[str, Annotated[float, BeforeValidator(no_truth)]], AfterVal
 class SandboxConfig(Config):
     timeout_s: float = Field(default=5.0, gt=0, le=600)
     """Wall-clock limit of one code call."""
-    memory_mb: int = Field(default=1024, ge=128)
-    """Address-space limit of one code process."""
     tier: Literal["auto", "namespaces", "landlock"] = "auto"
     """The isolation: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a
     container with the default profile (Linux 6.12 or later). `auto` takes the first one that the machine gives."""
@@ -48,11 +46,6 @@ class WebConfig(Config):
     finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
     """The service that finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY
     and GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY and also reads the pages that it finds."""
-    wikipedia_url: str = Field(default="https://en.wikipedia.org/w/api.php", pattern=r"^https?://\S+$")
-    """The wiki's api.php: another language, or a mirror."""
-    time_limit_s: float = Field(default=30.0, gt=0, le=600)
-    """Wall-clock limit of one question to a service, attempts and pauses included, and of a call of an MCP server's
-    tool; a page has half of it. Any call that takes 20 times as long leaves its attempt unscored."""
     allowed_hosts: tuple[str, ...] = ()
     """Servers, each "host:port", that pages may be fetched from although they are not on the public internet."""
     blocked_hosts: tuple[str, ...] = (
@@ -79,15 +72,6 @@ class WebConfig(Config):
             if not _HOST.fullmatch(host):
                 raise ValueError(f"'{host}' must be a host alone, such as kaggle.com, which blocks its subdomains, too")
         return hosts
-
-    @field_validator("wikipedia_url")
-    @classmethod
-    def _holds_no_key(cls, wikipedia_url: str) -> str:
-        if where := exposed_key(wikipedia_url):
-            raise ValueError(
-                f"it holds what looks like a key, {where}; take it out: every run folder keeps this setting"
-            )
-        return wikipedia_url
 
 
 class ToolConfig(Config):

@@ -42,12 +42,10 @@ class EvaluationConfig(Config):
     """Train steps from one evaluation while training to the next, a curve on held-out tasks; 0 makes none. After the
     last step all held-out tasks are attempted anyhow."""
     while_training_tasks: int = Field(default=32, ge=1)
-    """Held-out tasks that are attempted each time, of each data set its share; all where there are no more."""
+    """Held-out tasks that are attempted each time, of each data set its share; all if there are fewer."""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """Sampling temperature of `agentflow evaluate`; 0 is greedy, and several seeds need more. The phases of a
     training run are greedy."""
-    max_attempts: int = Field(default=3, ge=1, le=20)
-    """Tries at one item whose engine or tools failed, before it is unscored; before and after RL, too."""
     judge: JudgeConfig | None = None
     """A language model that is asked where a short answer equals no reference; counted and reported apart."""
 
@@ -152,10 +150,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _frozen_modules_have_frozen_weights(self) -> "RunConfig":
-        types = (self.planner.verifier.type, self.planner.generator.type)
-        if "model" in types and self.rollout.engine.adapter_mode == "merged":
+        modules = (self.planner.verifier, self.planner.generator)
+        if "model" in modules and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
-                "agent.verifier/generator.type = 'model' needs rollout.engine.adapter_mode = 'native': "
+                "agent.verifier/generator = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
             )
         asks_base = "base_generator" in self.envs.actions and self.envs.base_generator.base_url is None
@@ -233,10 +231,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _ratio_is_bounded_once(self) -> "RunConfig":
-        loss, correction = self.learner.loss.type, self.learner.correction.type
+        loss, correction = self.learner.loss.type, self.learner.correction
         if loss in BOUNDED_LOSSES and correction != "none":
             raise ValueError(
-                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction.type = '{correction}' "
+                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction = '{correction}' "
                 "would bound it a second time: set learner.correction=none"
             )
         return self

@@ -182,7 +182,6 @@ def _attempt_all(
         policy=policy,
         phase="evaluate",
         temperature=settings.temperature,
-        max_attempts=settings.max_attempts,
         judge=judge,
     )
     wanted = [

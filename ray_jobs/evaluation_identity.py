@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from configs.backend import OllamaConfig
 from configs.plugins import load_own
 from configs.rollout import CommandAgentConfig, FunctionAgentConfig, NoMemoryConfig
 from configs.run import RunConfig
@@ -83,7 +82,7 @@ def identity_of(
     else:
         assert backend.type != "vllm"
         installed = None
-        if isinstance(backend, OllamaConfig):
+        if backend.type == "ollama":
             engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
             installed = asyncio.run(engine.installed())
         digest = installed.digest if installed else None
@@ -152,7 +151,6 @@ def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperatu
             "max_turn_tokens": rollout.max_turn_tokens,
             "max_model_len": rollout.engine.max_model_len,
             "episode_timeout_s": rollout.episode_timeout_s,
-            "max_attempts": config.evaluation.max_attempts,
         },
         "adapter_mode": rollout.engine.adapter_mode if config.backend.type == "vllm" else None,
         "agent": config.agent.model_dump(mode="json", exclude={"memory"}),

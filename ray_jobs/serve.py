@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.backend import OllamaConfig
 from configs.errors import reason, visible
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
@@ -38,7 +37,7 @@ def run_serve(config: RunConfig, folder: Path) -> None:
         )
     read_export(folder, (gguf["file"],))
     backend = config.backend
-    if not isinstance(backend, OllamaConfig):
+    if backend.type != "ollama":
         raise ExportError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
     try:
         ((system, user),) = planner_openings(config, 1)

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from configs.backend import OllamaConfig, VllmConfig
+from configs.backend import VllmConfig
 from configs.run import RunConfig
 from ray_jobs.held_out import Attempts
 from ray_jobs.run.begun import check_trained_alike
@@ -149,13 +149,13 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
             f"--adapter {adapter} needs backend.type = 'vllm': a server answers with its own model; export the "
             "checkpoint (`agentflow export`) and serve that"
         )
-    if "model" in (config.planner.verifier.type, config.planner.generator.type):
+    if "model" in (config.planner.verifier, config.planner.generator):
         raise BackendError(
-            "agent.verifier.type and agent.generator.type = 'model' ask the frozen base model, which backend.type "
+            "agent.verifier and agent.generator = 'model' ask the frozen base model, which backend.type "
             f"= '{backend.type}' does not serve; set them to 'rule'"
         )
     engine: OllamaEngine | OpenAiEngine
-    if isinstance(backend, OllamaConfig):
+    if backend.type == "ollama":
         engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     else:
         engine = OpenAiEngine(backend, seed=config.seed)

@@ -184,11 +184,10 @@ def test_a_call_of_a_server_has_the_limits_of_the_recipe(max_result_chars, kept)
             "actions": ["lookup", "answer"],
             "tools": {"lookup": {"source": "mcp:https://example.org/mcp", "description": "look it up"}},
             "max_result_chars": max_result_chars,
-            "web": {"time_limit_s": 120.0},
         }
     )
     with Toolbox(config) as toolbox, toolbox.episode() as (tool, _):
-        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (120.0, kept)
+        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (30.0, kept)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tiny import LOSSES, UNGUARDED, make_samples
+from tiny import LOSSES, make_samples
 
 from configs.learner import LearnerConfig, ModelConfig
+from learner import optim
 from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from learner.learner import Learner
 from learner.optim import MeetingPoint, Ranks, join
@@ -23,6 +24,8 @@ from tests.changed import replace
 CASES = [("dapo", 1), ("flow_grpo", 2), ("dapo", 3)]
 """Losses and ZeRO stages."""
 STAGES = (1, 2, 3)
+MAX_GRAD_NORM = 0.02
+"""Clips the gradients of the tiny model."""
 MICROBATCH_TOKENS = 12
 """Makes three microbatches of the samples, so that two processes get unequal numbers."""
 
@@ -38,14 +41,12 @@ def make_batch(age=0, broken=()):
 
 
 def make_learner(model_path, loss, *, zero_stage=1, ranks=None, dtype="float32"):
-    """Return a learner whose gradients are clipped."""
     config = LearnerConfig(
         loss=LOSSES[loss],
         learning_rate=1e-2,
-        max_grad_norm=0.02,
         microbatch_tokens=64,
         num_threads=1,
-        guard=UNGUARDED,
+        guard=False,
         zero_stage=zero_stage,
         dtype=dtype,
     )
@@ -63,7 +64,7 @@ def gradient_of(learner):
     else:
         from deepspeed.utils import safe_get_full_grad
 
-        norm = learner.optimizer.clipped_norm(0.02)
+        norm = learner.optimizer.clipped_norm()
         gradient = [safe_get_full_grad(parameter) for parameter in parameters]
     gradient = torch.cat([part.flatten() for part in gradient]).clone()
     learner.optimizer.discard()
@@ -132,6 +133,7 @@ def main(model_path, folder, size):
 
 def _rank(model_path, folder, rank, size, meeting):
     torch.set_num_threads(1)
+    optim.MAX_GRAD_NORM = MAX_GRAD_NORM
     ranks = Ranks(rank=rank, size=size)
     own = meeting if rank == 0 else None
     join(ranks, ("127.0.0.1", meeting.port), device="cpu", own=own, here="127.0.0.1")

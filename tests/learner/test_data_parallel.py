@@ -10,6 +10,7 @@ import ranks
 import torch
 from tiny import sample, save_tiny_model
 
+from learner import optim
 from learner.checkpoint import load_checkpoint, newest_checkpoint
 from learner.packing import num_distinct_tokens, pack, share_out, split_microbatches
 
@@ -30,11 +31,14 @@ def model_path(folder):
 @pytest.fixture(scope="module")
 def alone(folder, model_path):
     """Run the steps of each loss in this process. The ranks resume from the checkpoint of `dapo`."""
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr(optim, "MAX_GRAD_NORM", ranks.MAX_GRAD_NORM)
     results = {
         loss: ranks.run_steps(ranks.make_learner(model_path, loss), folder / ("alone" if loss == "dapo" else loss))
         for loss in dict.fromkeys(loss for loss, _ in ranks.CASES)
     }
     results["mixed"] = ranks.gradient_of(ranks.make_learner(model_path, "dapo", dtype="bfloat16"))
+    monkeypatch.undo()
     return results
 
 

@@ -6,8 +6,7 @@ import torch
 from tiny import CORRECTIONS, make_learner, sample, save_tiny_model
 
 from configs.errors import UserError
-from configs.learner import GuardConfig
-from learner.corrections import off_policy_metrics, off_policy_sums, refusal
+from learner.corrections import MAX_MISMATCH_K3_AGE0, off_policy_metrics, off_policy_sums, refusal
 from learner.packing import build_batch
 from learner.types import TrainBatch
 from tests.changed import replace
@@ -22,7 +21,7 @@ def model_path(tmp_path_factory):
 
 @pytest.fixture
 def learner(model_path):
-    return make_learner(model_path, guard=GuardConfig(), learning_rate=1e-2, correction="tis")
+    return make_learner(model_path, guard=True, learning_rate=1e-2, correction="tis")
 
 
 def sampled_by(learner, *, gap=0.0, age=0):
@@ -104,10 +103,10 @@ def test_bound_of_stale_tokens_is_wider_than_that_of_age_0(learner):
 
 @pytest.mark.parametrize("kind", CORRECTIONS)
 def test_guard_refuses_far_weights_under_every_correction(model_path, kind):
-    learner = make_learner(model_path, guard=GuardConfig(), correction=kind)
+    learner = make_learner(model_path, guard=True, correction=kind)
     assert train(learner, sampled_by(learner)).skipped is None
     for gap in (10.0, -10.0):
-        assert "max_mismatch_k3_stale" in train(learner, sampled_by(learner, gap=gap, age=1)).skipped
+        assert "mismatch_k3_stale" in train(learner, sampled_by(learner, gap=gap, age=1)).skipped
 
 
 # 3,200 tokens of which 85% are decided, as in a planner's JSON; the others were sampled with probability e^-1.
@@ -123,15 +122,15 @@ def verdict_on(shift, *, age=2):
     ones = torch.ones_like(ROLLOUT, dtype=torch.bool)
     batch = TrainBatch(microbatches=(), num_loss_tokens=3200, num_trajectories=32, num_masked_tokens=0, max_age=2)
     metrics = off_policy_metrics(off_policy_sums(ROLLOUT + shift, ROLLOUT, ones, ages), batch)
-    return refusal(metrics | {"loss": 0.0, "grad_norm": 1.0}, batch, GuardConfig()), metrics
+    return refusal(metrics | {"loss": 0.0, "grad_norm": 1.0}, batch), metrics
 
 
 @pytest.mark.parametrize(
     ("shift", "reason"),
     [
-        (FREE * -10.0, "max_mismatch_k3_stale"),
-        (FREE * torch.where(HEADS, 10.0, -10.0), "max_mismatch_k3_stale"),
-        (torch.full(ROLLOUT.shape, -10.0), "max_mismatch_k3_stale"),
+        (FREE * -10.0, "mismatch_k3_stale"),
+        (FREE * torch.where(HEADS, 10.0, -10.0), "mismatch_k3_stale"),
+        (torch.full(ROLLOUT.shape, -10.0), "mismatch_k3_stale"),
         # One free token of 480 is 200 times as likely: k3 194 / 480, share 679^2 / (480 x 40479)
         (torch.zeros_like(ROLLOUT).index_put((torch.tensor(0), torch.tensor(7)), torch.tensor(200.0).log()), "share"),
     ],
@@ -167,8 +166,8 @@ def test_few_fresh_tokens_are_refused_for_a_fault_and_not_for_rounding(fresh, ga
     ages.view(-1)[FREE.view(-1).nonzero()[:fresh, 0]] = 0
     reason, metrics = verdict_on(FREE * (ages == 0) * gap, age=ages)
     assert metrics["choice_tokens_age0"] == fresh
-    assert metrics["mismatch_k3_age0"] > GuardConfig().max_mismatch_k3_age0
-    assert ("max_mismatch_k3_age0" in (reason or "")) == refused
+    assert metrics["mismatch_k3_age0"] > MAX_MISMATCH_K3_AGE0
+    assert ("mismatch_k3_age0" in (reason or "")) == refused
 
 
 def test_metrics_are_split_by_the_age_of_tokens(learner):

@@ -110,7 +110,7 @@ def evaluated(tmp_path):
 
     def run(answer_of, *overrides, phase="eval_after"):
         solver, told, progress = ScriptedSolver(answer_of), [], []
-        settings = ("evaluation.num_tasks=3", "evaluation.max_attempts=2", "envs.mix={lookup=1}", *overrides)
+        settings = ("evaluation.num_tasks=3", "envs.mix={lookup=1}", *overrides)
         config = config_for(tmp_path, *settings)
 
         @contextmanager
@@ -147,7 +147,7 @@ def test_failed_attempts_are_retried_and_then_unscored(evaluated):
 
     run = evaluated(answer)
     assert {row["task_id"][-2:]: row["reward"] for row in run.rows} == {"-0": 1.0, "-1": 1.0, "-2": None}
-    assert sorted(tries.values()) == [1, 2, 2]
+    assert sorted(tries.values()) == [1, 2, 3]
     assert list(run.found.solved.values()) == [True, True]
     assert [key.task_id[-2:] for key in run.found.unscored] == ["-2"]
     assert f"lookup/{run.found.unscored[0].task_id}/0" in run.said

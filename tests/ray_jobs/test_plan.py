@@ -335,7 +335,7 @@ def test_activations_are_within_a_tenth_of_the_learners_allocations(
 def allocated(family, sizes, *, num_tokens, checkpointing):
     import numpy as np
     from live_memory import LiveMemory
-    from tiny import UNGUARDED, sample, save_tiny_model
+    from tiny import sample, save_tiny_model
 
     from configs.learner import LearnerConfig, ModelConfig
     from learner.learner import Learner
@@ -347,7 +347,7 @@ def allocated(family, sizes, *, num_tokens, checkpointing):
             ModelConfig(lora_rank=8),
             LearnerConfig(
                 num_threads=1,
-                guard=UNGUARDED,
+                guard=False,
                 dtype="bfloat16",
                 gradient_checkpointing=checkpointing,
                 logit_chunk_tokens=64,

@@ -8,6 +8,7 @@ from scripted import decision
 from configs.run import RunConfig
 from learner.export import ExportError
 from ray_jobs.serve import run_serve
+from rollout.engines import served
 from rollout.engines.engine import BackendError
 
 PARAMETERS = {"temperature": 0.0, "num_ctx": 512, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
@@ -27,13 +28,14 @@ def config_for(url):
     return RunConfig.model_validate(
         {
             "envs": {"actions": ["think", "answer"]},
-            "backend": {"type": "ollama", "model": "mine", "base_url": url, "max_retries": 0},
+            "backend": {"type": "ollama", "model": "mine", "base_url": url},
         }
     )
 
 
 @pytest.fixture
-def ollama():
+def ollama(monkeypatch):
+    monkeypatch.setattr(served, "MAX_RETRIES", 0)
     return ScriptedOllama(models=())
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.base import types_of
 from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
@@ -77,7 +76,7 @@ def test_unscorable_trajectory_trains_nothing_and_moves_no_sibling():
 
 
 def test_soft_overlong_shapes_the_total_but_never_the_outcome():
-    reward = make_reward(overlong={"type": "soft", "cache_tokens": 20}).score(make_trajectory(num_tokens=90))
+    reward = make_reward(overlong="soft", overlong_cache_tokens=20).score(make_trajectory(num_tokens=90))
     assert reward.outcome == 1.0
     assert reward.total == pytest.approx(0.5)
 
@@ -87,19 +86,20 @@ def test_all_wrong_group_with_different_length_penalties_has_no_signal():
     scored = score_group(
         make_trajectory("1", num_tokens=3),
         make_trajectory("2", num_tokens=99, index=1),
-        overlong={"type": "soft", "cache_tokens": 20},
+        overlong="soft",
+        overlong_cache_tokens=20,
     )
     assert len(set(scored.totals)) == 2
     assert ending(scored) == "all_wrong"
 
 
-@pytest.mark.parametrize(("overlong", "total"), [("filter", 1.0), ({"type": "soft", "cache_tokens": 20}, 0.5)])
+@pytest.mark.parametrize(("overlong", "total"), [("filter", 1.0), ("soft", 0.5)])
 def test_overlong_rule_ignores_turns_that_are_not_trained(overlong, total):
     """A replayed turn of 100 tokens that was cut, then 90 of its own."""
     repeated = replace(make_turn(num_tokens=100, cut=True), trainable=False)
     own = make_trajectory(num_tokens=90)
     fork = replace(own, turns=(repeated, *own.turns))
-    assert make_reward(overlong=overlong).score(fork).total == pytest.approx(total)
+    assert make_reward(overlong=overlong, overlong_cache_tokens=20).score(fork).total == pytest.approx(total)
 
 
 def test_overlong_filter_takes_a_cut_trajectory_out_of_loss_and_statistics():
@@ -113,7 +113,7 @@ ATTEMPTS = st.tuples(
 
 
 @pytest.mark.parametrize("credit", get_args(Credit))
-@pytest.mark.parametrize("overlong", types_of(LearnerConfig.model_fields["overlong"].annotation))
+@pytest.mark.parametrize("overlong", ["none", "soft", "filter"])
 @settings(max_examples=100, deadline=None)
 @given(st.lists(ATTEMPTS, max_size=8), st.integers(0, 2**32))
 def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, attempts, seed):
@@ -123,9 +123,7 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
         make_trajectory(answer, stop_reason=stop, index=index, cut=cut, num_tokens=100 if cut else rng.randint(1, 99))
         for index, (answer, stop, cut) in enumerate(attempts)
     ]
-    scored = score_group(
-        *trajectories, overlong={"type": "soft", "cache_tokens": 50} if overlong == "soft" else overlong
-    )
+    scored = score_group(*trajectories, overlong=overlong, overlong_cache_tokens=50)
     raw = tuple(tuple(rng.random() for _ in one.planner_turns) for one in trajectories)
     StepScores(raw=raw, prm_digest="d").write_to(scored)
     samples = samples_of(scored, credit=credit)
@@ -146,7 +144,7 @@ def test_group_whose_cut_attempts_are_filtered_is_not_ready():
 def test_right_attempt_whose_penalty_evens_it_out_with_a_wrong_one_is_no_signal():
     group = make_trajectory(num_tokens=100), make_trajectory("1", index=1)
     assert ending(score_group(*group)) == "ready"
-    assert ending(score_group(*group, overlong={"type": "soft", "cache_tokens": 20})) == "overlong"
+    assert ending(score_group(*group, overlong="soft", overlong_cache_tokens=20)) == "overlong"
 
 
 def test_soft_overlong_matches_golden_values():

@@ -27,7 +27,7 @@ async def test_a_plan_is_played_to_its_answer_if_models_verify_and_generate(tmp_
 
     monkeypatch.setattr("rollout.worker.VllmEngine", lambda *_, **__: IdleEngine([]))
     monkeypatch.setattr("rollout.worker.build_chat", lambda _: ChatFormat(ScriptedTokenizer()))
-    models = ("agent.verifier.type=model", "agent.generator.type=model", "rollout.engine.adapter_mode=native")
+    models = ("agent.verifier=model", "agent.generator=model", "rollout.engine.adapter_mode=native")
     settings = ('envs.actions=["think", "answer"]', "cold_start.wrong_share=0", "rollout.engine.max_model_len=10000")
     plan = [PlanStep(thought="t", action=action, action_input="42") for action in ("think", "answer")]
     worker = Worker(load_run_config(None, [*models, *settings]), tmp_path, index=0)

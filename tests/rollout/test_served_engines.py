@@ -4,12 +4,13 @@ import socket
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import patch
 
 import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
 
-from configs.backend import OllamaConfig, OpenAiConfig
+from configs.backend import ServedConfig
 from rollout.agent.planner import planner_grammar, planner_schema
 from rollout.chat import ServedChat
 from rollout.engines import served
@@ -42,11 +43,11 @@ def request_of(**changes):
 
 
 @contextmanager
-def ollama_over(*replies, **settings):
+def ollama_over(*replies, max_retries=3, **settings):
     ollama = ScriptedOllama()
     ollama.replies = list(replies) or ollama.replies
-    with serving(ollama) as url:
-        config = OllamaConfig(**({"model": "planner", "base_url": url} | settings))
+    with serving(ollama) as url, patch.object(served, "MAX_RETRIES", max_retries):
+        config = ServedConfig(**({"type": "ollama", "model": "planner", "base_url": url} | settings))
         yield ollama, OllamaEngine(config, num_ctx=1024, seed=5)
     assert ollama.faults == []
 
@@ -75,7 +76,7 @@ class OpenAiServer:
 
 
 @contextmanager
-def openai_over(*answers, **settings):
+def openai_over(*answers, max_retries=0, **settings):
     script = OpenAiServer(*answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -98,8 +99,9 @@ def openai_over(*answers, **settings):
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     try:
-        config = OpenAiConfig(**({"model": "planner", "base_url": url, "max_retries": 0} | settings))
-        yield script, OpenAiEngine(config, seed=5)
+        config = ServedConfig(**({"type": "openai", "model": "planner", "base_url": url} | settings))
+        with patch.object(served, "MAX_RETRIES", max_retries):
+            yield script, OpenAiEngine(config, seed=5)
     finally:
         server.shutdown()
         server.server_close()
@@ -212,25 +214,30 @@ async def test_missing_model_is_noticed_before_the_first_request():
     assert [path for path, _, _ in server.requests] == ["/v1/models"]
 
 
-@pytest.mark.parametrize("kind", [OllamaConfig, OpenAiConfig])
-async def test_absent_and_silent_servers_name_the_setting(kind):
+@pytest.mark.parametrize("kind", ["ollama", "openai"])
+async def test_absent_and_silent_servers_are_errors(kind, monkeypatch):
+    monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(served, "MAX_RETRIES", 0)
+
     def make(config):
-        if kind is OllamaConfig:
+        if kind == "ollama":
             return OllamaEngine(config, num_ctx=64, seed=0)
         return OpenAiEngine(config, seed=0)
 
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        config = kind(model="m", base_url=url, request_timeout_s=0.2, max_retries=0)
+        config = ServedConfig(type=kind, model="m", base_url=url)
         with pytest.raises(BackendError, match=r"backend\.base_url"):
             await make(config).generate(request_of())
         bound.listen()
-        with pytest.raises(EngineError, match=r"backend\.request_timeout_s"):
+        with pytest.raises(EngineError, match="no reply within"):
             await make(config).generate(request_of())
 
 
-async def test_trickling_server_reaches_the_time_limit():
+async def test_trickling_server_reaches_the_time_limit(monkeypatch):
+    monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(served, "MAX_RETRIES", 0)
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def trickle():
@@ -246,8 +253,8 @@ async def test_trickling_server_reaches_the_time_limit():
         stopped = threading.Event()
         threading.Thread(target=trickle, daemon=True).start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = OpenAiConfig(model="m", base_url=url, request_timeout_s=0.3, max_retries=0)
-        with pytest.raises(EngineError, match=r"backend\.request_timeout_s"):
+        config = ServedConfig(type="openai", model="m", base_url=url)
+        with pytest.raises(EngineError, match="no reply within"):
             await OpenAiEngine(config, seed=0).generate(request_of())
         stopped.set()
 
@@ -379,7 +386,7 @@ async def test_server_that_repeats_the_key_brings_it_into_no_error_and_no_log(
 
 def test_missing_key_is_refused_with_its_setting(monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
-    config = OllamaConfig(model="m", api_key_env="MY_KEY")
+    config = ServedConfig(type="ollama", model="m", api_key_env="MY_KEY")
     with pytest.raises(BackendError, match=r"backend\.api_key_env"):
         OllamaEngine(config, num_ctx=64, seed=0)
 
