@@ -15,19 +15,31 @@ class VllmConfig(Config):
     type: Literal["vllm"] = "vllm"
 
 
-class ServedConfig(Config):
-    """A server: Ollama through its native API, or any server with OpenAI's chat completions.
+class ServerConfig(Config):
+    """A server with OpenAI's chat completions."""
 
-    It reports no token ids and no log-probs, so its answers can never be trained on.
+    model: str = Field(min_length=1, max_length=200)
+    """The server's name of the model."""
+    base_url: PlainUrl
+    """Address of the server."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the API key; none sends no key."""
+
+    @model_validator(mode="after")
+    def _key_is_safe(self) -> Self:
+        if self.api_key_env is not None and in_clear_text(self.base_url):
+            raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
+        return self
+
+
+class ServedConfig(ServerConfig):
+    """A served policy: Ollama through its native API, or any server with OpenAI's chat completions.
+
+    The default address is Ollama's usual one on this machine, or vLLM's. A server reports no token ids and no
+    log-probs, so its answers can never be trained on.
     """
 
     type: Literal["ollama", "openai"]
-    model: str = Field(min_length=1, max_length=200)
-    """The server's name of the model."""
-    base_url: PlainUrl = ""
-    """Address of the server; by default Ollama's usual one on this machine, or vLLM's for `openai`."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the API key; none sends no key."""
     max_concurrency: int = Field(default=4, ge=1, le=256)
     """Trajectories that the server works on at a time."""
     form: Literal["json_schema", "vllm_grammar"] = "json_schema"
@@ -42,9 +54,7 @@ class ServedConfig(Config):
         return {**values, "base_url": DEFAULT_URLS.get(values.get("type"), "")}
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.api_key_env is not None and in_clear_text(self.base_url):
-            raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
+    def _form_is_for_openai(self) -> Self:
         if self.type == "ollama" and self.form != "json_schema":
             raise ValueError(f"form = '{self.form}' is for type = 'openai': leave it out for Ollama")
         return self

@@ -128,12 +128,6 @@ class RolloutConfig(Config):
     engine: EngineConfig = EngineConfig()
 
 
-class NoMemoryConfig(Config):
-    """Nothing is remembered."""
-
-    type: Literal["none"] = "none"
-
-
 class HintsConfig(Config):
     """Right trajectories of training are kept, and their steps are shown as hints for similar tasks."""
 
@@ -141,10 +135,10 @@ class HintsConfig(Config):
     """Show hints in evaluations and to `solve` too, which otherwise measure the policy alone."""
 
 
-class InProcessMemoryConfig(HintsConfig):
-    """Each worker has a separate memory, which ends with it."""
+class LocalMemoryConfig(HintsConfig):
+    """No memory, or a separate one in each worker, which ends with it."""
 
-    type: Literal["in_process"] = "in_process"
+    type: Literal["none", "in_process"] = "none"
 
 
 class FolderMemoryConfig(HintsConfig):
@@ -174,7 +168,7 @@ class ServerMemoryConfig(HintsConfig):
 
 
 MemoryConfig = Annotated[
-    NoMemoryConfig | InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
+    LocalMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
     Field(discriminator="type"),
     typed("none"),
 ]
@@ -195,7 +189,7 @@ class PlannerAgentConfig(Config):
     """Writes the answer if the planner gave none: a rule, or the frozen base model."""
     frozen_max_tokens: int = Field(default=64, ge=1)
     """Length limit of a verdict or answer of the frozen base model."""
-    memory: MemoryConfig = NoMemoryConfig()
+    memory: MemoryConfig = LocalMemoryConfig()
     """What is remembered from one task to the next."""
     lockstep: bool = True
     """At pipeline_depth 0, sample the turns of all trajectories together, which makes a run on a CPU bit-reproducible.

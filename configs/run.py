@@ -156,7 +156,7 @@ class RunConfig(Config):
                 "agent.verifier/generator = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
             )
-        asks_base = "base_generator" in self.envs.actions and self.envs.base_generator.base_url is None
+        asks_base = "base_generator" in self.envs.actions and self.envs.base_generator is None
         if asks_base and self.backend.type == "vllm" and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
                 "envs.actions with 'base_generator' needs envs.base_generator.base_url, or rollout.engine.adapter_mode "

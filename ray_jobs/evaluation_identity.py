@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from configs.plugins import load_own
-from configs.rollout import CommandAgentConfig, FunctionAgentConfig, NoMemoryConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig
 from configs.run import RunConfig
 from envs.types import Task
 from rollout.agent.program import Program
@@ -138,7 +138,7 @@ def _short(value: object) -> str:
 
 def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperature: float) -> dict[str, object]:
     rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
-    hints = not isinstance(memory, NoMemoryConfig) and memory.in_evaluation
+    hints = memory.type != "none" and memory.in_evaluation
     items: dict[str, list[object]] = {}
     for task in tasks:
         metadata = dict(task.metadata) if task.scorer and ":" in task.scorer else {}
@@ -155,7 +155,9 @@ def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperatu
         "adapter_mode": rollout.engine.adapter_mode if config.backend.type == "vllm" else None,
         "agent": config.agent.model_dump(mode="json", exclude={"memory"}),
         # The choice of tasks and the recording of results do not change a tool.
-        "tools": config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording"}),
+        "tools": config.envs.model_dump(
+            mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording", "recording_mode"}
+        ),
         "memory": memory.model_dump(mode="json") if hints else None,
         "judge": judge and {"model": judge.model, "temperature": judge.temperature, "votes": judge.num_votes},
         "items": {

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
-from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
+from configs.rollout import FolderMemoryConfig, LocalMemoryConfig, ServerMemoryConfig
 from envs.datasets.rows import question_key
 from envs.sandbox.protocol import cut_middle
 from envs.types import Task, ToolResult
@@ -188,7 +188,7 @@ class EpisodicMemory:
     call raises MemoryUnavailableError if Qdrant cannot be reached or its folder is in use.
     """
 
-    def __init__(self, config: InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
+    def __init__(self, config: LocalMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
         self._config = config
         self.in_evaluation = config.in_evaluation
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")

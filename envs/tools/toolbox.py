@@ -81,7 +81,7 @@ class Parts:
 def _code(parts: Parts) -> OpenTool:
     sandbox = parts.sandbox
     assert sandbox is not None  # opened together with this action
-    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.sandbox.timeout_s))
+    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.code_timeout_s))
 
 
 def _search(parts: Parts) -> OpenTool:
@@ -133,7 +133,7 @@ def _custom(name: str, parts: Parts) -> OpenTool:
     if parts.recording and not config.stateless:
         raise UserError(
             f"envs.tools.{name} may keep state during a task, but envs.recording answers equal calls alike; set "
-            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording.path out"
+            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording out"
         )
     max_chars = parts.config.max_result_chars
     make = custom_tool_factory(name, config, time_limit_s=TIME_LIMIT_S, max_chars=max_chars)
@@ -193,7 +193,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             parts = Parts(
                 config=config,
                 block_list=block_list,
-                recording=Recording(Path(path), config.recording.mode) if (path := config.recording.path) else None,
+                recording=Recording(Path(path), config.recording_mode) if (path := config.recording) else None,
                 own_model=own_model,
                 sandbox=sandbox,
             )
@@ -220,4 +220,4 @@ def open_sandbox(config: EnvsConfig) -> "Sandbox":
     """Open the sandbox of the `code` tool; raises SandboxRefusedError."""
     from envs.sandbox import Sandbox, SandboxSettings
 
-    return Sandbox(SandboxSettings(tier=config.sandbox.tier))
+    return Sandbox(SandboxSettings(tier=config.sandbox))

@@ -27,9 +27,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         credit = reward.prm.model_copy(update={"prm_path": _absolute(reward.prm_path)})
         reward = reward.model_copy(update={"credit": credit})
     if _SUBMITTED not in os.environ:
-        recording = envs.recording.model_copy(update={"path": _absolute(envs.recording.path)})
         web = envs.web.model_copy(update={"blocked_questions": _absolute(envs.web.blocked_questions)})
-        envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "recording": recording, "web": web})
+        paths = {"data_path": _absolute(envs.data_path), "recording": _absolute(envs.recording)}
+        envs = envs.model_copy(update={**paths, "web": web})
         config = config.model_copy(update={"code_path": _absolute(config.code_path), **_absolute_parts(config)})
     return config.model_copy(update={"output_dir": _absolute(config.output_dir), "envs": envs, "reward": reward})
 

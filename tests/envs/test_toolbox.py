@@ -428,7 +428,7 @@ def test_an_unusable_recording_is_reported_at_the_start(tmp_path):
 
 async def test_a_recipe_records_the_tools_from_outside_only(tmp_path):
     path = tmp_path / "results.jsonl"
-    config = own("weather", "Weather", recording={"path": str(path)})
+    config = own("weather", "Weather", recording=str(path))
     with pytest.raises(UserError, match=r"envs\.tools\.weather\.stateless"):
         Toolbox(config)
     config.tools["weather"] = config.tools["weather"].model_copy(update={"stateless": True})
