@@ -112,8 +112,8 @@ class OwnDatasetConfig(Config):
     `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name`, a data set of
     the Hugging Face hub."""
     scorer: str | None = None
-    """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a function of one's own. None:
-    by what a task names itself, else by reward.scorer."""
+    """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a custom function. None:
+    the scorer that a task names, else reward.scorer."""
     config: str | None = None
     """Configuration of a hub's data set that has several."""
     split: str = "train"
@@ -165,9 +165,9 @@ class EnvsConfig(Config):
     with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in three of four draws a task
     again that only some attempts of its last group solved."""
     datasets: dict[str, OwnDatasetConfig] = {}
-    """Further data sets by name, which `mix` can name: tasks that a function of one's own returns, or of the hub."""
+    """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
     data_path: OwnPath | None = None
-    """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines or Parquet of one's own
+    """Local file for data sets that are not generated: AIME, Game of 24, and custom JSON Lines or Parquet
     (`own_text`, `own_integer`, `own_math`, `own_choice`)."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.

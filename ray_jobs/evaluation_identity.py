@@ -73,7 +73,7 @@ def identity_of(
 ) -> Identity:
     """Return the identity of an evaluation. `model_path` is None if a server holds the model.
 
-    Raises BackendError if the server does not answer, or CheckpointError for a corrupt adapter.
+    Raises BackendError if the server does not answer, or UserError for a corrupt adapter.
     """
     backend = config.backend
     if model_path is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from configs.errors import UserError, reason
 from configs.plugins import search_in
 from configs.run import RunConfig
-from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, read_manifest
+from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import read_json
@@ -20,19 +20,19 @@ class RunFolderError(UserError):
 
 def checkpoint_at(path: Path) -> Path:
     """The checkpoint that a run folder (the newest good one), a checkpoint or the adapter file in it names. Raises
-    CheckpointError."""
+    UserError."""
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
-        raise CheckpointError(f"'{path}' is no folder; name a run, a checkpoint in it, or `none`")
+        raise UserError(f"'{path}' is no folder; name a run, a checkpoint in it, or `none`")
     if (folder / "config.json").is_file():
         return _newest(folder)
     if not (folder / MANIFEST).is_file():
-        raise CheckpointError(
+        raise UserError(
             f"'{folder}' is neither a run (it has no config.json) nor a checkpoint (it has no {MANIFEST}); name a run, "
             "a checkpoint in it, or `none`"
         )
     if "policy_version" not in read_manifest(folder):
-        raise CheckpointError(f"'{folder}' is no checkpoint of a planner; name a run, or one below its checkpoints/")
+        raise UserError(f"'{folder}' is no checkpoint of a planner; name a run, or one below its checkpoints/")
     return folder
 
 
@@ -52,7 +52,7 @@ def _newest(run: Path) -> Path:
             for fault in faults:
                 print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
             return found.folder
-    raise CheckpointError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
+    raise UserError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
 
 
 def begun_config(path: Path) -> RunConfig:
@@ -76,20 +76,20 @@ def origin_of(path: Path) -> dict[str, Any]:
 
 def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -> None:
     """Whether a checkpoint is to be used by the kind of agent, with the scale and on the base that its run had;
-    `model_path` is the folder of `model.path`. Of one that lies in no run nobody knows. Raises CheckpointError and
+    `model_path` is the folder of `model.path`. Of one that lies in no run nobody knows. Raises UserError and
     RunFolderError."""
     run = run_of(checkpoint)
     if run is None:
         return
     begun, model = _written_config(run), config.model
     if (begun.agent.type == "planner") != (config.agent.type == "planner"):
-        raise CheckpointError(
+        raise UserError(
             f"the adapter in {checkpoint} was trained with agent.type = '{begun.agent.type}', and this recipe has "
             f"'{config.agent.type}', which asks otherwise; give the recipe of its run, {run}/config.json"
         )
     trained = begun.model
     if trained.lora_alpha != model.lora_alpha:
-        raise CheckpointError(
+        raise UserError(
             f"the adapter in {checkpoint} was trained with model.lora_alpha = {trained.lora_alpha}, and with "
             f"{model.lora_alpha} it would count {model.lora_alpha / trained.lora_alpha:g} times; set "
             f"model.lora_alpha={trained.lora_alpha}, or give the recipe of the run that trained it"
@@ -98,7 +98,7 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
     local = trained.path != "demo" and folder.is_dir()
     if not (same_weights(folder, model_path) if local else trained.path == model.path):
         base = folder if local else trained.path
-        raise CheckpointError(
+        raise UserError(
             f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = '{model.path}' is not "
             f"known to have the same weights; set model.path={base}, or, if they are the same, copy the checkpoint out "
             "of its run"

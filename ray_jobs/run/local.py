@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from configs.backend import VllmConfig
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.held_out import Attempts
 from ray_jobs.run.begun import check_trained_alike
@@ -172,10 +173,10 @@ def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
     """Open a worker that samples trainable trajectories, with a checkpoint's adapter or the base model.
 
     Raises:
-        CheckpointError, BackendError: The adapter does not fit, before an engine is loaded.
+        UserError, BackendError: The adapter does not fit, before an engine is loaded.
     """
     from actors.cluster import QUIET
-    from learner.checkpoint import CheckpointError, read_manifest
+    from learner.checkpoint import read_manifest
     from rollout.engines.adapters import AdapterMerger
 
     if config.backend.type != "vllm":
@@ -192,7 +193,7 @@ def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
         try:
             AdapterMerger(model_path, model.lora_alpha / model.lora_rank).check(data, rank=model.lora_rank)
         except ValueError as error:
-            raise CheckpointError(
+            raise UserError(
                 f"the adapter in {adapter} does not fit model.path = '{model.path}': {error}; pass the recipe of the "
                 "run that trained it"
             ) from error

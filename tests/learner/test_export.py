@@ -5,7 +5,8 @@ import pytest
 import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
-from learner.export import ExportError, file_digests, write_merged_model
+from configs.errors import UserError
+from learner.export import file_digests, write_merged_model
 from ray_jobs.gguf import greedy_answer, loaded_model, measure_gap, write_gguf
 from rollout.agent.planner import planner_grammar
 
@@ -92,20 +93,20 @@ def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_p
 
 
 def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
-    with pytest.raises(ExportError, match=r"model\.lora_rank"):
+    with pytest.raises(UserError, match=r"model\.lora_rank"):
         write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED | {"rank": 16, "alpha": 32.0})
     assert not (tmp_path / "hf").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"no safetensors"])
 def test_bytes_that_are_no_adapter_are_refused(model_path, data, tmp_path):
-    with pytest.raises(ExportError, match="does not fit model m: these bytes are not an adapter"):
+    with pytest.raises(UserError, match="does not fit model m: these bytes are not an adapter"):
         write_merged_model(model_path, data, tmp_path / "hf", **MERGED)
 
 
 def test_an_adapter_of_another_model_is_refused_before_anything_is_written(model_path, tmp_path):
     other = save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3)
-    with pytest.raises(ExportError, match="the adapter has weights that the base model lacks"):
+    with pytest.raises(UserError, match="the adapter has weights that the base model lacks"):
         write_merged_model(model_path, random_adapter(other), tmp_path / "hf", **MERGED)
     assert not (tmp_path / "hf").exists()
 

@@ -3,7 +3,7 @@ import torch
 from tiny_export import TEMPLATE, save_tiny_export_model
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
-from learner.export import ExportError
+from configs.errors import UserError
 from ray_jobs.gguf import loaded_model, pre_tokenizer_name, write_gguf
 
 
@@ -95,7 +95,7 @@ def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
 def test_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path):
     """A special token, such as a pad, may be added without a row in the embedding."""
     folder = save_tiny_export_model(tmp_path / "model", "llama", vocab_size=262)
-    with pytest.raises(ExportError, match="vocab_size = 262"):
+    with pytest.raises(UserError, match="vocab_size = 262"):
         write_gguf(folder, tmp_path / "m.gguf", "bf16", name="tiny")
 
 
@@ -149,7 +149,7 @@ def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
     parts = json.loads(tokenizer.to_str())
     if name is None:
-        with pytest.raises(ExportError, match="--format hf"):
+        with pytest.raises(UserError, match="--format hf"):
             pre_tokenizer_name(parts)
     else:
         assert pre_tokenizer_name(parts) == name
@@ -177,5 +177,5 @@ def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
 )
 def test_model_without_an_exact_gguf_form_is_rejected(tmp_path, architecture, changes, message):
     model = save_tiny_export_model(tmp_path / "model", architecture, **changes)
-    with pytest.raises(ExportError, match=message):
+    with pytest.raises(UserError, match=message):
         write_gguf(model, tmp_path / "m.gguf", "f16", name="tiny")

@@ -7,7 +7,8 @@ import safetensors.torch
 import torch
 from tiny import LOSSES, make_learner, make_samples, sample, save_tiny_model
 
-from learner.checkpoint import CheckpointError, load_checkpoint, newest_checkpoint, save_checkpoint, write_manifest
+from configs.errors import UserError
+from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint, write_manifest
 from learner.packing import build_batch
 from learner.tree_attention import plan_attention
 from learner.types import Adapter, GrammarSpan
@@ -326,10 +327,10 @@ def test_changed_or_half_written_checkpoint_is_named_and_refused(model_path, tmp
     learner = make_learner(model_path)
     folder = save_checkpoint(learner, tmp_path, keep=2)
     (folder / "optimizer.pt").write_bytes(b"rubbish")
-    with pytest.raises(CheckpointError, match=r"optimizer\.pt: sha256"):
+    with pytest.raises(UserError, match=r"optimizer\.pt: sha256"):
         load_checkpoint(learner, folder)
     (folder / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match="not a complete checkpoint"):
+    with pytest.raises(UserError, match="not a complete checkpoint"):
         load_checkpoint(learner, folder)
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import ray
 
-from actors.cluster import ClusterError, start_ray
+from actors.cluster import start_ray
 from configs.cluster import ClusterConfig
 from configs.errors import UserError
 from configs.loading import load_run_config
@@ -46,7 +46,7 @@ def test_cluster_that_is_not_there_is_said_at_once():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-    with pytest.raises(ClusterError, match=r"nothing listens at .*`ray status --address"):
+    with pytest.raises(UserError, match=r"nothing listens at .*`ray status --address"):
         start_ray(ClusterConfig(address=f"127.0.0.1:{port}"))
 
 
@@ -61,7 +61,7 @@ def test_a_machine_that_is_too_busy_for_ray_is_one_line(monkeypatch):
         raise Exception("The current node timed out during startup. This could happen because ...")
 
     monkeypatch.setattr("actors.cluster.ray.init", late)
-    with pytest.raises(ClusterError, match="give the command again"):
+    with pytest.raises(UserError, match="give the command again"):
         start_ray(ClusterConfig())
 
 
@@ -78,7 +78,7 @@ def test_port_of_the_dashboard_is_told_from_that_of_the_cluster():
     """Regression: Ray asked it for a minute."""
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as listening:
         threading.Thread(target=listening.serve_forever, daemon=True).start()
-        with pytest.raises(ClusterError, match=r"a web server listens at .*; give the port of the cluster itself"):
+        with pytest.raises(UserError, match=r"a web server listens at .*; give the port of the cluster itself"):
             start_ray(ClusterConfig(address=f"127.0.0.1:{listening.server_port}"))
         listening.shutdown()
 
@@ -94,7 +94,7 @@ def test_cluster_of_other_versions_is_told_with_both(monkeypatch):
 
     monkeypatch.setattr("actors.cluster.find_cluster", lambda address: address)
     monkeypatch.setattr("actors.cluster.ray.init", mismatch)
-    with pytest.raises(ClusterError, match=r"Ray: 2.59.0 Python: 3.11.9 This .* Ray: 2.60.0 .* or send the run there"):
+    with pytest.raises(UserError, match=r"Ray: 2.59.0 Python: 3.11.9 This .* Ray: 2.60.0 .* or send the run there"):
         start_ray(ClusterConfig(address="head:6379"))
 
 
@@ -104,5 +104,5 @@ def test_cluster_that_asks_for_a_token_is_one_line(monkeypatch):
 
     monkeypatch.setattr("actors.cluster.find_cluster", lambda address: address)
     monkeypatch.setattr("actors.cluster.ray.init", refused)
-    with pytest.raises(ClusterError, match=r"no token was found.*RAY_AUTH_MODE=token is set"):
+    with pytest.raises(UserError, match=r"no token was found.*RAY_AUTH_MODE=token is set"):
         start_ray(ClusterConfig(address="head:6379"))

@@ -9,10 +9,11 @@ from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answe
 from scripted import ScriptedTool, decision, make_agent
 
 from configs.api_keys import ApiKeyError
+from configs.errors import UserError
 from envs.datasets.benchmarks import load_benchmark
 from envs.datasets.game24 import load_game24, of_split
 from envs.types import Task, ToolResult, ToolUnavailableError
-from learner.checkpoint import CheckpointError, write_manifest
+from learner.checkpoint import write_manifest
 from ray_jobs import held_out
 from ray_jobs.evaluate import EvaluationRequest, beyond_search, evaluation_items, run_evaluation
 from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
@@ -322,7 +323,7 @@ def test_held_out_tasks_that_the_adapters_run_trained_on_are_left_out(tmp_path):
 def test_adapter_of_another_scale_is_rejected(tmp_path, monkeypatch):
     use(monkeypatch, ScriptedSolver(broken))
     adapter = trained_run(config_for(tmp_path, "model.lora_alpha=64"))
-    with pytest.raises(CheckpointError, match=r"model\.lora_alpha"):
+    with pytest.raises(UserError, match=r"model\.lora_alpha"):
         run_evaluation(config_for(tmp_path), request_for(tmp_path, "musique", adapter=adapter))
     assert not (tmp_path / "out").exists()
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_export import random_adapter, save_tiny_export_model
 
+from configs.errors import UserError
 from configs.run import RunConfig
-from learner.checkpoint import CheckpointError, write_manifest
+from learner.checkpoint import write_manifest
 from learner.demo_model import demo_model_dir
-from learner.export import ExportError
 from ray_jobs import export
 from ray_jobs.export import find_source, planner_openings, read_export, run_export
 from ray_jobs.gguf import greedy_answer, loaded_model
@@ -163,7 +163,7 @@ def test_full_disk_leaves_nothing_behind(run, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ray_jobs.export.write_gguf", full)
-    with pytest.raises(ExportError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device"):
         run_export(str(run), None, tmp_path / "out", **OPTIONS)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
 
@@ -171,7 +171,7 @@ def test_full_disk_leaves_nothing_behind(run, tmp_path, monkeypatch):
 def test_model_without_a_gguf_form_is_exported_for_hugging_face(tmp_path):
     model = save_tiny_export_model(tmp_path / "m", "gemma", head_dim=16)
     run = make_run(tmp_path / "run", model, random_adapter(model))
-    with pytest.raises(ExportError, match="--format hf"):
+    with pytest.raises(UserError, match="--format hf"):
         run_export(str(run), None, tmp_path / "out", **OPTIONS)
     run_export(str(run), None, tmp_path / "out", formats=("hf",), quantization="q8_0", num_prompts=0)
 
@@ -179,10 +179,10 @@ def test_model_without_a_gguf_form_is_exported_for_hugging_face(tmp_path):
 def test_changed_export_is_rejected(run, tmp_path):
     run_export(str(run), None, tmp_path / "out", formats=("gguf",), quantization="f16", num_prompts=0)
     (tmp_path / "out" / "Modelfile").write_text("FROM other")
-    with pytest.raises(ExportError, match="Modelfile"):
+    with pytest.raises(UserError, match="Modelfile"):
         read_export(tmp_path / "out", ("Modelfile",))
     (tmp_path / "out" / "export.json").write_text("{")
-    with pytest.raises(ExportError, match="export"):
+    with pytest.raises(UserError, match="export"):
         read_export(tmp_path / "out", ())
 
 
@@ -205,7 +205,7 @@ def test_unusable_source_or_target_is_rejected_before_anything_is_written(
         source = tmp_path / "nowhere"
     elif fault == "full":
         monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5000))
-    with pytest.raises((ExportError, CheckpointError)):
+    with pytest.raises(UserError):
         run_export(str(source), recipe, tmp_path / "out", **OPTIONS)
     assert not list((tmp_path / "out").glob("*"))
 

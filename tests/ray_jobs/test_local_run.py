@@ -6,7 +6,8 @@ from contextlib import contextmanager
 import pytest
 from evaluating import config_for
 
-from learner.checkpoint import CheckpointError, write_manifest
+from configs.errors import UserError
+from learner.checkpoint import write_manifest
 from ray_jobs.phases.collect import OtherPolicyError, run_collect
 from ray_jobs.phases.label import NothingCollectedError, run_label
 from ray_jobs.phases.prm import run_train_prm
@@ -145,5 +146,5 @@ def test_an_adapter_of_another_scale_is_refused_before_an_engine_is_loaded(tmp_p
     write_manifest(checkpoint, policy_version=1, step=1)
     for alpha, said in ((32, r"trained with model\.lora_alpha = 64\.0"), (64, "these bytes are not an adapter")):
         config = config_for(tmp_path, f"model.lora_alpha={alpha}")
-        with pytest.raises(CheckpointError, match=said), open_policy(config, checkpoint):
+        with pytest.raises(UserError, match=said), open_policy(config, checkpoint):
             pass

@@ -12,7 +12,7 @@ from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.plugins import load_own
 from configs.run import RunConfig
-from learner.checkpoint import CheckpointError, write_manifest
+from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
 from ray_jobs.run import provenance
 from ray_jobs.run.begun import begun_config, check_trained_alike, checkpoint_at, run_of, started_in
@@ -267,7 +267,7 @@ def model_in(folder, weights=b"weights"):
 def test_checkpoint_is_refused_with_another_scale_than_its_run_trained_it_with(trained, tmp_path):
     base = model_in(tmp_path / "base")
     checkpoint = trained(f"model.path={base}", "model.lora_alpha=64")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(UserError) as caught:
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base))), base)
     assert str(caught.value) == (
         f"the adapter in {checkpoint} was trained with model.lora_alpha = 64.0, and with 32.0 it would count 0.5 "
@@ -280,7 +280,7 @@ def test_checkpoint_of_an_own_agent_is_not_asked_as_the_built_in_planner(trained
     base = model_in(tmp_path / "base")
     own = ["agent.function=my_agent:solve", "cold_start.num_demonstrations=0", "reward.credit=outcome"]
     checkpoint = trained(f"model.path={base}", *own)
-    with pytest.raises(CheckpointError, match=r"was trained with agent.type = 'function', .*/r/config.json"):
+    with pytest.raises(UserError, match=r"was trained with agent.type = 'function', .*/r/config.json"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base))), base)
     command = load_run_config(None, [f"model.path={base}", "agent.command=python agent.py", *own[1:]])
     check_trained_alike(checkpoint, command, base)
@@ -289,7 +289,7 @@ def test_checkpoint_of_an_own_agent_is_not_asked_as_the_built_in_planner(trained
 def test_checkpoint_is_refused_on_another_base_than_its_run_trained_it_on(trained, tmp_path):
     base, other = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "other", b"weightt")
     checkpoint = trained("model.path=base")
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(UserError) as caught:
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
     assert str(caught.value) == (
         f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = 'other' is not known to "
@@ -300,7 +300,7 @@ def test_checkpoint_is_refused_on_another_base_than_its_run_trained_it_on(traine
 def test_base_of_the_same_name_in_another_folder_is_not_taken_for_the_runs(trained, tmp_path):
     model_in(tmp_path / "home" / "base")
     other = model_in(tmp_path / "base", b"weightt")
-    with pytest.raises(CheckpointError, match="is not known to have the same weights"):
+    with pytest.raises(UserError, match="is not known to have the same weights"):
         check_trained_alike(trained("model.path=base"), RunConfig(model=ModelConfig(path="base")), other)
 
 
@@ -310,7 +310,7 @@ def test_base_is_the_same_under_whatever_path_it_lies(trained, tmp_path):
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base))), base)
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="copy")), copy)
     checkpoint.parents[1].rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match="copy the checkpoint out of its run"):
+    with pytest.raises(UserError, match="copy the checkpoint out of its run"):
         check_trained_alike(
             tmp_path / "moved" / "checkpoints" / "v000003", RunConfig(model=ModelConfig(path="copy")), copy
         )
@@ -320,7 +320,7 @@ def test_base_is_the_same_under_whatever_path_it_lies(trained, tmp_path):
 def test_base_that_lies_in_no_folder_is_known_by_its_name(trained, tmp_path, name):
     checkpoint, other = trained(f"model.path={name}"), model_in(tmp_path / "other")
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=name)), other)
-    with pytest.raises(CheckpointError, match=f"was trained on model.path = '{name}', and model.path = 'other' is not"):
+    with pytest.raises(UserError, match=f"was trained on model.path = '{name}', and model.path = 'other' is not"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
 
 

@@ -5,8 +5,8 @@ import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import decision
 
+from configs.errors import UserError
 from configs.run import RunConfig
-from learner.export import ExportError
 from ray_jobs.serve import run_serve
 from rollout.engines import served
 from rollout.engines.engine import BackendError
@@ -80,6 +80,6 @@ def test_unusable_export_is_rejected_before_it_is_sent(fault, export, ollama):
     (export / "export.json").write_text(json.dumps(manifest))
     with serving(ollama) as url:
         config = RunConfig.model_validate(config_for(url).model_dump(mode="json") | change)
-        with pytest.raises(ExportError):
+        with pytest.raises(UserError):
             run_serve(config, export)
     assert ollama.blobs == {}

@@ -8,7 +8,6 @@ from tiny import save_tiny_model
 from configs.errors import UserError
 from configs.reward import PrmConfig
 from envs.types import Task, ToolCall, ToolResult
-from learner.checkpoint import CheckpointError
 from reward.prm import model as prm_module
 from reward.prm.model import PrmError, ProcessRewardModel, prm_settings
 from reward.prm.step_text import step_texts
@@ -179,7 +178,7 @@ def test_prm_of_another_renderer_is_refused(llama_path, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(prm_module, "RENDERER_VERSION", "another-renderer")
         make_prm(llama_path).save(tmp_path / "prm")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(UserError):
         make_prm(llama_path).load(tmp_path / "prm")
 
 
@@ -191,7 +190,7 @@ def test_flipped_byte_is_refused_and_changes_no_weights(llama_path, tmp_path, na
     data = bytearray((tmp_path / "prm" / name).read_bytes())
     data[-5] ^= 1
     (tmp_path / "prm" / name).write_bytes(data)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(UserError):
         prm.load(tmp_path / "prm")
     assert prm.score(some_steps(2)) == before
 
@@ -200,7 +199,7 @@ def test_missing_file_is_refused(llama_path, tmp_path):
     prm = make_prm(llama_path)
     prm.save(tmp_path / "prm")
     (tmp_path / "prm" / "prm.safetensors").unlink()
-    with pytest.raises(CheckpointError):
+    with pytest.raises(UserError):
         prm.load(tmp_path / "prm")
 
 
