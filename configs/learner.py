@@ -96,6 +96,9 @@ BOUNDED_LOSSES = ("cispo", "gspo")
 """Losses that bound the ratio themselves, and so need no correction."""
 
 
+LOGIT_CHUNK_TOKENS = 128
+"""Positions whose logits (one number per word of the vocabulary each) exist at a time: 78 MB in float32 for 152,000
+words. On an H100 1,024 was no faster. The plan of a run's memory counts it, too."""
 Attention = Literal["auto", "fused", "blocks"]
 
 
@@ -130,8 +133,6 @@ class LearnerConfig(Config):
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations: a fraction of the memory for
     about a third more work. Long trajectories on one card need it."""
-    logit_chunk_tokens: int = Field(default=128, ge=1)
-    """Positions whose logits (one number per word of the vocabulary each) exist at a time."""
     attention: Attention = "auto"
     """Computation of the attention. `fused`: one kernel for the whole microbatch, compiled for the card. `blocks`: 128
     tokens at a time. `auto`: blocks on a CPU; on a card the kernel if it agrees with the blocks."""

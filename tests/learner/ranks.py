@@ -6,7 +6,6 @@
 import multiprocessing
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -102,17 +101,6 @@ def one_more_step(learner, steps=()):
     }
 
 
-@contextmanager
-def autocast_reported_as_on_a_card():
-    """Report a CPU's autocast where DeepSpeed looks for a card's, which it would switch off."""
-    of_device = torch.is_autocast_enabled
-    torch.is_autocast_enabled = lambda device="cpu": of_device(device)
-    try:
-        yield
-    finally:
-        torch.is_autocast_enabled = of_device
-
-
 def main(model_path, folder, size):
     """Fork one process per rank after the slow imports."""
     os.environ["DS_ACCELERATOR"] = "cpu"
@@ -148,8 +136,6 @@ def _rank(model_path, folder, rank, size, meeting):
         results["resumed", stage] = one_more_step(learner)
         save_checkpoint(learner, folder / f"resumed-{stage}", keep=1)
         results["twice", stage] = one_more_step(learner)
-    with autocast_reported_as_on_a_card():
-        results["mixed"] = gradient_of(make_learner(model_path, "dapo", zero_stage=3, ranks=ranks, dtype="bfloat16"))
     torch.save(results, folder / f"rank-{rank}.pt")
 
 

@@ -37,7 +37,6 @@ def alone(folder, model_path):
         loss: ranks.run_steps(ranks.make_learner(model_path, loss), folder / ("alone" if loss == "dapo" else loss))
         for loss in dict.fromkeys(loss for loss, _ in ranks.CASES)
     }
-    results["mixed"] = ranks.gradient_of(ranks.make_learner(model_path, "dapo", dtype="bfloat16"))
     monkeypatch.undo()
     return results
 
@@ -79,13 +78,6 @@ def test_ranks_have_the_gradient_weights_and_metrics_of_one_process(model_path, 
     # DeepSpeed's default bucket has 500 million gradients, 1.86 GiB.
     trained = ranks.make_learner(model_path, "dapo").policy.trainable_parameters()
     assert found[0]["bucket"] == sum(parameter.numel() for parameter in trained)
-
-
-@pytest.mark.slow
-def test_ranks_have_the_gradient_of_one_process_in_bf16(alone, together):
-    expected = alone["mixed"]["gradient"]
-    for results in together:
-        assert (results["mixed"]["gradient"] - expected).abs().max() < 1e-6 < expected.abs().max()
 
 
 @pytest.mark.slow

@@ -40,33 +40,6 @@ def test_quantized_weights_are_as_near_as_their_bits_allow(model_path, tmp_path,
         assert (weight - found[name]).abs().max() <= furthest, name
 
 
-def test_metadata_holds_the_shape_of_the_model(model_path, tmp_path):
-    write_gguf(model_path, tmp_path / "m.gguf", "q8_0", name="tiny")
-    fields, tensors = read(tmp_path / "m.gguf")
-    kind = fields["general.architecture"]
-    head_dim = 128 if kind == "qwen3" else 16
-    expected = {
-        "context_length": 256,
-        "embedding_length": 64,
-        "block_count": 2,
-        "feed_forward_length": 96,
-        "attention.head_count": 4,
-        "attention.head_count_kv": 2,
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "rope.dimension_count": head_dim,
-        "vocab_size": 320,
-    }
-    assert {name: fields[f"{kind}.{name}"] for name in expected} == expected
-    assert fields["general.name"] == "tiny"
-    assert fields["general.file_type"] == 7
-    assert fields[f"{kind}.rope.freq_base"] == pytest.approx(10000.0)
-    assert fields[f"{kind}.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-6)
-    types = {tensor.name: tensor.tensor_type.name for tensor in tensors}
-    assert {types[name] for name in types if name.endswith("norm.weight")} == {"F32"}
-    assert {types["token_embd.weight"], types["output.weight"], types["blk.1.attn_q.weight"]} == {"Q8_0"}
-
-
 def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
     from transformers import AutoTokenizer
 

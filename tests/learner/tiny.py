@@ -37,7 +37,6 @@ LOSSES = {
     "gspo": "gspo",
     "dr_grpo": "dr_grpo",
 }
-CORRECTIONS = ("tis", "icepop", "sequence_reject", "none")
 
 
 def make_learner(model_path, *, seed=0, guard=False, dtype="float32", base_weights=None, **config):
