@@ -31,14 +31,6 @@ PART_LOST = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 MAX_REASON = 300
 
 
-class ClusterError(UserError):
-    """A cluster that cannot be joined, or that has no room for a part of the run."""
-
-
-class PartLostError(UserError):
-    """A part of the run was lost and cannot be replaced; the message names the command that resumes the run."""
-
-
 class LearnerLostError(RuntimeError):
     """The learner was lost, with its weights since the newest checkpoint."""
 
@@ -161,7 +153,7 @@ def _start_own(*, dashboard: bool) -> None:
                 raise
             ray.shutdown()
             if last:
-                raise ClusterError(
+                raise UserError(
                     "Ray did not start within its 30 s, three times: this machine is too busy; see `uptime`, and give "
                     "the command again"
                 ) from error
@@ -195,11 +187,11 @@ def _join(address: str) -> None:
         )
     except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         if VERSIONS_DIFFER in str(error):
-            raise ClusterError(
+            raise UserError(
                 f"cannot join the Ray cluster at '{address}': {' '.join(str(error).split())}; install the cluster's "
                 "versions here, or send the run there with `agentflow submit`, which runs with those of the cluster"
             ) from error
-        raise ClusterError(
+        raise UserError(
             f"cannot join the Ray cluster at '{address}': {str(error).partition(chr(10))[0]}; see that it runs (`ray "
             f"status --address {address}`) and, where it asks for a token, that RAY_AUTH_MODE=token is set, or start "
             "one with `ray start --head`; cluster.address=local does without"

@@ -34,10 +34,6 @@ MAX_OPEN_CALLS = 100_000
 Ray's `concurrency_groups` would not do: each has its own event loop, and calls in one cannot wake those in another."""
 
 
-class AdapterMismatchError(UserError):
-    """An engine does not sample with the weights that the learner published, so that its samples cannot be trusted."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAdapter:
     """A policy version and its weights."""
@@ -161,15 +157,15 @@ class DynamicSampling:
 
     async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
         """Record the proof that a worker samples with a version: the digest of the bytes that it received, and the
-        weights that its engine's memory holds. Raises AdapterMismatchError where one of them is wrong."""
+        weights that its engine's memory holds. Raises UserError where one of them is wrong."""
         published = self._digests.get(policy_version)
         if digest != published:
-            raise AdapterMismatchError(
+            raise UserError(
                 f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was "
                 f"{published[:12] if published else 'nothing'}"
             )
         if read_back.fault:
-            raise AdapterMismatchError(f"worker {worker}, version {policy_version}: {read_back.fault}")
+            raise UserError(f"worker {worker}, version {policy_version}: {read_back.fault}")
         latency_s = round(time.monotonic() - self._published_at[policy_version], 4)
         self._proofs.append((worker, policy_version, latency_s))
         self._buffer.prove(worker, policy_version)

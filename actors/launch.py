@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from actors.base_weights import BaseWeightsActor
-from actors.cluster import ClusterError, Handle, LearnerLostError, PartLostError, reason_of
+from actors.cluster import Handle, LearnerLostError, reason_of
 from actors.dynamic_sampling import DynamicSampling
 from actors.learner import LearnerActor
 from actors.placement import (
@@ -29,6 +29,7 @@ from actors.placement import (
 from actors.prm import PrmActor
 from actors.rollout_worker import RolloutWorkerActor
 from configs.cluster import BASE_SHARE
+from configs.errors import UserError
 from configs.run import RunConfig
 from learner.learner import Learner
 from reward.prm.model import prm_in_use
@@ -131,7 +132,7 @@ class Launcher:
 
     def wait_for_learner(self) -> None:
         """Wait until the learner that was started last is built. Raises LearnerLostError if that fails. Its room may be
-        lost with a node meanwhile: raises ClusterError if there is none for `cluster.patience_s`, or if the learner
+        lost with a node meanwhile: raises UserError if there is none for `cluster.patience_s`, or if the learner
         does not see the run folder."""
         pending, without_room_s, started = self._built, 0.0, time.monotonic()
         while pending:
@@ -228,12 +229,12 @@ class Launcher:
         self._wait({f"rollout worker {index}": worker for index, (worker, _) in workers.items()})
         return Cluster(store=store, learner=learner, workers=workers, prm=prm, base=base)
 
-    def no_room(self, name: str, claims: Sequence[Bundle]) -> ClusterError:
+    def no_room(self, name: str, claims: Sequence[Bundle]) -> UserError:
         """Return the error for a part that has no room."""
         left = ray.available_resources()
         free = {resource: left.get(resource, 0.0) for resource in claims[0]}
         times = f" for each of {len(claims)} processes" if len(claims) > 1 else ""
-        return ClusterError(
+        return UserError(
             f"no room for the {name}: it claims {claims[0]} on one node{times}, and the whole cluster has {free} free; "
             "add a node, lower rollout.num_workers, or set cluster.patience_s to the time in which a node starts"
         )
@@ -247,12 +248,12 @@ class Launcher:
             done, _ = ray.wait([*beats], timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 names = ", ".join(beats.values())
-                raise PartLostError(f"these parts did not start within 12 * cluster.answer_s = {limit_s:g} s: {names}")
+                raise UserError(f"these parts did not start within 12 * cluster.answer_s = {limit_s:g} s: {names}")
             ray.get(done[0])
             del beats[done[0]]
 
-    def _sees_other_folder(self, name: str) -> ClusterError:
-        return ClusterError(
+    def _sees_other_folder(self, name: str) -> UserError:
+        return UserError(
             f"the {name} runs on a node that does not see the run folder '{self._folder}', where checkpoints are "
             "written; set output_dir to a folder that all nodes share"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
-from actors.dynamic_sampling import AdapterMismatchError
+from configs.errors import UserError
 from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
@@ -225,7 +225,7 @@ class WeightFollower:
         self.proven_version = engine.policy_version
 
     async def follow(self) -> None:
-        """Load one version after the other. Raises AdapterMismatchError for one that cannot be proven in time."""
+        """Load one version after the other. Raises UserError for one that cannot be proven in time."""
         while True:
             offer = await self._store.wait_newer.remote(self.proven_version)
             version = offer.policy_version
@@ -233,7 +233,7 @@ class WeightFollower:
                 async with asyncio.timeout(LOAD_LIMIT_S):
                     await self._load(version, await offer.ref[0])
             except TimeoutError:
-                raise AdapterMismatchError(
+                raise UserError(
                     f"worker {self._worker} did not load version {version} within {LOAD_LIMIT_S:.0f} s"
                 ) from None
             self.proven_version = version

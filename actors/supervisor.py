@@ -6,7 +6,7 @@
     PRM             its process ends, or its heartbeat hangs             replaced (`_replace_prm`)
     learner         a call fails, or takes longer than its limit         LearnerLostError; the loop calls
                                                                          `restart_learner` and loads a checkpoint
-    store, base     its process ends, or its heartbeat hangs             the run ends with PartLostError
+    store, base     its process ends, or its heartbeat hangs             the run ends with UserError
 
 A thread looks at all parts once a second. A part that is lost more than MAX_RESTARTS times within one train step ends
 the run. Workers that are lost with their node count as one loss.
@@ -24,7 +24,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster import PART_LOST, Handle, LearnerLostError, PartLostError, is_lost, reason_of
+from actors.cluster import PART_LOST, Handle, LearnerLostError, is_lost, reason_of
 from actors.heartbeat import Bound, Heartbeat
 from actors.launch import Cluster, Launcher
 from actors.learner import call_all
@@ -394,8 +394,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 f"the last time because: {reason}"
             )
 
-    def _unreplaceable(self, what: str) -> PartLostError:
-        return PartLostError(f"{what}; see the actors' logs, then resume with {self._resume}")
+    def _unreplaceable(self, what: str) -> UserError:
+        return UserError(f"{what}; see the actors' logs, then resume with {self._resume}")
 
     def _kill_learner(self) -> None:
         for rank in self.learner:

@@ -49,11 +49,7 @@ TINY = (
     *("rollout.engine.max_model_len=512", "agent.max_steps=2", "rollout.max_turn_tokens=32", "prm.device=cpu"),
     *("card.shared=false", "model.lora_rank=8"),
 )
-UNGUARDED = (
-    "learner.guard.min_effective_sample_share=0",
-    "learner.guard.max_mismatch_k3_age0=1e9",
-    "learner.guard.max_mismatch_k3_stale=1e9",
-)
+UNGUARDED = "learner.guard=false"
 """The guard would refuse samples whose log-probs are random."""
 
 
@@ -213,7 +209,7 @@ def learner(stage: Stage) -> dict[str, Any]:
     from learner.packing import build_batch
     from tests.rollout.random_model import random_weights
 
-    config = stage.recipe(*UNGUARDED)
+    config = stage.recipe(UNGUARDED)
     stage.cap()
     folder, settings, tokens = Path(config.model.path), config.learner, config.learner.microbatch_tokens
     base = random_weights(folder, device=settings.device, precision=settings.precision)

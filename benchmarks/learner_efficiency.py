@@ -19,7 +19,6 @@ head at trained positions.
 """
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -33,7 +32,6 @@ import numpy as np
 import torch
 
 from actors.placement import training_env
-from configs.learner import GuardConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks
@@ -45,8 +43,6 @@ from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
 
-UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
-"""The samples' log-probs are the learner's before the first step, so the guard has nothing to guard."""
 FIRST_WORDS = ("Alright", "Because", "Clearly", "During", "Every", "First", "Given", "However")
 
 
@@ -86,7 +82,8 @@ def without_sharing() -> Iterator[None]:
 
 def make_learner(config: RunConfig) -> Learner:
     """Return the recipe's learner without its guard, with an adapter that is not zero."""
-    settings = config.learner.model_copy(update={"guard": UNGUARDED})
+    # The samples' log-probs are the learner's before the first step, so the guard has nothing to guard.
+    settings = config.learner.model_copy(update={"guard": False})
     learner = Learner(resolve_model(config.model.path), config.model, settings, seed=config.seed)
     generator = torch.Generator().manual_seed(config.seed)
     for parameter in learner.policy.trainable_parameters():

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -92,7 +92,7 @@ def planner_tokens(generator: torch.Generator) -> Tensor:
 
 def off_policy(seed: int) -> Measured:
     """Offer far and healthy policies to the guard, and measure the gradient that the clip removes."""
-    from configs.learner import DapoConfig, GuardConfig, IcepopConfig, NoCorrectionConfig, TisConfig
+    from configs.learner import Correction, DapoConfig
     from learner.corrections import off_policy_metrics, off_policy_sums, refusal
     from learner.losses import LossInputs, policy_loss
     from learner.types import TrainBatch
@@ -103,7 +103,7 @@ def off_policy(seed: int) -> Measured:
         counts = {"num_loss_tokens": sampler.numel(), "num_trajectories": 32, "num_masked_tokens": 0, "max_age": 2}
         batch = TrainBatch(microbatches=(), **counts)
         metrics = off_policy_metrics(off_policy_sums(learner, sampler, ones, 2 * ones), batch)
-        return refusal(metrics | {"loss": 0.0, "grad_norm": 1.0}, batch, GuardConfig()) is not None
+        return refusal(metrics | {"loss": 0.0, "grad_norm": 1.0}, batch) is not None
 
     far, healthy = [], []
     for _ in range(20):
@@ -118,7 +118,7 @@ def off_policy(seed: int) -> Measured:
         torch.randn(32, 1, generator=generator),
     )
 
-    def gradient(loss: DapoConfig, correction: Any) -> Tensor:
+    def gradient(loss: DapoConfig, correction: Correction) -> Tensor:
         learner = moved.clone().requires_grad_()
         inputs = LossInputs(
             learner_logprobs=learner,
@@ -134,7 +134,7 @@ def off_policy(seed: int) -> Measured:
         return learner.grad
 
     clipped = []
-    for correction in (TisConfig(), IcepopConfig(), NoCorrectionConfig()):
+    for correction in ("tis", "icepop", "none"):
         free, bound = (gradient(loss, correction) for loss in (DapoConfig(clip_low=0.999, clip_high=1e3), DapoConfig()))
         for side in (advantages[:, 0] > 0, advantages[:, 0] < 0):
             clipped.append(float((free - bound)[side].abs().sum() / free[side].abs().sum()))

@@ -43,6 +43,7 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks, training_tasks
 from learner.demo_model import cache_dir
+from learner.optim import MAX_GRAD_NORM
 from ray_jobs.held_out import Evaluator, Wanted
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.local import open_policy
@@ -154,7 +155,6 @@ def held_out(config: RunConfig) -> Iterator[Callable[[Saved], tuple[int, float, 
             policy=worker,
             phase="held_out",
             temperature=config.rollout.temperature,
-            max_attempts=config.evaluation.max_attempts,
         )
         await worker.engine.load_adapter(next(versions), adapter)
         records: list[Any] = []
@@ -268,7 +268,7 @@ def trl_job(config: RunConfig, model_path: Path, variant: str) -> dict[str, Any]
         "max_tokens": config.rollout.max_turn_tokens,
         "temperature": config.rollout.temperature,
         "learning_rate": config.learner.learning_rate,
-        "max_grad_norm": config.learner.max_grad_norm,
+        "max_grad_norm": MAX_GRAD_NORM,
         "clip_low": DapoConfig().clip_low,
         "clip_high": DapoConfig().clip_high,
         "seed": config.seed,

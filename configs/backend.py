@@ -1,6 +1,7 @@
-"""What answers the planner outside of training: this process, or a server that speaks chat messages."""
+"""The model that answers the planner outside of training: in this process, or of a server for chat messages."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,21 +15,15 @@ class VllmConfig(Config):
     type: Literal["vllm"] = "vllm"
 
 
-class ServedConfig(Config):
-    """A server. It tells no token ids and no log-probs, so what it answers can never be trained on."""
+class ServerConfig(Config):
+    """A server with OpenAI's chat completions."""
 
     model: str = Field(min_length=1, max_length=200)
     """The server's name of the model."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the API key; none sends no key."""
-    request_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    """Wall-clock limit of one request."""
-    max_retries: int = Field(default=3, ge=0, le=10)
-    """Further attempts after a passing failure."""
-    max_concurrency: int = Field(default=4, ge=1, le=256)
-    """Trajectories that ask a server at a time."""
     base_url: PlainUrl
     """Address of the server."""
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Environment variable that holds the API key; none sends no key."""
 
     @model_validator(mode="after")
     def _key_is_safe(self) -> Self:
@@ -37,23 +32,35 @@ class ServedConfig(Config):
         return self
 
 
-class OllamaConfig(ServedConfig):
-    """Ollama's native API."""
+class ServedConfig(ServerConfig):
+    """A served policy: Ollama through its native API, or any server with OpenAI's chat completions.
 
-    type: Literal["ollama"] = "ollama"
-    base_url: PlainUrl = "http://127.0.0.1:11434"
-    """Address of the server; the default is Ollama's usual one on this machine."""
+    The default address is Ollama's usual one on this machine, or vLLM's. A server reports no token ids and no
+    log-probs, so its answers can never be trained on.
+    """
 
-
-class OpenAiConfig(ServedConfig):
-    """Any server with OpenAI's chat completions."""
-
-    type: Literal["openai"] = "openai"
-    base_url: PlainUrl = "http://127.0.0.1:8000/v1"
-    """Address of the server; the default is vLLM's usual one on this machine."""
+    type: Literal["ollama", "openai"]
+    max_concurrency: int = Field(default=4, ge=1, le=256)
+    """Trajectories that the server works on at a time."""
     form: Literal["json_schema", "vllm_grammar"] = "json_schema"
-    """How the server is told the form of a reply: `json_schema` is OpenAI's `response_format`; `vllm_grammar` is the
+    """Constraint of a reply's form, for `openai`: `json_schema` is OpenAI's `response_format`; `vllm_grammar` is the
     planner's own grammar, which only vLLM's server takes."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _set_default_address(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping) or "base_url" in values:
+            return values
+        return {**values, "base_url": DEFAULT_URLS.get(values.get("type"), "")}
 
-BackendConfig = Annotated[VllmConfig | OllamaConfig | OpenAiConfig, Field(discriminator="type"), typed("vllm")]
+    @model_validator(mode="after")
+    def _form_is_for_openai(self) -> Self:
+        if self.type == "ollama" and self.form != "json_schema":
+            raise ValueError(f"form = '{self.form}' is for type = 'openai': leave it out for Ollama")
+        return self
+
+
+DEFAULT_URLS = {"ollama": "http://127.0.0.1:11434", "openai": "http://127.0.0.1:8000/v1"}
+
+
+BackendConfig = Annotated[VllmConfig | ServedConfig, Field(discriminator="type"), typed("vllm")]

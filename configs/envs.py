@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
+from configs.backend import ServerConfig
 from configs.base import Config, OwnPath, no_truth
 from configs.errors import did_you_mean
 
@@ -32,27 +33,12 @@ Mix = Annotated[dict[str, Annotated[float, BeforeValidator(no_truth)]], AfterVal
 """Data set name -> share of the tasks."""
 
 
-class SandboxConfig(Config):
-    timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """Wall-clock limit of one code call."""
-    memory_mb: int = Field(default=1024, ge=128)
-    """Address-space limit of one code process."""
-    tier: Literal["auto", "namespaces", "landlock"] = "auto"
-    """The isolation: `namespaces` hide the machine's files and processes; `landlock` refuses them, and works in a
-    container with the default profile (Linux 6.12 or later). `auto` takes the first one that the machine gives."""
-
-
 class WebConfig(Config):
     """Results from outside: searches, pages, and custom tools."""
 
     finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
     """The service that finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY
     and GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY and also reads the pages that it finds."""
-    wikipedia_url: str = Field(default="https://en.wikipedia.org/w/api.php", pattern=r"^https?://\S+$")
-    """The wiki's api.php: another language, or a mirror."""
-    time_limit_s: float = Field(default=30.0, gt=0, le=600)
-    """Wall-clock limit of one question to a service, attempts and pauses included, and of a call of an MCP server's
-    tool; a page has half of it. Any call that takes 20 times as long leaves its attempt unscored."""
     allowed_hosts: tuple[str, ...] = ()
     """Servers, each "host:port", that pages may be fetched from although they are not on the public internet."""
     blocked_hosts: tuple[str, ...] = (
@@ -79,15 +65,6 @@ class WebConfig(Config):
             if not _HOST.fullmatch(host):
                 raise ValueError(f"'{host}' must be a host alone, such as kaggle.com, which blocks its subdomains, too")
         return hosts
-
-    @field_validator("wikipedia_url")
-    @classmethod
-    def _holds_no_key(cls, wikipedia_url: str) -> str:
-        if where := exposed_key(wikipedia_url):
-            raise ValueError(
-                f"it holds what looks like a key, {where}; take it out: every run folder keeps this setting"
-            )
-        return wikipedia_url
 
 
 class ToolConfig(Config):
@@ -135,8 +112,8 @@ class OwnDatasetConfig(Config):
     `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name`, a data set of
     the Hugging Face hub."""
     scorer: str | None = None
-    """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a function of one's own. None:
-    by what a task names itself, else by reward.scorer."""
+    """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a custom function. None:
+    the scorer that a task names, else reward.scorer."""
     config: str | None = None
     """Configuration of a hub's data set that has several."""
     split: str = "train"
@@ -175,45 +152,8 @@ class OwnDatasetConfig(Config):
         return self
 
 
-class RecordingConfig(Config):
-    """Recorded tool results, so that two policies get the same results."""
-
-    path: OwnPath | None = None
-    """File of tool results as JSON lines; none: nothing is recorded. Not for tools that remember earlier calls."""
-    mode: Literal["record", "replay"] = "record"
-    """`record` requests what the file lacks and adds it; `replay` requests nothing, and an attempt that needs a
-    missing result ends unscored."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "RecordingConfig":
-        if self.mode == "replay" and self.path is None:
-            raise ValueError("mode = 'replay' needs path, the file to replay")
-        return self
-
-
 BASE_GENERATOR_TOKENS = 128
 """Length limit of an answer of `base_generator`."""
-
-
-class BaseGeneratorConfig(Config):
-    """The model behind the tool `base_generator`."""
-
-    base_url: str | None = Field(default=None, pattern=r"^https?://[^\s@?#]+[^\s@?#/]$")
-    """Root of a server that speaks the OpenAI chat-completions protocol; none: the run's own frozen base model."""
-    model: str = ""
-    """The server's name of the model."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the API key; none sends no key."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "BaseGeneratorConfig":
-        if self.base_url is None and (self.model or self.api_key_env):
-            raise ValueError("model and api_key_env are for a server: set base_url, or leave them out")
-        if self.base_url is not None and not self.model:
-            raise ValueError("base_url needs model, the server's name of the model")
-        if self.base_url is not None and self.api_key_env is not None and in_clear_text(self.base_url):
-            raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
-        return self
 
 
 class EnvsConfig(Config):
@@ -225,9 +165,9 @@ class EnvsConfig(Config):
     with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in three of four draws a task
     again that only some attempts of its last group solved."""
     datasets: dict[str, OwnDatasetConfig] = {}
-    """Further data sets by name, which `mix` can name: tasks that a function of one's own returns, or of the hub."""
+    """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
     data_path: OwnPath | None = None
-    """Local file for data sets that are not generated: AIME, Game of 24, and JSON Lines or Parquet of one's own
+    """Local file for data sets that are not generated: AIME, Game of 24, and custom JSON Lines or Parquet
     (`own_text`, `own_integer`, `own_math`, `own_choice`)."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
@@ -241,10 +181,21 @@ class EnvsConfig(Config):
     takes equally long in every run."""
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
-    sandbox: SandboxConfig = SandboxConfig()
+    code_timeout_s: float = Field(default=5.0, gt=0, le=600)
+    """Wall-clock limit of one code call."""
+    sandbox: Literal["auto", "namespaces", "landlock"] = "auto"
+    """Isolation of the code tool: `namespaces` hide the machine's files and processes; `landlock` refuses access to
+    them, and works in a container with the default profile (Linux 6.12 or later). `auto` takes the first that the
+    machine supports."""
     web: WebConfig = WebConfig()
-    recording: RecordingConfig = RecordingConfig()
-    base_generator: BaseGeneratorConfig = BaseGeneratorConfig()
+    recording: OwnPath | None = None
+    """File of tool results as JSON lines, so that two policies get the same results; none: nothing is recorded. Not for
+    tools that remember earlier calls."""
+    recording_mode: Literal["record", "replay"] = "record"
+    """`record` requests the results that the file lacks and adds them; `replay` requests nothing, and an attempt that
+    needs a missing result ends unscored."""
+    base_generator: ServerConfig | None = None
+    """Server of the model behind the tool `base_generator`; none: the run's own frozen base model."""
 
     @field_validator("actions")
     @classmethod
@@ -254,6 +205,12 @@ class EnvsConfig(Config):
         if len(set(actions)) != len(actions):
             raise ValueError("actions must not contain an action twice")
         return actions
+
+    @model_validator(mode="after")
+    def _replay_has_a_file(self) -> "EnvsConfig":
+        if self.recording_mode == "replay" and self.recording is None:
+            raise ValueError("recording_mode = 'replay' needs recording, the file to replay")
+        return self
 
     @model_validator(mode="after")
     def _actions_are_known(self) -> "EnvsConfig":

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
+from configs.base import Config, Dtype, OwnPath, Precision, no_truth, precision_of, typed
 from configs.plugins import ImportPath, own_function
 
 
@@ -28,44 +28,14 @@ class ModelConfig(Config):
     """Linear layers that carry the adapter (Qwen3 and Llama names)."""
 
 
-class TisConfig(Config):
-    """Truncated importance sampling: a token's weight is its ratio, learner over sampler, truncated above."""
-
-    type: Literal["tis"] = "tis"
-    max_weight: float = Field(default=2.0, ge=1)
-    """Largest weight of a token; 1 is the weight of an on-policy token."""
-
-
-class IcepopConfig(Config):
-    """A token's weight is its ratio inside a band, 0 outside (arXiv 2510.18855, section 2.3.2)."""
-
-    type: Literal["icepop"] = "icepop"
-    low: float = Field(default=0.5, gt=0, le=1)
-    """Lower end of the band of a token's ratio."""
-    high: float = Field(default=5.0, ge=1)
-    """Upper end of that band."""
-
-
-class SequenceRejectConfig(Config):
-    """As `tis` with at most 2, and a trajectory whose mean ratio is outside a band does not train."""
-
-    type: Literal["sequence_reject"] = "sequence_reject"
-    low: float = Field(default=0.5, gt=0, le=1)
-    """Lower end of the band of the geometric mean of a trajectory's ratios. The mean is close to 1, so that only a
-    narrow band, such as 0.9 to 1.1, rejects trajectories."""
-    high: float = Field(default=5.0, ge=1)
-    """Upper end of that band."""
-
-
-class NoCorrectionConfig(Config):
-    """A token's weight is its ratio, as in PPO."""
-
-    type: Literal["none"] = "none"
-
-
-CorrectionConfig = Annotated[
-    TisConfig | IcepopConfig | SequenceRejectConfig | NoCorrectionConfig, Field(discriminator="type"), typed("tis")
+Correction = Literal["tis", "icepop", "sequence_reject", "none"]
+Band = tuple[
+    Annotated[float, BeforeValidator(no_truth), Field(gt=0, le=1)],
+    Annotated[float, BeforeValidator(no_truth), Field(ge=1, allow_inf_nan=False)],
 ]
+"""Lower and upper end of a band of ratios around 1, the ratio of an on-policy token."""
+DEFAULT_BAND = (0.5, 5.0)
+"""The band of IcePop (arXiv 2510.18855, section 2.3.2)."""
 
 
 class DapoConfig(Config):
@@ -78,44 +48,25 @@ class DapoConfig(Config):
     """Trust region above 1: a stale token with a higher ratio and a positive advantage has no gradient."""
 
 
-class GrpoConfig(Config):
-    """Mean per trajectory first, without a KL term (arXiv 2402.03300)."""
-
-    type: Literal["grpo"] = "grpo"
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Trust region on both sides of 1: a stale token that its advantage pushes beyond it has no gradient."""
-
-
 class FlowGrpoConfig(Config):
     """Mean per turn, then per trajectory, with a KL term to the policy that RL starts with (arXiv 2510.05592)."""
 
     type: Literal["flow_grpo"] = "flow_grpo"
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Trust region on both sides of 1: a stale token that its advantage pushes beyond it has no gradient."""
     kl_weight: float = Field(default=0.001, ge=0)
     """Weight of the KL term; 0 computes none."""
 
 
-class CispoConfig(Config):
-    """Token mean over the whole step. A token's weight is its ratio, at most 5, and every token has a gradient
-    (MiniMax-M1, arXiv 2506.13585)."""
+class FixedLossConfig(Config):
+    """Published losses without settings.
 
-    type: Literal["cispo"] = "cispo"
+    `grpo`: mean per trajectory first, clipped at 0.2, without a KL term (arXiv 2402.03300). `cispo`: token mean over
+    the whole step; a token's weight is its ratio, at most 5, and every token has a gradient (arXiv 2506.13585). `gspo`:
+    mean per trajectory first; the geometric mean of a trajectory's ratios is the weight of its tokens, clipped below
+    1 - 0.0003 and above 1 + 0.0004 (arXiv 2507.18071). `dr_grpo`: sum per trajectory over the constant 512, clipped at
+    0.2, with advantages without a deviation (arXiv 2503.20783).
+    """
 
-
-class GspoConfig(Config):
-    """Mean per trajectory first. The geometric mean of a trajectory's ratios is the weight of its tokens and decides
-    about their clipping, below 1 - 0.0003 and above 1 + 0.0004 (arXiv 2507.18071)."""
-
-    type: Literal["gspo"] = "gspo"
-
-
-class DrGrpoConfig(Config):
-    """Sum per trajectory over the constant 512, with advantages without a deviation (arXiv 2503.20783)."""
-
-    type: Literal["dr_grpo"] = "dr_grpo"
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Trust region on both sides of 1: a stale token that its advantage pushes beyond it has no gradient."""
+    type: Literal["grpo", "cispo", "gspo", "dr_grpo"] = "grpo"
 
 
 class CustomLossConfig(Config):
@@ -135,7 +86,7 @@ class CustomLossConfig(Config):
 
 
 LossConfig = Annotated[
-    DapoConfig | GrpoConfig | FlowGrpoConfig | CispoConfig | GspoConfig | DrGrpoConfig | CustomLossConfig,
+    DapoConfig | FlowGrpoConfig | FixedLossConfig | CustomLossConfig,
     Field(discriminator="type"),
     typed("dapo"),
 ]
@@ -145,70 +96,43 @@ BOUNDED_LOSSES = ("cispo", "gspo")
 """Losses that bound the ratio themselves, and so need no correction."""
 
 
-class NoOverlongConfig(Config):
-    """No penalty for length."""
-
-    type: Literal["none"] = "none"
-
-
-class SoftOverlongConfig(Config):
-    """DAPO's length penalty."""
-
-    type: Literal["soft"] = "soft"
-    cache_tokens: int = Field(default=16, ge=1)
-    """Length before the limit over which the penalty grows from 0 to -1."""
-
-
-class FilterOverlongConfig(Config):
-    """Trajectories that were cut are left out of the loss and the statistics."""
-
-    type: Literal["filter"] = "filter"
-
-
-OverlongConfig = Annotated[
-    NoOverlongConfig | SoftOverlongConfig | FilterOverlongConfig, Field(discriminator="type"), typed("none")
-]
-
-
-class GuardConfig(Config):
-    min_effective_sample_share: float = Field(default=0.3, ge=0, le=1)
-    """A train step is skipped if the effective sample size is a smaller share of its choice tokens: learner and sampler
-    are too far apart, or few tokens dominate. 0 skips none."""
-    max_mismatch_k3_age0: float = Field(default=0.05, gt=0)
-    """A train step is skipped if engine and learner differ by more on choice tokens of the same weights (mean k3 per
-    token, in nats). This is not staleness: the engine has other weights or computes wrongly."""
-    max_mismatch_k3_stale: float = Field(default=1.0, gt=0)
-    """A train step is skipped if engine and learner differ by more on choice tokens of older weights."""
-
-
+LOGIT_CHUNK_TOKENS = 128
+"""Positions whose logits (one number per word of the vocabulary each) exist at a time: 78 MB in float32 for 152,000
+words. On an H100 1,024 was no faster. The plan of a run's memory counts it, too."""
 Attention = Literal["auto", "fused", "blocks"]
 
 
 class LearnerConfig(Config):
     loss: LossConfig = DapoConfig()
     """Objective of an update."""
-    correction: CorrectionConfig = TisConfig()
-    """Weight of a token that other weights sampled. It must be `none` with a loss that bounds the ratio itself: `cispo`
-    and `gspo`."""
-    overlong: OverlongConfig = NoOverlongConfig()
-    """Effect of the length of a trajectory's turns on its reward."""
-    guard: GuardConfig = GuardConfig()
+    correction: Correction = "tis"
+    """Weight of a token by its ratio, learner over sampler. `tis`: the ratio, at most 2. `icepop`: the ratio inside
+    `correction_band`, else 0. `sequence_reject`: as `tis`, and a trajectory whose mean ratio is outside the band does
+    not train. `none`: the ratio, as in PPO; required by the losses that bound the ratio themselves, `cispo` and `gspo`.
+    """
+    correction_band: Band = DEFAULT_BAND
+    """Band of a token's ratio under `icepop`, and of the geometric mean of a trajectory's ratios under
+    `sequence_reject`. This mean is close to 1, so that only a narrow band, such as 0.9 to 1.1, rejects trajectories."""
+    overlong: Literal["none", "soft", "filter"] = "none"
+    """Effect of long turns. `soft`: DAPO's length penalty. `filter`: trajectories that were cut are left out of the
+    loss and the statistics."""
+    overlong_cache_tokens: int = Field(default=16, ge=1)
+    """Length before the limit over which the penalty of `soft` grows from 0 to -1."""
+    guard: bool = True
+    """Skip a train step whose batch is too far off-policy; the bounds are in the documentation of the algorithms.
+    Without the guard only a loss or gradient that is not finite skips a step."""
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size."""
     warmup_steps: int = Field(default=0, ge=0)
     """Train steps of linear warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
     """`constant`, or linear from the first train step to zero after the last. The warm-up multiplies both."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Norm to which a longer gradient is scaled down."""
     microbatch_tokens: int = Field(default=1024, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once. A longer trajectory has a pass to itself.
     """
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping its activations: a fraction of the memory for
     about a third more work. Long trajectories on one card need it."""
-    logit_chunk_tokens: int = Field(default=128, ge=1)
-    """Positions whose logits (one number per word of the vocabulary each) exist at a time."""
     attention: Attention = "auto"
     """Computation of the attention. `fused`: one kernel for the whole microbatch, compiled for the card. `blocks`: 128
     tokens at a time. `auto`: blocks on a CPU; on a card the kernel if it agrees with the blocks."""

@@ -12,22 +12,8 @@ from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
 from configs.errors import reason
 from configs.plugins import ImportPath
 
-
-class RuleConfig(Config):
-    """A rule without a model."""
-
-    type: Literal["rule"] = "rule"
-
-
-class FrozenModelConfig(Config):
-    """The frozen base model, never the trained adapter."""
-
-    type: Literal["model"] = "model"
-    max_tokens: int = Field(default=64, ge=1)
-    """Length limit of its verdict or answer."""
-
-
-ModuleConfig = Annotated[RuleConfig | FrozenModelConfig, Field(discriminator="type"), typed("rule")]
+Module = Literal["rule", "model"]
+"""A rule without a model, or the frozen base model, never the trained adapter."""
 
 
 class EngineConfig(Config):
@@ -142,12 +128,6 @@ class RolloutConfig(Config):
     engine: EngineConfig = EngineConfig()
 
 
-class NoMemoryConfig(Config):
-    """Nothing is remembered."""
-
-    type: Literal["none"] = "none"
-
-
 class HintsConfig(Config):
     """Right trajectories of training are kept, and their steps are shown as hints for similar tasks."""
 
@@ -155,10 +135,10 @@ class HintsConfig(Config):
     """Show hints in evaluations and to `solve` too, which otherwise measure the policy alone."""
 
 
-class InProcessMemoryConfig(HintsConfig):
-    """Each worker has a separate memory, which ends with it."""
+class LocalMemoryConfig(HintsConfig):
+    """No memory, or a separate one in each worker, which ends with it."""
 
-    type: Literal["in_process"] = "in_process"
+    type: Literal["none", "in_process"] = "none"
 
 
 class FolderMemoryConfig(HintsConfig):
@@ -177,8 +157,6 @@ class ServerMemoryConfig(HintsConfig):
     """Its address, http://host:port."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds the server's API key; none sends no key."""
-    collection: str = Field(default="agentflow_experience", pattern=r"^[A-Za-z0-9_-]{1,64}$")
-    """Name of the Qdrant collection."""
 
     @model_validator(mode="after")
     def _key_goes_safely(self) -> "ServerMemoryConfig":
@@ -190,7 +168,7 @@ class ServerMemoryConfig(HintsConfig):
 
 
 MemoryConfig = Annotated[
-    NoMemoryConfig | InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
+    LocalMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
     Field(discriminator="type"),
     typed("none"),
 ]
@@ -205,11 +183,13 @@ class PlannerAgentConfig(Config):
     """Planner steps per task (K); the last one may only answer."""
     format_retries: int = Field(default=1, ge=0)
     """Extra tries per step after a malformed turn, before the step is spent."""
-    verifier: ModuleConfig = RuleConfig()
-    """Decides after each step whether the task is done."""
-    generator: ModuleConfig = RuleConfig()
-    """Writes the answer if the planner gave none."""
-    memory: MemoryConfig = NoMemoryConfig()
+    verifier: Module = "rule"
+    """Decides after each step whether the task is done: a rule, or the frozen base model."""
+    generator: Module = "rule"
+    """Writes the answer if the planner gave none: a rule, or the frozen base model."""
+    frozen_max_tokens: int = Field(default=64, ge=1)
+    """Length limit of a verdict or answer of the frozen base model."""
+    memory: MemoryConfig = LocalMemoryConfig()
     """What is remembered from one task to the next."""
     lockstep: bool = True
     """At pipeline_depth 0, sample the turns of all trajectories together, which makes a run on a CPU bit-reproducible.

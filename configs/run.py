@@ -1,4 +1,4 @@
-"""A whole run: what a recipe describes."""
+"""A whole run, as a recipe describes it."""
 
 from pathlib import Path
 from typing import Literal
@@ -35,21 +35,19 @@ class EvaluationConfig(Config):
     num_tasks: int = Field(default=300, ge=1)
     """Held-out tasks on which the cold-started and the trained policy are compared, paired."""
     num_untouched_tasks: int = Field(default=100, ge=0)
-    """So many of the same tasks, of each data set its share, are also given to the untouched model."""
+    """Number of the same tasks, of each data set its share, that the untouched model also attempts."""
     mix: Mix | None = None
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
     every_steps: int = Field(default=0, ge=0)
     """Train steps from one evaluation while training to the next, a curve on held-out tasks; 0 makes none. After the
     last step all held-out tasks are attempted anyhow."""
     while_training_tasks: int = Field(default=32, ge=1)
-    """Held-out tasks that are attempted each time, of each data set its share; all where there are no more."""
+    """Held-out tasks that are attempted each time, of each data set its share; all if there are fewer."""
     temperature: float = Field(default=0.0, ge=0, le=2)
     """Sampling temperature of `agentflow evaluate`; 0 is greedy, and several seeds need more. The phases of a
     training run are greedy."""
-    max_attempts: int = Field(default=3, ge=1, le=20)
-    """Tries at one item whose engine or tools failed, before it is unscored; before and after RL, too."""
     judge: JudgeConfig | None = None
-    """A language model that is asked where a short answer equals no reference; counted and reported apart."""
+    """A language model that judges short answers which equal no reference; counted and reported apart."""
 
 
 class RunConfig(Config):
@@ -71,12 +69,12 @@ class RunConfig(Config):
     max_tasks: int | None = Field(default=None, ge=1)
     """Tasks to draw at most: the run ends when all of them are trained or dropped, however few steps that took."""
     max_empty_batches: int = Field(default=10, ge=1)
-    """Abort when so many batches' worth of groups in a row carried no signal."""
+    """Abort when the groups of this many batches in a row carried no signal."""
     code_path: str | None = None
     """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. Where the command is
     called they are looked for besides."""
     trackers: tuple[TrackerName, ...] = ()
-    """Experiment trackers that are told every metric besides TensorBoard; each needs the extra of its name."""
+    """Experiment trackers that receive every metric, in addition to TensorBoard; each needs the extra of its name."""
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
     agent: AgentConfig = PlannerAgentConfig()
@@ -85,16 +83,16 @@ class RunConfig(Config):
     reward: RewardConfig = RewardConfig()
     collect: CollectConfig = CollectConfig()
     label: LabelConfig = PlanLabelConfig()
-    """Who says how good a step is that the PRM learns from."""
+    """Source of the labels of steps that the PRM learns from."""
     prm: PrmConfig = PrmConfig()
     learner: LearnerConfig = LearnerConfig()
     cold_start: ColdStartConfig = PlansConfig()
-    """What the policy imitates before RL."""
+    """Demonstrations that the policy imitates before RL."""
     evaluation: EvaluationConfig = EvaluationConfig()
     card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
     backend: BackendConfig = VllmConfig()
-    """What `solve` and `evaluate` ask; training always samples in its own engines."""
+    """Model of `solve` and `evaluate`; training always samples in its own engines."""
 
     @property
     def planner(self) -> PlannerAgentConfig:
@@ -103,7 +101,7 @@ class RunConfig(Config):
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether the turns of all trajectories are sampled together. A custom agent may call at any time."""
+        """True if the turns of all trajectories are sampled together. A custom agent may call at any time."""
         return self.pipeline_depth == 0 and isinstance(self.agent, PlannerAgentConfig) and self.agent.lockstep
 
     @property
@@ -113,25 +111,25 @@ class RunConfig(Config):
 
     @property
     def shares_card(self) -> bool:
-        """Whether learner, PRM and first rollout worker divide one card that is reserved for them."""
+        """True if learner, PRM and first rollout worker divide one card that is reserved for them."""
         learner, engine = self.learner, self.rollout.engine
         alone = learner.num_workers == 1 and engine.tensor_parallel == 1
         return self.card.shared and alone and learner.device == engine.device == "cuda"
 
     @property
     def shares_base(self) -> bool:
-        """Whether learner and first rollout worker read one copy of the base weights: those of one card, or of one
-        machine, which a cluster that is joined need not be."""
+        """True if learner and first rollout worker read one copy of the base weights, on one card or on one machine. A
+        cluster that the run joins may have several machines."""
         return self.card.share_base and (self.shares_card or self.cluster.joined is None)
 
     @property
     def trains_prm(self) -> bool:
-        """Whether a run trains a process reward model of its own first: its credit asks for one, and none is named."""
+        """True if a run first trains a process reward model: its credit needs one, and the recipe names none."""
         return self.reward.prm is not None and self.reward.prm_path is None
 
     @property
     def names_code(self) -> bool:
-        """Whether it names modules of one's own."""
+        """True if the recipe names custom modules."""
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
         rewards = self.reward.scorer or self.reward.turn_scorer
         scorers = rewards or any(not one.is_hub or one.scorer for one in self.envs.datasets.values())
@@ -140,7 +138,7 @@ class RunConfig(Config):
         return bool(tools or scorers or agent or others)
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether held-out tasks are attempted between this train step and the next."""
+        """Return True if held-out tasks are attempted between this train step and the next."""
         every = self.evaluation.every_steps
         return every > 0 and step % every == 0 and step < self.num_steps
 
@@ -151,13 +149,13 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _frozen_modules_have_frozen_weights(self) -> "RunConfig":
-        types = (self.planner.verifier.type, self.planner.generator.type)
-        if "model" in types and self.rollout.engine.adapter_mode == "merged":
+        modules = (self.planner.verifier, self.planner.generator)
+        if "model" in modules and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
-                "agent.verifier/generator.type = 'model' needs rollout.engine.adapter_mode = 'native': "
+                "agent.verifier/generator = 'model' needs rollout.engine.adapter_mode = 'native': "
                 "a merged engine holds no frozen weights to ask"
             )
-        asks_base = "base_generator" in self.envs.actions and self.envs.base_generator.base_url is None
+        asks_base = "base_generator" in self.envs.actions and self.envs.base_generator is None
         if asks_base and self.backend.type == "vllm" and self.rollout.engine.adapter_mode == "merged":
             raise ValueError(
                 "envs.actions with 'base_generator' needs envs.base_generator.base_url, or rollout.engine.adapter_mode "
@@ -232,10 +230,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _ratio_is_bounded_once(self) -> "RunConfig":
-        loss, correction = self.learner.loss.type, self.learner.correction.type
+        loss, correction = self.learner.loss.type, self.learner.correction
         if loss in BOUNDED_LOSSES and correction != "none":
             raise ValueError(
-                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction.type = '{correction}' "
+                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction = '{correction}' "
                 "would bound it a second time: set learner.correction=none"
             )
         return self

@@ -26,10 +26,6 @@ SCHEMA = 3
 NO_GROUPS = Snapshot()
 
 
-class CheckpointError(UserError):
-    """A checkpoint that cannot be trusted; the message says which file and why."""
-
-
 def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Snapshot = NO_GROUPS) -> Path:
     """Write adapter, optimizer and random state of the current version below `parent`, atomically.
 
@@ -37,7 +33,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
     its files are those of a learner in one process.
 
     The manifest is written last, the folder renamed after everything is on disk, as a power cut would leave it. Older
-    checkpoints beyond `keep` are deleted only then. Raises CheckpointError when the disk is full or not writable.
+    checkpoints beyond `keep` are deleted only then. Raises UserError when the disk is full or not writable.
     """
     import torch
 
@@ -53,7 +49,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
             torch.save({"optimizer": optimizer, "torch_rng": torch.get_rng_state()}, partial / "optimizer.pt")
             write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
     except (OSError, RuntimeError) as error:
-        raise CheckpointError(
+        raise UserError(
             f"cannot write checkpoint {target}: {_disk_fault(error)}; free space or change output_dir"
         ) from error
     for old in sorted(parent.glob("v*"))[:-keep]:
@@ -62,7 +58,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
 
 
 def load_checkpoint(learner: "Learner", folder: Path) -> None:
-    """Restore what `save_checkpoint` wrote. Raises CheckpointError unless every file matches its hash."""
+    """Restore what `save_checkpoint` wrote. Raises UserError unless every file matches its hash."""
     import torch
 
     manifest = read_manifest(folder)
@@ -89,11 +85,11 @@ class Checkpoint:
     """Optimizer steps behind its weights."""
 
     def snapshot(self) -> Snapshot:
-        """Return the state of the buffer that belongs to the weights. Raises CheckpointError."""
+        """Return the state of the buffer that belongs to the weights. Raises UserError."""
         try:
             return msgspec.json.decode((self.folder / SNAPSHOT).read_bytes(), type=Snapshot)
         except (OSError, msgspec.DecodeError) as error:
-            raise CheckpointError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
+            raise UserError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
@@ -119,7 +115,7 @@ def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
     for folder in sorted(parent.glob("v*"), reverse=True):
         try:
             return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), unusable
-        except CheckpointError as error:
+        except UserError as error:
             unusable[folder] = str(error)
         except KeyError as missing:
             unusable[folder] = f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}"
@@ -127,17 +123,17 @@ def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint whose files all match it. Raises CheckpointError."""
+    """Return the manifest of a checkpoint whose files all match it. Raises UserError."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, digest in manifest["files"].items():
             found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
             if found != digest:
-                raise CheckpointError(
+                raise UserError(
                     f"{folder / name}: sha256 {found[:12]}, the manifest says {digest[:12]}; use an older checkpoint"
                 )
     except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder} is not a complete checkpoint: {reason(error)}") from error
+        raise UserError(f"{folder} is not a complete checkpoint: {reason(error)}") from error
     return dict(manifest)
 
 

@@ -6,41 +6,39 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from configs.learner import (
-    CorrectionConfig,
-    GuardConfig,
-    IcepopConfig,
-    NoCorrectionConfig,
-    SequenceRejectConfig,
-    TisConfig,
-)
+from configs.learner import DEFAULT_BAND, Correction
 from learner.types import TrainBatch
 
 MAX_LOG_RATIO = 20.0
 """Bound of log ratios before `exp`, in nats: finite, and far beyond every clip."""
+MAX_WEIGHT = 2.0
+"""Largest weight of a token under `tis` and `sequence_reject`; 1 is the weight of an on-policy token."""
 
 
 @torch.no_grad()
-def correction_weights(correction: CorrectionConfig, log_ratio: Tensor, loss_mask: Tensor) -> Tensor:
+def correction_weights(
+    correction: Correction, log_ratio: Tensor, loss_mask: Tensor, band: tuple[float, float] = DEFAULT_BAND
+) -> Tensor:
     """Return the factor of every token's loss under `correction`: detached, `[B, T]`, 0 outside the loss mask.
 
-    `log_ratio` `[B, T]` comes from `masked_log_ratio`; a row is a trajectory. Tokens with weight 0 stay in the loss's
-    denominators. A log ratio of nan gives a weight of nan, so that the guard notices it.
+    `log_ratio` `[B, T]` comes from `masked_log_ratio`; a row is a trajectory. `band` are the bounds of a ratio for
+    `icepop` and `sequence_reject`. Tokens with weight 0 stay in the loss's denominators. A log ratio of nan gives a
+    weight of nan, so that the guard notices it.
     """
     mask = loss_mask.bool()
-    ratio = log_ratio.exp()
+    ratio, (low, high) = log_ratio.exp(), band
     match correction:
-        case NoCorrectionConfig():
+        case "none":
             weights = ratio
-        case TisConfig():
-            weights = ratio.clamp(max=correction.max_weight)
-        case IcepopConfig():
-            weights = ratio.masked_fill((ratio < correction.low) | (ratio > correction.high), 0.0)
-        case SequenceRejectConfig():
+        case "tis":
+            weights = ratio.clamp(max=MAX_WEIGHT)
+        case "icepop":
+            weights = ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
+        case "sequence_reject":
             mean = (log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
-            rejected = (mean < correction.low) | (mean > correction.high)
+            rejected = (mean < low) | (mean > high)
             # The mean decides about the row only. The weights of a kept row are truncated all the same.
-            weights = ratio.clamp(max=SEQUENCE_MAX_WEIGHT).masked_fill(rejected, 0.0)
+            weights = ratio.clamp(max=MAX_WEIGHT).masked_fill(rejected, 0.0)
     return torch.where(mask, weights, 0.0)
 
 
@@ -63,8 +61,16 @@ LEAST_EVIDENCE = 64
 """Choice tokens at age 0 that a batch should have. Missing ones count as agreeing: among eight tokens a single one
 whose log-prob is rounded by 0.5 nats would refuse the whole batch."""
 
-SEQUENCE_MAX_WEIGHT = 2.0
-"""Largest weight of a token under `sequence_reject`."""
+MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
+"""The guard skips a step if the effective sample size is a smaller share of its choice tokens: learner and sampler are
+too far apart, or few tokens dominate."""
+
+MAX_MISMATCH_K3_AGE0 = 0.05
+"""The guard skips a step if engine and learner differ by more on choice tokens of the same weights (mean k3 per token,
+in nats). This is not staleness: the engine has other weights or computes wrongly."""
+
+MAX_MISMATCH_K3_STALE = 1.0
+"""The guard skips a step if engine and learner differ by more on choice tokens of older weights."""
 
 
 def off_policy_sums(
@@ -130,10 +136,11 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
     return metrics
 
 
-def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig) -> str | None:
+def refusal(metrics: Mapping[str, float], batch: TrainBatch, *, guard: bool = True) -> str | None:
     """Return the reason to skip the optimizer step, None to take it.
 
-    `metrics` are those of `off_policy_metrics`, `loss` and `grad_norm`.
+    `metrics` are those of `off_policy_metrics`, `loss` and `grad_norm`. Without `guard` only a batch without loss
+    tokens and values that are not finite are reasons.
     """
     if not batch.num_loss_tokens:
         if not batch.num_masked_tokens:
@@ -148,25 +155,27 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, guard: GuardConfig)
                 f"step skipped: policy/{name} must be finite, it is {metrics[name]}; look for log-probs that are "
                 "not finite in this batch's trajectories, or lower learner.learning_rate"
             )
+    if not guard:
+        return None
     mismatch, tokens = metrics.get("mismatch_k3_age0", 0.0), metrics.get("choice_tokens_age0", 0.0)
-    if not mismatch * min(1.0, tokens / LEAST_EVIDENCE) <= guard.max_mismatch_k3_age0:
+    if not mismatch * min(1.0, tokens / LEAST_EVIDENCE) <= MAX_MISMATCH_K3_AGE0:
         return (
             f"step skipped: policy/mismatch_k3_age0 = {mismatch:.3g} over {tokens:.0f} tokens is above "
-            f"learner.guard.max_mismatch_k3_age0 = {guard.max_mismatch_k3_age0:g}; engine and learner disagree on the "
+            f"the guard's bound {MAX_MISMATCH_K3_AGE0:g}; engine and learner disagree on the "
             "same weights: check the adapter the engine serves, its log-prob mode and temperature"
         )
     mismatch = metrics.get("mismatch_k3_stale", 0.0)
-    if not mismatch <= guard.max_mismatch_k3_stale:
+    if not mismatch <= MAX_MISMATCH_K3_STALE:
         return (
             f"step skipped: policy/mismatch_k3_stale = {mismatch:.3g} is above "
-            f"learner.guard.max_mismatch_k3_stale = {guard.max_mismatch_k3_stale:g}; the batch is too far "
-            "off-policy: lower pipeline_depth or learner.learning_rate"
+            f"the guard's bound {MAX_MISMATCH_K3_STALE:g}; the batch is too far off-policy: lower "
+            "pipeline_depth or learner.learning_rate"
         )
     share = metrics.get("effective_sample_size", 1.0)
-    if not share >= guard.min_effective_sample_share:
+    if not share >= MIN_EFFECTIVE_SAMPLE_SHARE:
         return (
             f"step skipped: policy/effective_sample_size = {share:.3g} is below "
-            f"learner.guard.min_effective_sample_share = {guard.min_effective_sample_share:g}; the batch is too far "
-            "off-policy: lower pipeline_depth or learner.learning_rate"
+            f"the guard's bound {MIN_EFFECTIVE_SAMPLE_SHARE:g}; the batch is too far off-policy: lower "
+            "pipeline_depth or learner.learning_rate"
         )
     return None

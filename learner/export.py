@@ -20,17 +20,13 @@ _SAMPLING = {
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
-class ExportError(UserError):
-    """A model that cannot be exported."""
-
-
 def write_merged_model(
     model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float, dtype: Precision
 ) -> None:
     """Write the model of `model_path` with the adapter folded in, or unchanged if `adapter` is None.
 
     The weights W0 + alpha / rank * B A are computed in float32 and rounded to `dtype`, the engine's type. Weights that
-    the adapter does not change keep their type. One file is in memory at a time. Raises ExportError if the adapter does
+    the adapter does not change keep their type. One file is in memory at a time. Raises UserError if the adapter does
     not fit the model, OSError if the disk is full.
     """
     merger = AdapterMerger(model_path, alpha / rank, dtype=dtype)
@@ -39,7 +35,7 @@ def write_merged_model(
             merger.check(adapter, rank=rank)
         weights = merger.merged_weights(adapter) if adapter is not None else merger.base_weights()
     except ValueError as error:
-        raise ExportError(f"the adapter does not fit model {model_path.name}: {error}") from error
+        raise UserError(f"the adapter does not fit model {model_path.name}: {error}") from error
     target.mkdir(parents=True)
     for path in sorted(model_path.iterdir()):
         if path.is_file() and path.suffix not in _OTHER_WEIGHTS and not path.name.startswith("."):

@@ -101,8 +101,8 @@ class Learner:
         self._step_logprobs = {}
         sums = self._accumulate(batch.microbatches, lambda prepared: self._rl_loss(prepared, batch))
         metrics = off_policy_metrics(sums, batch)
-        metrics |= {"loss": sums["loss"], "grad_norm": self.optimizer.clipped_norm(self.config.max_grad_norm)}
-        skipped = refusal(metrics, batch, self.config.guard)
+        metrics |= {"loss": sums["loss"], "grad_norm": self.optimizer.clipped_norm()}
+        skipped = refusal(metrics, batch, guard=self.config.guard)
         self._finish_step(update=skipped is None)
         self.policy_version += 1
         metrics = {f"policy/{name}": value for name, value in metrics.items()}
@@ -135,7 +135,7 @@ class Learner:
             return -self.policy.logprobs(prepared).sum() / num_tokens, {}
 
         sums = self._accumulate(split_microbatches(samples, self.config.microbatch_tokens), loss)
-        grad_norm = self.optimizer.clipped_norm(self.config.max_grad_norm)
+        grad_norm = self.optimizer.clipped_norm()
         if not math.isfinite(grad_norm):
             raise UserError(f"cold_start/grad_norm must be finite, it is {grad_norm}; lower cold_start.learning_rate")
         self._finish_step(update=True)
@@ -186,6 +186,7 @@ class Learner:
             num_loss_tokens=batch.num_loss_tokens,
             num_trajectories=batch.num_trajectories,
             correction=self.config.correction,
+            correction_band=self.config.correction_band,
             ages=ages,
             turn_ids=turn_ids,
             ref_logprobs=ref,

@@ -16,14 +16,12 @@ import torch
 from torch import Tensor
 
 from configs.learner import (
-    CispoConfig,
-    CorrectionConfig,
+    DEFAULT_BAND,
+    Correction,
     CustomLossConfig,
     DapoConfig,
-    DrGrpoConfig,
+    FixedLossConfig,
     FlowGrpoConfig,
-    GrpoConfig,
-    GspoConfig,
     LossConfig,
 )
 from configs.plugins import OwnCodeError, failure
@@ -64,8 +62,10 @@ class LossInputs:
     """Loss tokens of the whole optimizer step."""
     num_trajectories: int
     """Trajectories of the whole optimizer step."""
-    correction: CorrectionConfig
+    correction: Correction
     """Weight of a token by its ratio."""
+    correction_band: tuple[float, float] = DEFAULT_BAND
+    """Bounds of a ratio for `icepop` and `sequence_reject`."""
     ages: Tensor | None = None
     """Train steps since the weights that sampled each token. At age 0 learner and sampler have the same weights, and
     their ratio differs from 1 by rounding only. None: other weights sampled all tokens."""
@@ -83,16 +83,10 @@ def policy_loss(config: LossConfig) -> PolicyLoss:
     match config:
         case DapoConfig():
             return partial(dapo_loss, clip_low=config.clip_low, clip_high=config.clip_high)
-        case GrpoConfig():
-            return partial(grpo_loss, clip=config.clip)
         case FlowGrpoConfig():
-            return partial(flow_grpo_loss, clip=config.clip, kl_weight=config.kl_weight)
-        case CispoConfig():
-            return cispo_loss
-        case GspoConfig():
-            return gspo_loss
-        case DrGrpoConfig():
-            return partial(dr_grpo_loss, clip=config.clip)
+            return partial(flow_grpo_loss, kl_weight=config.kl_weight)
+        case FixedLossConfig():
+            return {"grpo": grpo_loss, "cispo": cispo_loss, "gspo": gspo_loss, "dr_grpo": dr_grpo_loss}[config.type]
         case CustomLossConfig():
             return partial(_custom_loss, config.load(), config)
 
@@ -210,7 +204,7 @@ def clipped_losses(inputs: LossInputs, *, clip_low: float, clip_high: float) -> 
     mask = inputs.loss_mask.bool()
     with torch.no_grad():
         log_ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask)
-        weights = correction_weights(inputs.correction, log_ratio, mask)
+        weights = correction_weights(inputs.correction, log_ratio, mask, inputs.correction_band)
     return _clip(inputs, log_ratio.exp(), weights, _older(inputs), clip_low=clip_low, clip_high=clip_high)
 
 

@@ -29,6 +29,8 @@ Microbatch = Sequence[TrainingSample]
 
 WEIGHT_DECAY = 0.0
 """AdamW's decay of the adapter's weights."""
+MAX_GRAD_NORM = 1.0
+"""Norm to which a longer gradient is scaled down, the usual bound of published recipes."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PATIENCE = timedelta(minutes=30)
 """Time for which ranks wait for each other, since loading a large model may be slow. Dead ranks are noticed earlier."""
@@ -69,8 +71,8 @@ class Optimizer(Protocol):
         """Return the values of all ranks in order."""
         ...
 
-    def clipped_norm(self, max_norm: float) -> float:
-        """Return the norm of the whole step's gradient, and scale the gradient down to `max_norm`.
+    def clipped_norm(self) -> float:
+        """Return the norm of the whole step's gradient, and scale a longer gradient down to `MAX_GRAD_NORM`.
 
         The result is the same on every rank.
         """
@@ -119,8 +121,8 @@ class LocalAdamW(torch.optim.AdamW):
     def gather(self, value: Value) -> list[Value]:
         return [value]
 
-    def clipped_norm(self, max_norm: float) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(self._parameters, max_norm))
+    def clipped_norm(self) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM))
 
     def update(self, learning_rate: float) -> None:
         for group in self.param_groups:
@@ -211,7 +213,7 @@ class ShardedAdamW:
             config={
                 "train_micro_batch_size_per_gpu": 1,
                 "gradient_accumulation_steps": 1,
-                "gradient_clipping": config.max_grad_norm,
+                "gradient_clipping": MAX_GRAD_NORM,
                 "zero_allow_untested_optimizer": True,
                 "steps_per_print": None,
                 "zero_optimization": {
@@ -257,8 +259,8 @@ class ShardedAdamW:
         torch.distributed.all_gather_object(values, value)
         return values
 
-    def clipped_norm(self, max_norm: float) -> float:
-        """Return the norm. DeepSpeed clips, to `learner.max_grad_norm` too, when it takes the step."""
+    def clipped_norm(self) -> float:
+        """Return the norm. DeepSpeed clips when it takes the step."""
         from deepspeed.utils import safe_get_full_grad
 
         if not self._has_gradient:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.learner import LearnerConfig, ModelConfig
+from configs.learner import LOGIT_CHUNK_TOKENS, LearnerConfig, ModelConfig
 from learner.backbone import Backbone
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
@@ -166,7 +166,6 @@ class Policy(Backbone):
             attention=config.attention,
             base_weights=base_weights,
         )
-        self._logit_chunk_tokens = config.logit_chunk_tokens
         self._grammars = GrammarMasks(self.tokenizer, self.vocab_size, reply_ends(model_path, self.tokenizer))
 
     def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
@@ -197,7 +196,7 @@ class Policy(Backbone):
             lambda logits, start, end: self._grammars.constrain(logits, allowed[start:end]),
             self.tensor(targets.context_of),
             self.tensor(targets.tokens),
-            self._logit_chunk_tokens,
+            LOGIT_CHUNK_TOKENS,
         )
         samples = prepared.samples
         shape = (len(samples), max(len(sample.token_ids) for sample in samples))

@@ -75,7 +75,7 @@ class EvaluationRequest:
 def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
     """Evaluate, or continue an unfinished evaluation, and return the report.
 
-    Raises EvaluationError or CheckpointError for a request that cannot be carried out.
+    Raises EvaluationError or UserError for a request that cannot be carried out.
     """
     if request.num_seeds > 1 and config.evaluation.temperature == 0:
         raise EvaluationError(
@@ -182,7 +182,6 @@ def _attempt_all(
         policy=policy,
         phase="evaluate",
         temperature=settings.temperature,
-        max_attempts=settings.max_attempts,
         judge=judge,
     )
     wanted = [

@@ -14,9 +14,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from configs.backend import OllamaConfig
 from configs.plugins import load_own
-from configs.rollout import CommandAgentConfig, FunctionAgentConfig, NoMemoryConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig
 from configs.run import RunConfig
 from envs.types import Task
 from rollout.agent.program import Program
@@ -74,7 +73,7 @@ def identity_of(
 ) -> Identity:
     """Return the identity of an evaluation. `model_path` is None if a server holds the model.
 
-    Raises BackendError if the server does not answer, or CheckpointError for a corrupt adapter.
+    Raises BackendError if the server does not answer, or UserError for a corrupt adapter.
     """
     backend = config.backend
     if model_path is not None:
@@ -83,7 +82,7 @@ def identity_of(
     else:
         assert backend.type != "vllm"
         installed = None
-        if isinstance(backend, OllamaConfig):
+        if backend.type == "ollama":
             engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
             installed = asyncio.run(engine.installed())
         digest = installed.digest if installed else None
@@ -139,7 +138,7 @@ def _short(value: object) -> str:
 
 def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperature: float) -> dict[str, object]:
     rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
-    hints = not isinstance(memory, NoMemoryConfig) and memory.in_evaluation
+    hints = memory.type != "none" and memory.in_evaluation
     items: dict[str, list[object]] = {}
     for task in tasks:
         metadata = dict(task.metadata) if task.scorer and ":" in task.scorer else {}
@@ -152,12 +151,13 @@ def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperatu
             "max_turn_tokens": rollout.max_turn_tokens,
             "max_model_len": rollout.engine.max_model_len,
             "episode_timeout_s": rollout.episode_timeout_s,
-            "max_attempts": config.evaluation.max_attempts,
         },
         "adapter_mode": rollout.engine.adapter_mode if config.backend.type == "vllm" else None,
         "agent": config.agent.model_dump(mode="json", exclude={"memory"}),
         # The choice of tasks and the recording of results do not change a tool.
-        "tools": config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording"}),
+        "tools": config.envs.model_dump(
+            mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording", "recording_mode"}
+        ),
         "memory": memory.model_dump(mode="json") if hints else None,
         "judge": judge and {"model": judge.model, "temperature": judge.temperature, "votes": judge.num_votes},
         "items": {

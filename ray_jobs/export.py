@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from configs.errors import reason
+from configs.errors import UserError, reason
 from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
@@ -21,7 +21,7 @@ from envs.datasets.sampler import held_out_tasks
 from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
-from learner.export import ExportError, digest_of, file_digests, size_of_weights, write_merged_model
+from learner.export import digest_of, file_digests, size_of_weights, write_merged_model
 from ray_jobs.gguf import go_template, measure_gap, render_modelfile, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import RunFolderError, check_trained_alike, checkpoint_at, run_of, saved_config, started_in
@@ -74,7 +74,7 @@ def run_export(
             with chdir(policy.home):
                 prompts = planner_openings(policy.config, num_prompts)
         except (ValueError, OSError, KeyError) as error:
-            raise ExportError(
+            raise UserError(
                 f"no planner prompts can be drawn to measure the quantization: {reason(error)}; correct it, or skip "
                 "the measurement with --prompts 0"
             ) from error
@@ -118,9 +118,9 @@ def find_source(source: str, recipe: Path | None) -> Source:
         try:
             config, home = saved_config(run), started_in(run)
         except RunFolderError as error:
-            raise ExportError(f"{error}; or move the checkpoint out of it and pass --recipe RECIPE") from error
+            raise UserError(f"{error}; or move the checkpoint out of it and pass --recipe RECIPE") from error
     else:
-        raise ExportError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
+        raise UserError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
     return Source(config=config, home=home, checkpoint=checkpoint, manifest=manifest)
 
 
@@ -179,11 +179,11 @@ def _manifest(policy: Source, model_path: Path) -> dict[str, Any]:
 
 def _check_room(target: Path, needed: int) -> None:
     if target.exists():
-        raise ExportError(f"'{target}' exists; choose another folder, or remove it")
+        raise UserError(f"'{target}' exists; choose another folder, or remove it")
     nearest = next(path for path in target.absolute().parents if path.exists())
     free = shutil.disk_usage(nearest).free
     if free < needed:
-        raise ExportError(
+        raise UserError(
             f"the export needs up to {needed / 2**20:.0f} MiB below '{nearest}', which has {free / 2**20:.0f} MiB "
             "free; free some, or choose another folder"
         )
@@ -199,7 +199,7 @@ def _whole_folder(target: Path) -> Iterator[Path]:
         yield partial
         partial.rename(target)
     except OSError as error:
-        raise ExportError(
+        raise UserError(
             f"cannot write export '{target}': {error.strerror or error}; free space or choose another folder"
         ) from error
     finally:
@@ -212,9 +212,7 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
         manifest = dict(json.loads((folder / MANIFEST).read_text()))
         for name in files:
             if digest_of(folder / name) != manifest["files"][name]:
-                raise ExportError(f"{folder / name} was changed after the export: its sha256 differs; export again")
+                raise UserError(f"{folder / name} was changed after the export: its sha256 differs; export again")
     except (OSError, ValueError, KeyError) as error:
-        raise ExportError(
-            f"{folder} is not a complete export ({reason(error)}); run `agentflow export` again"
-        ) from error
+        raise UserError(f"{folder} is not a complete export ({reason(error)}); run `agentflow export` again") from error
     return manifest

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import reason
-from learner.export import WEIGHTS, ExportError
+from configs.errors import UserError, reason
+from learner.export import WEIGHTS
 from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
     One tensor is in memory at a time.
 
     Raises:
-        ExportError: The model has no exact GGUF form.
+        UserError: The model has no exact GGUF form.
         OSError: The disk is full.
     """
     import gguf
@@ -126,19 +126,19 @@ class _Tensor:
             pairs = values.reshape(self.heads, 2, -1, *values.shape[1:])
             values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
         if self.type.name == "F16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-            raise ExportError(f"{self.source} has values beyond float16; export with --quantize bf16 or q8_0")
+            raise UserError(f"{self.source} has values beyond float16; export with --quantize bf16 or q8_0")
         return np.asarray(quantize(values, self.type))
 
 
 def _architecture(config: "PreTrainedConfig") -> str:
     kind = str(config.model_type)
     if kind not in ARCHITECTURES:
-        raise ExportError(
+        raise UserError(
             f"GGUF export supports {', '.join(ARCHITECTURES)}, and this model is '{kind}'; export it with --format hf"
         )
     rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
     if rope != "default" or getattr(config, "use_sliding_window", False):
-        raise ExportError(
+        raise UserError(
             f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}' or a sliding window; "
             "export it with --format hf"
         )
@@ -156,7 +156,7 @@ def _tensors(model_path: Path, config: "PreTrainedConfig", architecture: str, qu
             for source in sorted(tensors.keys()):
                 name = names.get_name(source, try_suffixes=(".weight", ".bias"))
                 if name is None:
-                    raise ExportError(f"GGUF has no name for {source} of a '{architecture}' model; use --format hf")
+                    raise UserError(f"GGUF has no name for {source} of a '{architecture}' model; use --format hf")
                 shape = tuple(tensors.get_slice(source).get_shape())
                 yield _Tensor(
                     file=file,
@@ -209,11 +209,11 @@ def _add_tokenizer(
     try:
         parts = json.loads((model_path / "tokenizer.json").read_text())
     except (OSError, ValueError) as error:
-        raise ExportError(f"{model_path.name} has no readable tokenizer.json: {reason(error)}") from error
+        raise UserError(f"{model_path.name} has no readable tokenizer.json: {reason(error)}") from error
     known, added = parts["model"]["vocab"], parts["added_tokens"]
     last = max([*known.values(), *(token["id"] for token in added)])
     if last >= vocab_size:
-        raise ExportError(
+        raise UserError(
             f"the tokenizer has a token {last}, and a GGUF file can only name those below the model's vocab_size = "
             f"{vocab_size}; export it with --format hf"
         )
@@ -249,13 +249,13 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
     A wrong name would give the model tokens that it was never trained on.
 
     Raises:
-        ExportError: GGUF has no name for it.
+        UserError: GGUF has no name for it.
     """
     pre = parts.get("pre_tokenizer") or {}
     steps = pre.get("pretokenizers", [pre])
     name = _PRE_TOKENIZERS.get(tuple(map(_step, steps)))
     if parts["model"].get("type") != "BPE" or name is None:
-        raise ExportError(
+        raise UserError(
             "GGUF export supports the byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, and this one "
             "splits text differently; export it with --format hf"
         )

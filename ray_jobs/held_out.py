@@ -39,6 +39,10 @@ class Attempts(Protocol):
         ...
 
 
+MAX_ATTEMPTS = 3
+"""Attempts at one item whose engine or tools fail, before it stays unscored."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """An item under a seed, with the ids of its trajectory."""
@@ -56,7 +60,7 @@ class Evaluator:
     policy: Attempts
     phase: str
     temperature: float
-    max_attempts: int
+    max_attempts: int = MAX_ATTEMPTS
     """Attempts before an item whose engine or tools fail stays unscored."""
     judge: AnswerJudge | None = None
     """Asked about answers that an exact scorer may reject although they are right."""
@@ -126,7 +130,7 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     if phase == "eval_untouched":
         tasks = _some_of(tasks, settings.num_untouched_tasks)
     with run.phase(phase, total=len(tasks)) as progress:
-        evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0, max_attempts=settings.max_attempts)
+        evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0)
         evaluation, attempts = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
         run.folder.log_trajectories(attempts)
     if tasks:
@@ -140,10 +144,8 @@ def evaluate_step(run: "Run", step: int) -> None:
     Called after the step's weights are published and before its batch is given up, so that no newer weights appear
     meanwhile. At depth 0 the workers are idle then; at other depths rollouts continue.
     """
-    started, settings, policy = time.perf_counter(), run.config.evaluation, run.rollouts
-    evaluator = Evaluator(
-        policy=policy, phase=STEP_PHASE, temperature=0.0, max_attempts=settings.max_attempts, step=step
-    )
+    started, policy = time.perf_counter(), run.rollouts
+    evaluator = Evaluator(policy=policy, phase=STEP_PHASE, temperature=0.0, step=step)
     tasks = tasks_while_training(run.config)
     with run.console.waiting(f"the evaluation after step {step}"):
         evaluation, attempts = _attempted(evaluator, tasks, name=f"{STEP_PHASE}-{step}")

@@ -13,6 +13,7 @@ from rich.table import Table
 from configs.base import fastest_precision
 from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import did_you_mean
+from configs.learner import LOGIT_CHUNK_TOKENS
 from configs.run import RunConfig
 from ray_jobs.run import model_memory as memory
 from ray_jobs.run.model_memory import GIB, KvCache, ModelShape, Part, PlanError, find_shape
@@ -237,7 +238,7 @@ def _learner(config: RunConfig, shape: ModelShape) -> Process:
         max(learner.microbatch_tokens, config.rollout.engine.max_model_len),
         rank=model.lora_rank,
         checkpointing=learner.gradient_checkpointing,
-        chunk=learner.logit_chunk_tokens,
+        chunk=LOGIT_CHUNK_TOKENS,
         device=learner.device,
     )
     num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.backend import OllamaConfig
-from configs.errors import reason, visible
+from configs.errors import UserError, reason, visible
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
-from ray_jobs.export import ExportError, planner_openings, read_export
+from ray_jobs.export import planner_openings, read_export
 from rollout.agent.planner import FormatError, parse_decision, planner_schema
 from rollout.engines.engine import BackendError, GenerationRequest
 from rollout.engines.served import OllamaEngine
@@ -24,26 +23,26 @@ def run_serve(config: RunConfig, folder: Path) -> None:
         folder: An export with a GGUF file.
 
     Raises:
-        ExportError, BackendError: The export is unusable, or the served model does not answer as a planner.
+        UserError, BackendError: The export is unusable, or the served model does not answer as a planner.
     """
     console = Console()
     manifest = read_export(folder, ())
     gguf, agent = manifest.get("gguf"), manifest.get("source", {}).get("agent", "planner")
     if gguf is None:
-        raise ExportError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
+        raise UserError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
     if agent != "planner":
-        raise ExportError(
+        raise UserError(
             f"{folder} was trained with agent.type = '{agent}', and `agentflow serve` tries planners only; run such an "
             "agent with `agentflow solve`, or serve the export with any model server"
         )
     read_export(folder, (gguf["file"],))
     backend = config.backend
-    if not isinstance(backend, OllamaConfig):
-        raise ExportError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
+    if backend.type != "ollama":
+        raise UserError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
     try:
         ((system, user),) = planner_openings(config, 1)
     except (ValueError, OSError, KeyError) as error:
-        raise ExportError(
+        raise UserError(
             f"the held-out task that tries the model cannot be drawn: {reason(error)}; pass the recipe that trained "
             "it, from the folder with its data"
         ) from error

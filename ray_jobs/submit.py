@@ -203,7 +203,7 @@ def check_paths(config: RunConfig, request: SubmitRequest) -> None:
         raise UserError(f"recipe '{request.recipe}' is outside of --working-dir '{folder}', and is not uploaded")
     options = [part for word in request.phase_options for part in word.split("=", 1)]
     outputs = {
-        "envs.recording.path": envs.recording.path if envs.recording.mode == "record" else None,
+        "envs.recording": envs.recording if envs.recording_mode == "record" else None,
         "agent.memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
         "--out": options[options.index("--out") + 1] if "--out" in options[:-1] else None,
     }

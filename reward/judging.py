@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
-from configs.learner import FilterOverlongConfig, LearnerConfig, SoftOverlongConfig
+from configs.learner import LearnerConfig
 from reward.collected import outcome_of
 from reward.statistics import group_statistics
 from rollout.filters import ending_of
@@ -38,6 +38,7 @@ class OutcomeReward:
 
     def __init__(self, learner: LearnerConfig, *, max_turn_tokens: int) -> None:
         self._overlong = learner.overlong
+        self._cache_tokens = learner.overlong_cache_tokens
         self._max_turn_tokens = max_turn_tokens
 
     def score(self, trajectory: Trajectory) -> Reward:
@@ -47,13 +48,13 @@ class OutcomeReward:
         if outcome is None:
             return Reward(outcome=None, total=None)
         trained = [turn for turn in trajectory.planner_turns if turn.trainable]
-        if isinstance(self._overlong, FilterOverlongConfig) and any(turn.truncated for turn in trained):
+        if self._overlong == "filter" and any(turn.truncated for turn in trained):
             return Reward(outcome=outcome, total=None)
         parts = {"outcome": outcome}
-        if isinstance(self._overlong, SoftOverlongConfig):
+        if self._overlong == "soft":
             longest = max((turn.num_tokens for turn in trained), default=0)
             parts["overlong"] = soft_overlong_penalty(
-                longest, max_length=self._max_turn_tokens, cache_length=self._overlong.cache_tokens
+                longest, max_length=self._max_turn_tokens, cache_length=self._cache_tokens
             )
         return Reward(outcome=outcome, total=sum(parts.values()), parts=parts)
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
-from configs.rollout import FolderMemoryConfig, InProcessMemoryConfig, ServerMemoryConfig
+from configs.rollout import FolderMemoryConfig, LocalMemoryConfig, ServerMemoryConfig
 from envs.datasets.rows import question_key
 from envs.sandbox.protocol import cut_middle
 from envs.types import Task, ToolResult
@@ -188,10 +188,9 @@ class EpisodicMemory:
     call raises MemoryUnavailableError if Qdrant cannot be reached or its folder is in use.
     """
 
-    def __init__(self, config: InProcessMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
+    def __init__(self, config: LocalMemoryConfig | FolderMemoryConfig | ServerMemoryConfig) -> None:
         self._config = config
         self.in_evaluation = config.in_evaluation
-        self._collection = config.collection if isinstance(config, ServerMemoryConfig) else COLLECTION
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")
         self._opened: QdrantClient | None = None
 
@@ -251,13 +250,13 @@ class EpisodicMemory:
                 client = QdrantClient(url=url, api_key=key, timeout=_TIMEOUT_S, check_compatibility=False)
             case _:
                 client = QdrantClient(location=":memory:")
-        if not client.collection_exists(self._collection):
+        if not client.collection_exists(COLLECTION):
             vectors = models.VectorParams(size=DIMENSIONS, distance=models.Distance.COSINE)
             try:
-                client.create_collection(self._collection, vectors_config=vectors)
+                client.create_collection(COLLECTION, vectors_config=vectors)
             except Exception:
                 # Another worker may have created it meanwhile.
-                if not client.collection_exists(self._collection):
+                if not client.collection_exists(COLLECTION):
                     raise
         return client
 
@@ -269,7 +268,7 @@ class EpisodicMemory:
             models.FieldCondition(key="task_id", match=models.MatchValue(value=task.id)),
         ]
         points = self._client.query_points(
-            self._collection,
+            COLLECTION,
             query=shared_embedder().embed(task.question).tolist(),
             query_filter=models.Filter(must_not=same_task),
             score_threshold=MIN_SIMILARITY,
@@ -288,7 +287,7 @@ class EpisodicMemory:
         from qdrant_client import models
 
         point_id = str(uuid.uuid5(_ID_NAMESPACE, experience.key))
-        known = self._client.retrieve(self._collection, ids=[point_id], with_payload=True)
+        known = self._client.retrieve(COLLECTION, ids=[point_id], with_payload=True)
         earlier = read_experience(known[0].payload or {}) if known else None
         if earlier is not None and len(earlier.steps) <= len(experience.steps):
             return False
@@ -296,8 +295,8 @@ class EpisodicMemory:
             return False
         vector = shared_embedder().embed(experience.question).tolist()
         point = models.PointStruct(id=point_id, vector=vector, payload=experience.payload())
-        self._client.upsert(self._collection, points=[point], wait=True)
+        self._client.upsert(COLLECTION, points=[point], wait=True)
         return True
 
     def _count(self) -> int:
-        return self._client.count(self._collection, exact=True).count
+        return self._client.count(COLLECTION, exact=True).count

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
-from configs.rollout import NoMemoryConfig, PlannerAgentConfig
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.tools.actions import AskModel
@@ -78,7 +78,7 @@ class Solver:
         else:
             self._solving = build_solving(config.agent, config.code_path)
         memory = config.planner.memory
-        self._memory = None if isinstance(memory, NoMemoryConfig) else EpisodicMemory(memory)
+        self._memory = None if memory.type == "none" else EpisodicMemory(memory)
         self.max_open = max_open
 
     @property

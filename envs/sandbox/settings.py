@@ -48,7 +48,7 @@ def refusal(wanted: WantedTier, lacks: Mapping[Tier, Mapping[str, str]]) -> str:
         for tier in allowed
     )
     advice = [_ADVICE[layer] for tier in allowed for layer in lacks[tier] if layer in _ADVICE]
-    advice += [f"set envs.sandbox.tier={tier}" for tier in REQUIRED_LAYERS if tier not in allowed and not lacks[tier]]
+    advice += [f"set envs.sandbox={tier}" for tier in REQUIRED_LAYERS if tier not in allowed and not lacks[tier]]
     remedies = ", or ".join(dict.fromkeys(advice))
     return f"the code sandbox cannot start: {reasons}; {remedies}"
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from configs.envs import BASE_GENERATOR_TOKENS, BaseGeneratorConfig
+from configs.backend import ServerConfig
+from configs.envs import BASE_GENERATOR_TOKENS
 from configs.errors import UserError
 from envs.sandbox import Sandbox
 from envs.tools.http import RequestError, Service, ServiceLimits, read_key
@@ -72,9 +73,9 @@ class BaseGeneratorTool:
         return ToolResult(text=(await self._ask(prompt)).strip() or "The model gave no answer.")
 
 
-def build_ask(config: BaseGeneratorConfig, limits: ServiceLimits, own_model: AskModel | None) -> AskModel:
+def build_ask(config: ServerConfig | None, limits: ServiceLimits, own_model: AskModel | None) -> AskModel:
     """Return a function that asks the configured server, else the run's `own_model`, greedily; raises UserError."""
-    if config.base_url is None:
+    if config is None:
         if own_model is None:
             raise UserError(
                 "base_generator needs a model: set envs.base_generator.base_url and .model to an OpenAI-compatible "

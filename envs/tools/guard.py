@@ -178,15 +178,15 @@ class Recording:
         self._results: dict[Key, ToolResult] = {}
         self._offset = 0
         if mode == "replay" and not path.is_file():
-            raise UserError(f"there is no recording '{path}' to replay; record one first: envs.recording.mode=record")
+            raise UserError(f"there is no recording '{path}' to replay; record one first: envs.recording_mode=record")
         if path.is_dir():
-            raise UserError(f"envs.recording.path = '{path}' is a folder; name a file in it")
+            raise UserError(f"envs.recording = '{path}' is a folder; name a file in it")
         if mode == "record" and (why := unwritable(path.absolute().parent)):
-            raise UserError(f"envs.recording.path = '{path}' cannot be written: {why}")
+            raise UserError(f"envs.recording = '{path}' cannot be written: {why}")
         try:
             self._read_new_lines()
         except OSError as error:
-            raise UserError(f"envs.recording.path = '{path}' cannot be opened: {error.strerror}") from None
+            raise UserError(f"envs.recording = '{path}' cannot be opened: {error.strerror}") from None
 
     def get(self, key: Key) -> ToolResult | None:
         """Return the recorded result of a call, or None."""
@@ -248,6 +248,6 @@ class RecordedTool:
         if self._recording.mode == "replay":
             raise ToolUnavailableError(
                 f"'{self._recording.path}' holds no result of {self.name} for {key[1][:80]!r}; record it with "
-                "envs.recording.mode=record"
+                "envs.recording_mode=record"
             )
         return self._recording.add(key, await self._tool.call(key[1]))

@@ -254,7 +254,7 @@ class _Unpacker:
 
     @property
     def at_end(self) -> bool:
-        """Whether the last member is complete."""
+        """True if the last member is complete."""
         return self._stream.eof
 
     def _first_bytes(self, chunk: bytes, at_most: int) -> bytes:

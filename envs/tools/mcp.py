@@ -22,7 +22,7 @@ from envs.types import ToolResult, ToolUnavailableError
 SCHEME = "mcp:"
 UNAVAILABLE = "unavailable"
 """Category in a result's `_meta.error` with which our own server reports a fault that the caller did not cause."""
-_RESTARTED = "[The server was connected to anew: what it remembered of earlier calls may be gone.]\n"
+_RESTARTED = "[The server was connected to again: what it remembered of earlier calls may be gone.]\n"
 _CLOSING_S = 5.0
 
 

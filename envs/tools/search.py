@@ -33,11 +33,11 @@ class PassageIndex:
 
     def find(self, query: str, max_results: int) -> list[str]:
         """Return the passages that share a word with the query, best first."""
-        words = [word for word in re.findall(r"\w+", query.lower()) if word not in _STOP_WORDS]
-        if not words:
+        keywords = [word for word in re.findall(r"\w+", query.lower()) if word not in _STOP_WORDS]
+        if not keywords:
             return []
         # A quoted word is a plain term, so that a query cannot use the syntax of the index.
-        terms = " OR ".join(f'"{word}"' for word in words)
+        terms = " OR ".join(f'"{word}"' for word in keywords)
         rows = self._index.execute(
             "SELECT text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?",
             (terms, max_results),

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 OpenTool = Callable[[], AbstractContextManager[Tool]]
 """Opens the tool for one episode, and closes it at its end."""
 
+WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
+TIME_LIMIT_S = 30.0
+"""Wall-clock limit of one request to a service, attempts and pauses included, and of a call of an MCP server's tool; a
+page has half of it. A call that takes 20 times as long leaves its attempt unscored."""
 CACHE_AGE_S = 3600.0
 CACHE_ENTRIES = 1024
 REQUESTS_PER_MINUTE = 60.0
@@ -49,14 +53,14 @@ class Parts:
 
     @property
     def limits(self) -> ServiceLimits:
-        return ServiceLimits(time_limit_s=self.config.web.time_limit_s, requests_per_minute=REQUESTS_PER_MINUTE)
+        return ServiceLimits(time_limit_s=TIME_LIMIT_S, requests_per_minute=REQUESTS_PER_MINUTE)
 
     def finder(self, name: str) -> PageFinder:
         """Return the search service of this name."""
         if name not in self.finders:
             web = self.config.web
             if name == "wikipedia":
-                self.finders[name] = WikipediaFinder(self.limits, base_url=web.wikipedia_url)
+                self.finders[name] = WikipediaFinder(self.limits, base_url=WIKIPEDIA_URL)
             elif name == "google":
                 self.finders[name] = GoogleFinder(self.limits)
             else:
@@ -66,7 +70,7 @@ class Parts:
     def guarded(self, tool: Tool) -> Tool:
         """Return a guarded, and possibly recorded, tool whose results come from outside."""
         # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
-        guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * self.config.web.time_limit_s)
+        guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * TIME_LIMIT_S)
         return RecordedTool(guarded, self.recording) if self.recording else guarded
 
     def shared(self, tool: Tool) -> OpenTool:
@@ -77,7 +81,7 @@ class Parts:
 def _code(parts: Parts) -> OpenTool:
     sandbox = parts.sandbox
     assert sandbox is not None  # opened together with this action
-    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.sandbox.timeout_s))
+    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.code_timeout_s))
 
 
 def _search(parts: Parts) -> OpenTool:
@@ -98,7 +102,7 @@ def _web_search(parts: Parts) -> OpenTool:
     config = parts.config
     limits = ServiceLimits(
         max_attempts=2,
-        time_limit_s=config.web.time_limit_s / 2,
+        time_limit_s=TIME_LIMIT_S / 2,
         requests_per_minute=PAGES_PER_MINUTE,
         max_bytes=MAX_PAGE_BYTES,
     )
@@ -129,10 +133,10 @@ def _custom(name: str, parts: Parts) -> OpenTool:
     if parts.recording and not config.stateless:
         raise UserError(
             f"envs.tools.{name} may keep state during a task, but envs.recording answers equal calls alike; set "
-            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording.path out"
+            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording out"
         )
-    limit_s, max_chars = parts.config.web.time_limit_s, parts.config.max_result_chars
-    make = custom_tool_factory(name, config, time_limit_s=limit_s, max_chars=max_chars)
+    max_chars = parts.config.max_result_chars
+    make = custom_tool_factory(name, config, time_limit_s=TIME_LIMIT_S, max_chars=max_chars)
 
     @contextmanager
     def open_tool() -> Iterator[Tool]:
@@ -189,7 +193,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             parts = Parts(
                 config=config,
                 block_list=block_list,
-                recording=Recording(Path(path), config.recording.mode) if (path := config.recording.path) else None,
+                recording=Recording(Path(path), config.recording_mode) if (path := config.recording) else None,
                 own_model=own_model,
                 sandbox=sandbox,
             )
@@ -216,4 +220,4 @@ def open_sandbox(config: EnvsConfig) -> "Sandbox":
     """Open the sandbox of the `code` tool; raises SandboxRefusedError."""
     from envs.sandbox import Sandbox, SandboxSettings
 
-    return Sandbox(SandboxSettings(memory_mb=config.sandbox.memory_mb, tier=config.sandbox.tier))
+    return Sandbox(SandboxSettings(tier=config.sandbox))

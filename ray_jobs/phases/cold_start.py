@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from configs.errors import UserError
 from configs.learner import CustomDemonstrationsConfig, FileConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks
-from learner.checkpoint import CheckpointError, newest_checkpoint
+from learner.checkpoint import newest_checkpoint
 from ray_jobs.run.run import Run
 from reward.collected import outcome_of
 from rollout.filters import SOLVED
@@ -29,11 +29,11 @@ def cold_start(run: Run) -> Mapping[str, object]:
 
 
 def load_cold_start(run: Run) -> None:
-    """Load the cold-started policy into the learner, ready for RL. Raises CheckpointError if it is missing."""
+    """Load the cold-started policy into the learner, ready for RL. Raises UserError if it is missing."""
     checkpoint, faults = newest_checkpoint(run.folder.cold_start)
     if checkpoint is None:
         why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
-        raise CheckpointError(
+        raise UserError(
             f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with "
             "another name=..."
         )

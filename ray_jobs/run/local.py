@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from configs.backend import OllamaConfig, VllmConfig
+from configs.backend import VllmConfig
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.held_out import Attempts
 from ray_jobs.run.console import Console, PhaseProgress
@@ -149,13 +150,13 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
             f"--adapter {adapter} needs backend.type = 'vllm': a server answers with its own model; export the "
             "checkpoint (`agentflow export`) and serve that"
         )
-    if "model" in (config.planner.verifier.type, config.planner.generator.type):
+    if "model" in (config.planner.verifier, config.planner.generator):
         raise BackendError(
-            "agent.verifier.type and agent.generator.type = 'model' ask the frozen base model, which backend.type "
+            "agent.verifier and agent.generator = 'model' ask the frozen base model, which backend.type "
             f"= '{backend.type}' does not serve; set them to 'rule'"
         )
     engine: OllamaEngine | OpenAiEngine
-    if isinstance(backend, OllamaConfig):
+    if backend.type == "ollama":
         engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     else:
         engine = OpenAiEngine(backend, seed=config.seed)
@@ -172,10 +173,10 @@ def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
     """Open a worker that samples trainable trajectories, with a checkpoint's adapter or the base model.
 
     Raises:
-        CheckpointError, BackendError: The adapter does not fit, before an engine is loaded.
+        UserError, BackendError: The adapter does not fit, before an engine is loaded.
     """
     from actors.cluster import QUIET
-    from learner.checkpoint import CheckpointError, read_manifest
+    from learner.checkpoint import read_manifest
     from rollout.engines.adapters import AdapterMerger
 
     if config.backend.type != "vllm":
@@ -192,7 +193,7 @@ def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
         try:
             AdapterMerger(model_path, model.lora_alpha / model.lora_rank).check(data, rank=model.lora_rank)
         except ValueError as error:
-            raise CheckpointError(
+            raise UserError(
                 f"the adapter in {adapter} does not fit model.path = '{model.path}': {error}; pass the recipe of the "
                 "run that trained it"
             ) from error

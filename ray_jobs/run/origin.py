@@ -16,7 +16,7 @@ from configs.learner import FileConfig
 from configs.plugins import search_in
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
-from learner.checkpoint import MANIFEST, CheckpointError, newest_checkpoint, read_manifest
+from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
 from ray_jobs.run.preflight import check_same_run
 from rollout.records import read_json
@@ -30,20 +30,20 @@ def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint that a path names: a run folder (its newest valid one), a checkpoint, or its adapter file.
 
     Raises:
-        CheckpointError: The path names no usable checkpoint.
+        UserError: The path names no usable checkpoint.
     """
     folder = path.parent if path.is_file() else path
     if not folder.is_dir():
-        raise CheckpointError(f"'{path}' is not a folder; name a run, a checkpoint in it, or `none`")
+        raise UserError(f"'{path}' is not a folder; name a run, a checkpoint in it, or `none`")
     if (folder / "config.json").is_file():
         return _newest(folder)
     if not (folder / MANIFEST).is_file():
-        raise CheckpointError(
+        raise UserError(
             f"'{folder}' is neither a run (it has no config.json) nor a checkpoint (it has no {MANIFEST}); name a run, "
             "a checkpoint in it, or `none`"
         )
     if "policy_version" not in read_manifest(folder):
-        raise CheckpointError(f"'{folder}' is not a checkpoint of a planner; name a run, or one below its checkpoints/")
+        raise UserError(f"'{folder}' is not a checkpoint of a planner; name a run, or one below its checkpoints/")
     return folder
 
 
@@ -63,7 +63,7 @@ def _newest(run: Path) -> Path:
             for fault in faults:
                 print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
             return found.folder
-    raise CheckpointError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
+    raise UserError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
 
 
 def saved_config(path: Path) -> RunConfig:
@@ -103,7 +103,7 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
         model_path: The folder of `config.model.path`.
 
     Raises:
-        CheckpointError: The checkpoint was trained otherwise.
+        UserError: The checkpoint was trained otherwise.
         RunFolderError: The configuration of its run cannot be read.
     """
     run = run_of(checkpoint)
@@ -111,13 +111,13 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
         return
     started, model = _written_config(run), config.model
     if (started.agent.type == "planner") != (config.agent.type == "planner"):
-        raise CheckpointError(
+        raise UserError(
             f"the adapter in {checkpoint} was trained with agent.type = '{started.agent.type}', and this recipe "
             f"has '{config.agent.type}', whose prompts differ; give the recipe of its run, {run}/config.json"
         )
     trained = started.model
     if trained.lora_alpha != model.lora_alpha:
-        raise CheckpointError(
+        raise UserError(
             f"the adapter in {checkpoint} was trained with model.lora_alpha = {trained.lora_alpha}, and with "
             f"{model.lora_alpha} it would count {model.lora_alpha / trained.lora_alpha:g} times; set "
             f"model.lora_alpha={trained.lora_alpha}, or give the recipe of the run that trained it"
@@ -126,7 +126,7 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
     local = trained.path != "demo" and folder.is_dir()
     if not (same_weights(folder, model_path) if local else trained.path == model.path):
         base = folder if local else trained.path
-        raise CheckpointError(
+        raise UserError(
             f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = '{model.path}' is not "
             f"known to have the same weights; set model.path={base}, or, if they are the same, copy the checkpoint out "
             "of its run"
@@ -204,9 +204,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         credit = reward.prm.model_copy(update={"prm_path": _absolute(reward.prm_path)})
         reward = reward.model_copy(update={"credit": credit})
     if _SUBMITTED not in os.environ:
-        recording = envs.recording.model_copy(update={"path": _absolute(envs.recording.path)})
         web = envs.web.model_copy(update={"blocked_questions": _absolute(envs.web.blocked_questions)})
-        envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "recording": recording, "web": web})
+        paths = {"data_path": _absolute(envs.data_path), "recording": _absolute(envs.recording)}
+        envs = envs.model_copy(update={**paths, "web": web})
         changes: dict[str, object] = {"code_path": _absolute(config.code_path)}
         if isinstance(cold_start := config.cold_start, FileConfig):
             changes["cold_start"] = cold_start.model_copy(update={"path": _absolute(cold_start.path)})

@@ -14,7 +14,6 @@ from actors.cluster import (
     PART_LOST,
     Handle,
     LearnerLostError,
-    PartLostError,
     reason_of,
     set_gauges,
     start_ray,
@@ -24,6 +23,7 @@ from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
 from actors.supervisor import Supervisor
 from actors.worker_pool import WorkerPool
+from configs.errors import UserError
 from configs.run import RunConfig
 from learner.learner import Learner
 from learner.optim import Ranks
@@ -131,7 +131,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
                     console.note(f"code sandbox: {sandbox}")
                 yield run
         except (*PART_LOST, LearnerLostError) as error:
-            raise PartLostError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
+            raise UserError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"resume with {resume}") from None
         finally:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from configs.base import fastest_precision
+from configs.errors import UserError
 from configs.learner import ModelConfig
 from configs.reward import PrmConfig
 from configs.run import RunConfig
 from learner.backbone import Backbone
-from learner.checkpoint import CheckpointError, read_manifest, write_manifest
+from learner.checkpoint import read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
 from reward.prm.step_text import RENDERER_VERSION, StepText, encode_step
 from reward.types import PrmError
@@ -107,7 +108,7 @@ class ProcessRewardModel:
     def save(self, folder: Path, **facts: object) -> None:
         """Write adapter, head and a manifest with `facts` atomically, and set `digest`.
 
-        Raises CheckpointError if the disk is full or not writable.
+        Raises UserError if the disk is full or not writable.
         """
         head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
         data = safetensors.torch.save(self.backbone.adapter_state() | head)
@@ -118,12 +119,10 @@ class ProcessRewardModel:
                 (partial / "prm.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
                 write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, **facts)
         except OSError as error:
-            raise CheckpointError(
-                f"cannot write PRM {folder}: {error.strerror}; free space or change output_dir"
-            ) from error
+            raise UserError(f"cannot write PRM {folder}: {error.strerror}; free space or change output_dir") from error
 
     def load(self, folder: Path) -> None:
-        """Load the weights of `folder`. Raise CheckpointError if they are incomplete or of another renderer."""
+        """Load the weights of `folder`. Raise UserError if they are incomplete or of another renderer."""
         manifest = read_prm_manifest(folder)
         state = safetensors.torch.load((folder / WEIGHTS).read_bytes())
         head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
@@ -137,12 +136,12 @@ class ProcessRewardModel:
 
 
 def read_prm_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a complete PRM of this renderer. Raise CheckpointError for any other folder."""
+    """Return the manifest of a complete PRM of this renderer. Raise UserError for any other folder."""
     manifest = read_manifest(folder)
     if manifest.get("kind") != "prm":
-        raise CheckpointError(f"{folder} is not a PRM folder; name one that `agentflow train-prm` wrote")
+        raise UserError(f"{folder} is not a PRM folder; name one that `agentflow train-prm` wrote")
     if manifest["renderer"] != RENDERER_VERSION:
-        raise CheckpointError(
+        raise UserError(
             f"{folder} was trained on step texts of renderer {manifest['renderer'][:12]}, this version renders "
             f"{RENDERER_VERSION[:12]}; train the PRM again"
         )

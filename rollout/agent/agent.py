@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from configs.rollout import ModuleConfig, RuleConfig
+from configs.rollout import Module
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
 from envs.tools.guard import raised
@@ -323,8 +323,8 @@ def build_agent(
         temperature=temperature,
     )
 
-    def module(module_config: ModuleConfig) -> FrozenModule | None:
-        return None if isinstance(module_config, RuleConfig) else FrozenModule(engine, chat, module_config.max_tokens)
+    def module(kind: Module) -> FrozenModule | None:
+        return None if kind == "rule" else FrozenModule(engine, chat, agent.frozen_max_tokens)
 
     return Agent(
         engine=engine,

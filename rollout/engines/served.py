@@ -13,7 +13,7 @@ import ollama
 import openai
 
 from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
-from configs.backend import OllamaConfig, OpenAiConfig, ServedConfig
+from configs.backend import ServedConfig
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.types import Message, TextCompletion
 
@@ -22,6 +22,10 @@ Reply = TypeVar("Reply")
 MAX_REPLY_BYTES = 4 * 2**20
 MAX_QUOTED_CHARS = 200
 """Longest part of a server's own error text that one of our errors quotes."""
+REQUEST_TIMEOUT_S = 120.0
+"""Wall-clock limit of one request, which a slow model on a CPU needs for its longest reply."""
+MAX_RETRIES = 3
+"""Further attempts after a failure that may pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 """Pauses between attempts at Ollama, as the `openai` client has them."""
 KEEP_ALIVE = "5m"
@@ -84,11 +88,11 @@ class _HttpClient(httpx.AsyncClient):
 class _OllamaClient(ollama.AsyncClient):
     """Ollama's client over `_HttpClient`. A dialogue that does not fit the context is an error."""
 
-    def __init__(self, config: OllamaConfig, key: str) -> None:
+    def __init__(self, config: ServedConfig, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # `AsyncClient.__init__` differs only in the HTTP client that it passes on.
         super(ollama.AsyncClient, self).__init__(
-            _HttpClient, config.base_url, follow_redirects=False, timeout=config.request_timeout_s, headers=headers
+            _HttpClient, config.base_url, follow_redirects=False, timeout=REQUEST_TIMEOUT_S, headers=headers
         )
         if not key:
             # The client sends OLLAMA_API_KEY to any server; only `backend.api_key_env` may name a key.
@@ -115,7 +119,7 @@ class _ServedEngine:
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.use_adapter:
-            raise BackendError("a served model has no frozen base: set agent.verifier/generator.type=rule")
+            raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
 
     def _failure(self, problem: str, words: object = "", advice: str = "run again later") -> EngineError:
         """Return an error about one request, and log it. `words` are the server's own."""
@@ -149,7 +153,7 @@ class OllamaEngine(_ServedEngine):
     A model that thinks although `think` is false is refused: its answers would not be the planner's.
     """
 
-    def __init__(self, config: OllamaConfig, *, num_ctx: int, seed: int) -> None:
+    def __init__(self, config: ServedConfig, *, num_ctx: int, seed: int) -> None:
         """Connect to nothing yet. `num_ctx` is the context length in tokens. Raises BackendError without a key."""
         super().__init__(config, seed=seed)
         self._num_ctx = num_ctx
@@ -219,7 +223,7 @@ class OllamaEngine(_ServedEngine):
 
     async def _call(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
         """Return the result of a request, which is repeated after a failure that may pass."""
-        for attempt in range(self._config.max_retries + 1):
+        for attempt in range(MAX_RETRIES + 1):
             if attempt:
                 # Jitter keeps workers that were refused together from coming back together.
                 await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5))
@@ -233,7 +237,7 @@ class OllamaEngine(_ServedEngine):
             except ConnectionError:
                 failure = self._unreachable()
             except httpx.TimeoutException:
-                failure = self._failure(*_timeout(self._config))
+                failure = self._failure(f"no reply within {REQUEST_TIMEOUT_S:g} s")
             except httpx.HTTPError as error:
                 failure = self._failure(f"the connection broke ({type(error).__name__})")
             except (ValueError, TypeError, RecursionError):
@@ -247,7 +251,7 @@ class OllamaEngine(_ServedEngine):
 class OpenAiEngine(_ServedEngine):
     """A model of a server with OpenAI's chat completions. Thinking before the answer is removed."""
 
-    def __init__(self, config: OpenAiConfig, *, seed: int) -> None:
+    def __init__(self, config: ServedConfig, *, seed: int) -> None:
         """Connect to nothing yet. Raises BackendError without a key."""
         super().__init__(config, seed=seed)
         self._form = config.form
@@ -256,11 +260,11 @@ class OpenAiEngine(_ServedEngine):
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=config.base_url,
-            max_retries=config.max_retries,
-            timeout=config.request_timeout_s,
+            max_retries=MAX_RETRIES,
+            timeout=REQUEST_TIMEOUT_S,
             default_headers={"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()},  # type: ignore[dict-item]
             # Declared for httpx2 only, but httpx is accepted as well.
-            http_client=_HttpClient(base_url=config.base_url, timeout=config.request_timeout_s),  # type: ignore[arg-type]
+            http_client=_HttpClient(base_url=config.base_url, timeout=REQUEST_TIMEOUT_S),  # type: ignore[arg-type]
         )
 
     async def check(self) -> None:
@@ -322,7 +326,7 @@ class OpenAiEngine(_ServedEngine):
             words = body.get("message", body) if isinstance(body, dict) else body
             failure = self._refusal(error.status_code, "" if words is None else words)
         except openai.APITimeoutError:
-            failure = self._failure(*_timeout(self._config))
+            failure = self._failure(f"no reply within {REQUEST_TIMEOUT_S:g} s")
         except openai.APIConnectionError as error:
             if isinstance(error.__cause__, httpx.ConnectError):
                 failure = self._unreachable()
@@ -349,10 +353,6 @@ def _find_key(config: ServedConfig) -> str:
 
 def _may_pass(status: int) -> bool:
     return status in (408, 425, 429) or status >= 500
-
-
-def _timeout(config: ServedConfig) -> tuple[str, str, str]:
-    return f"no reply within {config.request_timeout_s:g} s", "", "raise backend.request_timeout_s"
 
 
 def _count(usage: object, name: str) -> int:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import ray
 
+from configs.errors import UserError
 from rollout.engines.engine import Pulse
 
 
@@ -114,6 +115,5 @@ class FakeLauncher:
         return self.prms[-1]
 
     def no_room(self, name, claims):
-        from actors.cluster import ClusterError
 
-        return ClusterError(f"no room for the {name}")
+        return UserError(f"no room for the {name}")

@@ -9,7 +9,7 @@ from doubles import GatedWorker, events, open_gate
 from stage import check_law, kill, make_config, open_stage, wait_until
 from tiny import save_tiny_model
 
-from actors.cluster import PartLostError
+from configs.errors import UserError
 from rollout.engines.base_weights import BaseWeights
 from tests.simulated_parts import SimulatedLearner
 
@@ -67,5 +67,5 @@ def test_the_run_ends_with_what_to_do_where_the_holder_dies(tmp_path, shared):
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "begin"))
         ray.kill(ray.get_actor("agentflow:r:base-weights"))
-        with pytest.raises(PartLostError, match=r"base weights .*card.share_base=false.*agentflow resume"):
+        with pytest.raises(UserError, match=r"base weights .*card.share_base=false.*agentflow resume"):
             stage.finish(training)

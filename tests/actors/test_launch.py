@@ -8,8 +8,8 @@ from doubles import first_time
 from stage import end_actors, kill, local_ray, make_config, open_stage, steps_of, wait_until
 
 from actors import launch
-from actors.cluster import ClusterError
 from actors.launch import Builders, Launcher
+from configs.errors import UserError
 from ray_jobs.run import run as run_module
 from rollout.engines.engine import Pulse
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
@@ -44,7 +44,7 @@ class Rank(SimulatedLearner):
 def test_rank_that_does_not_see_the_run_folder_ends_the_start(tmp_path, rank):
     config = make_config(tmp_path, "learner.num_workers=2")
     build = partial(Rank, elsewhere=rank)
-    with pytest.raises(ClusterError, match=UNSEEN), open_stage(config, build_learner=build):
+    with pytest.raises(UserError, match=UNSEEN), open_stage(config, build_learner=build):
         pass
 
 
@@ -63,7 +63,7 @@ def test_learner_that_is_restarted_without_the_run_folder_ends_the_run(tmp_path)
         training = stage.reinforce()
         wait_until(lambda: steps_of(stage.folder))
         kill("learner")
-        with pytest.raises(ClusterError, match=UNSEEN):
+        with pytest.raises(UserError, match=UNSEEN):
             stage.finish(training)
 
 
@@ -112,5 +112,5 @@ def test_prm_without_a_card_is_where_the_driver_is(launcher_for, monkeypatch):
 
 
 def test_prm_without_room_ends_the_start(launcher_for):
-    with pytest.raises(ClusterError, match=r"PRM.*cluster.patience_s"):
+    with pytest.raises(UserError, match=r"PRM.*cluster.patience_s"):
         launcher_for("prm.device=cuda", "cluster.patience_s=1").launch()

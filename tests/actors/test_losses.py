@@ -28,9 +28,10 @@ from ray.cluster_utils import Cluster
 from stage import check_law, doubles_found, kill, make_config, open_stage, processes, wait_until
 
 from actors import heartbeat, rollout_worker
-from actors.cluster import ClusterError, PartLostError, start_ray, stop_ray
+from actors.cluster import start_ray, stop_ray
 from actors.supervisor import MAX_RESTARTS
 from configs.cluster import ClusterConfig
+from configs.errors import UserError
 from envs.datasets.sampler import evaluation_tasks
 from rollout.records import read_records
 
@@ -123,7 +124,7 @@ def test_store_that_is_killed_ends_the_run_with_the_command_that_resumes_it(tmp_
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "begin"))
         kill("store")
-        with pytest.raises(PartLostError, match="agentflow resume"):
+        with pytest.raises(UserError, match="agentflow resume"):
             stage.finish(training)
 
 
@@ -146,7 +147,7 @@ def test_group_whose_tool_hangs_is_ended_by_the_time_limit_and_run_again(tmp_pat
 def test_worker_that_always_dies_ends_the_run(tmp_path):
     config = make_config(tmp_path, "rollout.max_attempts=100")
     with open_stage(config, build_worker=partial(DyingWorker, folder=tmp_path)) as stage:
-        with pytest.raises(PartLostError, match=r"rollout worker 0 .*agentflow resume"):
+        with pytest.raises(UserError, match=r"rollout worker 0 .*agentflow resume"):
             stage.finish(stage.reinforce())
         assert len({one["pid"] for one in events(tmp_path, "begin")}) == MAX_RESTARTS + 1
 
@@ -290,7 +291,7 @@ def test_learner_whose_node_is_lost_ends_the_run_where_no_other_has_room(tmp_pat
         if lost is None:
             pytest.skip("the learner was placed on the driver's node")
         machines.remove_node(lost, allow_graceful=False)
-        with pytest.raises(ClusterError, match="no room for the learner"):
+        with pytest.raises(UserError, match="no room for the learner"):
             stage.finish(training)
 
 

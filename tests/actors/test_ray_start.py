@@ -6,8 +6,9 @@ import sys
 import pytest
 import ray
 
-from actors.cluster import ClusterError, start_ray
+from actors.cluster import start_ray
 from configs.cluster import ClusterConfig
+from configs.errors import UserError
 
 BUSY = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 
@@ -35,7 +36,7 @@ def test_ray_that_was_too_slow_to_start_is_started_again(starts):
 
 def test_machine_on_which_ray_never_starts_is_one_line(starts):
     starts["failing"] = 9
-    with pytest.raises(ClusterError, match="did not start within its 30 s, three times: this machine is too busy"):
+    with pytest.raises(UserError, match="did not start within its 30 s, three times: this machine is too busy"):
         start_ray(ClusterConfig())
     assert starts["starts"] == 3
 

@@ -8,9 +8,10 @@ from fake_ray import FakeActor, FakeLauncher, FakeRay
 
 from actors import heartbeat, learner
 from actors import supervisor as module
-from actors.cluster import ClusterError, LearnerLostError, PartLostError
+from actors.cluster import LearnerLostError
 from actors.launch import Cluster
 from actors.supervisor import MAX_RESTARTS, Supervisor, WantedWorkers
+from configs.errors import UserError
 from configs.loading import load_run_config
 from rollout.engines.engine import Pulse
 
@@ -151,7 +152,7 @@ def test_part_that_is_lost_again_and_again_ends_the_run(stage):
         stage.supervisor.check()
         stage.worker(0).die()
         stage.look()
-    with pytest.raises(PartLostError, match="agentflow resume"):
+    with pytest.raises(UserError, match="agentflow resume"):
         stage.supervisor.check()
 
 
@@ -167,7 +168,7 @@ def test_train_step_forgets_the_restarts_before_it(stage):
 def test_lost_store_and_base_weights_end_the_run(tmp_path, name, hint):
     stage = Stage(tmp_path, has_base=True)
     getattr(stage, name).die()
-    with pytest.raises(PartLostError, match=f"{hint}.*agentflow resume"):
+    with pytest.raises(UserError, match=f"{hint}.*agentflow resume"):
         stage.look()
 
 
@@ -202,7 +203,7 @@ def test_run_ends_where_no_worker_has_room(tmp_path):
     stage = Stage(tmp_path, "cluster.patience_s=0.000001", nodes=("n0",))
     stage.launcher.room.clear()
     stage.worker(0).die()
-    with pytest.raises(ClusterError):
+    with pytest.raises(UserError):
         stage.look(times=3)
 
 
@@ -333,7 +334,7 @@ def test_learner_that_dies_while_it_starts_is_started_again(stage):
     stage.supervisor.restart_learner(LearnerLostError("it died"))
     assert stage.supervisor.num_restarts == 2
     stage.launcher.learner_errors = [LearnerLostError("again") for _ in range(10)]
-    with pytest.raises(PartLostError):
+    with pytest.raises(UserError):
         stage.supervisor.restart_learner(LearnerLostError("it died"))
 
 
@@ -353,6 +354,6 @@ def test_workers_roll_out_in_the_phase_those_that_join_too_and_have_stopped_at_i
 
 
 def test_waiting_driver_gets_what_ends_the_run(stage):
-    stage.supervisor._failure = PartLostError("lost")
-    with pytest.raises(PartLostError):
+    stage.supervisor._failure = UserError("lost")
+    with pytest.raises(UserError):
         stage.supervisor.wait(FakeActor().next_batch.remote(), "the next batch")

@@ -7,8 +7,8 @@ import pytest
 import ray
 
 from actors import worker_pool
-from actors.cluster import PartLostError
 from actors.worker_pool import WorkerPool
+from configs.errors import UserError
 from envs.types import Task
 
 TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
@@ -99,6 +99,6 @@ async def test_what_ends_the_run_ends_the_calls():
     supervisor = FakeSupervisor(FakeWorker(0.01, dies_over=("t0",)))
     attempts = asyncio.create_task(attempt_all(supervisor))
     await asyncio.sleep(0.1)
-    supervisor.failure = PartLostError("lost")
-    with pytest.raises(PartLostError):
+    supervisor.failure = UserError("lost")
+    with pytest.raises(UserError):
         await attempts

@@ -149,7 +149,6 @@ def test_a_recipe_with_a_key_is_refused_without_quoting_it(text):
 @pytest.mark.parametrize(
     "override",
     [
-        f"envs.web.wikipedia_url=https://me:{KEY}@wiki/api.php",
         f"agent.memory={{type='server', url='https://q:6333/?api_key={KEY}'}}",
         f"backend={{type='openai', model='m', base_url='https://me:{KEY}@h/v1'}}",
         f"envs.base_generator.base_url=https://me:{KEY}@h/v1",

@@ -84,7 +84,7 @@ def test_every_key_that_a_refusal_names_can_be_set_as_it_stands() -> None:
             for setting in re.findall(r"[a-z_]+(?:\.[a-z_]+)+=\S+", said):
                 load_run_config(None, [setting.rstrip(",")])
     only_landlock = refusal("namespaces", lacking({"namespaces": "forbidden"}, landlock_version=7))
-    assert only_landlock.endswith("allow user namespaces to this user or container, or set envs.sandbox.tier=landlock")
+    assert only_landlock.endswith("allow user namespaces to this user or container, or set envs.sandbox=landlock")
 
 
 def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> None:
@@ -96,7 +96,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
         from ray_jobs.cli import main
 
         for tier in ("auto", "namespaces"):
-            setting = f"envs.sandbox.tier={tier}"
+            setting = f"envs.sandbox={tier}"
             with contextlib.redirect_stdout(io.StringIO()):
                 print(main(["train", "--dry-run", setting, "output_dir=/tmp/unused"]), file=sys.stderr)
             try:
@@ -112,7 +112,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
     assert (told, diagnosed) == (f"agentflow: code sandbox: {walls}", walls)
     assert refused == f"agentflow: error: {reason}"
     named = re.findall(r"((?:envs|cold_start)\.[\w.]*)=('[^']*'|[^\s,]+)", reason)
-    assert [key for key, _ in named] == ["envs.sandbox.tier", "envs.actions", "cold_start.num_demonstrations"]
+    assert [key for key, _ in named] == ["envs.sandbox", "envs.actions", "cold_start.num_demonstrations"]
     for key, value in named:
         load_run_config(None, [f"{key}={value.strip(chr(39))}"])
 

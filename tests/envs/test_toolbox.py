@@ -184,11 +184,10 @@ def test_a_call_of_a_server_has_the_limits_of_the_recipe(max_result_chars, kept)
             "actions": ["lookup", "answer"],
             "tools": {"lookup": {"source": "mcp:https://example.org/mcp", "description": "look it up"}},
             "max_result_chars": max_result_chars,
-            "web": {"time_limit_s": 120.0},
         }
     )
     with Toolbox(config) as toolbox, toolbox.episode() as (tool, _):
-        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (120.0, kept)
+        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (30.0, kept)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +428,7 @@ def test_an_unusable_recording_is_reported_at_the_start(tmp_path):
 
 async def test_a_recipe_records_the_tools_from_outside_only(tmp_path):
     path = tmp_path / "results.jsonl"
-    config = own("weather", "Weather", recording={"path": str(path)})
+    config = own("weather", "Weather", recording=str(path))
     with pytest.raises(UserError, match=r"envs\.tools\.weather\.stateless"):
         Toolbox(config)
     config.tools["weather"] = config.tools["weather"].model_copy(update={"stateless": True})

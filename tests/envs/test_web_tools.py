@@ -6,7 +6,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from configs.envs import BaseGeneratorConfig, EnvsConfig, WebConfig
+from configs.backend import ServerConfig
+from configs.envs import EnvsConfig, WebConfig
 from configs.errors import UserError
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
@@ -299,7 +300,7 @@ async def test_the_base_generator_asks_an_openai_compatible_server(monkeypatch):
     monkeypatch.setenv("BASE_KEY", "sk-secret")
     reply = {"choices": [{"message": {"role": "assistant", "content": " Copper. "}}]}
     with serving(Answer(500), json_answer(reply)) as server:
-        config = BaseGeneratorConfig(base_url=f"{server.url}/v1", model="m", api_key_env="BASE_KEY")
+        config = ServerConfig(base_url=f"{server.url}/v1", model="m", api_key_env="BASE_KEY")
         result = await BaseGeneratorTool(build_ask(config, LIMITS, None)).call("Which metal is red?")
     assert (result.text, result.error) == ("Copper.", None)
     request = server.requests[-1]
@@ -316,15 +317,15 @@ async def test_the_base_generator_asks_the_runs_own_model():
     async def own(prompt):
         return f"{prompt}!"
 
-    tool = BaseGeneratorTool(build_ask(BaseGeneratorConfig(), LIMITS, own))
+    tool = BaseGeneratorTool(build_ask(None, LIMITS, own))
     assert (await tool.call("Red")).text == "Red!"
-    with pytest.raises(UserError, match=r"envs\.base_generator\.base_url"):
-        build_ask(BaseGeneratorConfig(), LIMITS, None)
+    with pytest.raises(UserError, match=r"envs\.base_generator"):
+        build_ask(None, LIMITS, None)
 
 
 @pytest.mark.parametrize("reply", [{}, {"choices": []}, {"choices": [{"message": None}]}, []])
 async def test_a_server_without_a_completion_is_unavailable(reply):
     with serving(json_answer(reply)) as server:
-        config = BaseGeneratorConfig(base_url=server.url, model="m")
+        config = ServerConfig(base_url=server.url, model="m")
         with pytest.raises(ToolUnavailableError):
             await build_ask(config, LIMITS, None)("x")

@@ -5,8 +5,9 @@ import pytest
 import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
-from learner.export import ExportError, file_digests, write_merged_model
-from ray_jobs.gguf import greedy_answer, loaded_model, measure_gap, write_gguf
+from configs.errors import UserError
+from learner.export import file_digests, write_merged_model
+from ray_jobs.gguf import loaded_model, measure_gap, write_gguf
 from rollout.agent.planner import planner_grammar
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
@@ -32,24 +33,6 @@ def in_place(model_path, adapter):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32), lora_config(4))
     set_peft_model_state_dict(model, load(adapter))
     return model.eval()
-
-
-def test_the_merged_model_answers_as_the_adapter_in_its_place(model_path, adapter, tmp_path):
-    write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
-    beside = in_place(model_path, adapter)
-    expected = [greedy_answer(beside, prompt, 12) for prompt in PROMPTS]
-    with loaded_model(tmp_path / "hf") as merged:
-        assert [greedy_answer(merged, prompt, 12) for prompt in PROMPTS] == expected
-    with loaded_model(model_path) as base:
-        assert [greedy_answer(base, prompt, 12) for prompt in PROMPTS] != expected
-
-
-def test_a_model_with_several_tokens_that_end_a_text_answers(model_path):
-    """Regression: those of Llama 3.1 were given as the one token that pads, and nothing could be measured."""
-    with loaded_model(model_path) as model:
-        expected = greedy_answer(model, PROMPTS[0], 12)
-        model.config.eos_token_id = model.generation_config.eos_token_id = [2, 319]
-        assert greedy_answer(model, PROMPTS[0], 12)[:3] == expected[:3]
 
 
 def test_merged_weights_are_those_that_peft_itself_would_write(model_path, adapter, tmp_path):
@@ -92,20 +75,14 @@ def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_p
 
 
 def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
-    with pytest.raises(ExportError, match=r"model\.lora_rank"):
+    with pytest.raises(UserError, match=r"model\.lora_rank"):
         write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED | {"rank": 16, "alpha": 32.0})
     assert not (tmp_path / "hf").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"no safetensors"])
-def test_bytes_that_are_no_adapter_are_refused(model_path, data, tmp_path):
-    with pytest.raises(ExportError, match="does not fit model m: these bytes are not an adapter"):
-        write_merged_model(model_path, data, tmp_path / "hf", **MERGED)
-
-
 def test_an_adapter_of_another_model_is_refused_before_anything_is_written(model_path, tmp_path):
     other = save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3)
-    with pytest.raises(ExportError, match="the adapter has weights that the base model lacks"):
+    with pytest.raises(UserError, match="the adapter has weights that the base model lacks"):
         write_merged_model(model_path, random_adapter(other), tmp_path / "hf", **MERGED)
     assert not (tmp_path / "hf").exists()
 

@@ -37,27 +37,6 @@ def test_bf16_head_keeps_the_gradient_of_a_token_however_confident_it_is(low, hi
     assert error.max() < 0.1
 
 
-def test_bf16_head_keeps_the_gradient_of_a_token_that_another_one_outdoes():
-    head, hidden, favourites = confident_head(pull=torch.linspace(0, 22, CONTEXTS))
-    found, true, probabilities = gradients(head, hidden, favourites.roll(1))
-    assert probabilities.max() < 0.01
-    assert ((found - true).norm(dim=1) / true.norm(dim=1)).max() < 0.01
-
-
-def test_a_token_that_is_the_only_one_allowed_has_no_gradient():
-    head, hidden, tokens = confident_head(pull=torch.linspace(0, 22, CONTEXTS))
-
-    def only_it(logits, start, end):
-        chosen = logits.gather(1, tokens[start:end, None])
-        logits.fill_(-torch.inf).scatter_(1, tokens[start:end, None], chosen)
-
-    contexts = torch.arange(CONTEXTS)
-    found = TokenLogprobs.apply(hidden, head, torch.ones(CONTEXTS), only_it, contexts, tokens, 16)
-    found.sum().backward()
-    assert found.tolist() == [0.0] * CONTEXTS
-    assert not hidden.grad.any()
-
-
 def test_in_full_precision_the_gradient_is_the_one_of_a_plain_log_softmax():
     """Several tokens of one context, temperatures, and a chunk that ends in the middle."""
     generator = torch.Generator().manual_seed(0)

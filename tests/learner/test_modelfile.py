@@ -63,8 +63,3 @@ def test_a_modelfile_names_the_file_the_template_and_every_parameter():
         'FROM ./model-q8_0.gguf\nTEMPLATE """{{ .Prompt }}\n"""\n'
         'PARAMETER num_ctx 1024\nPARAMETER stop "<a>"\nPARAMETER stop "<b>"\n'
     )
-
-
-def test_template_with_triple_quotes_is_rejected():
-    with pytest.raises(ValueError, match="Modelfile"):
-        render_modelfile("m.gguf", 'a"""b', {})

@@ -27,9 +27,6 @@ def dapo(inputs, clip_low=0.2, clip_high=0.28):
     losses = torch.where(mask, -advantages * torch.where(clipped, bound, weights * unit), 0.0)
     return LossOutput(loss=losses.sum() / max(inputs.num_loss_tokens, 1), metrics={})
 
-def reference(inputs):
-    return LossOutput(loss=(inputs.learner_logprobs - inputs.ref_logprobs).sum(), metrics={})
-
 def a_number(inputs):
     return 0.5
 
@@ -76,13 +73,6 @@ def test_copy_of_dapo_gives_identical_adapters(model_path, settings):
             learner.train_step(build_batch(make_samples(), microbatch_tokens=40))
         digests.append(learner.adapter().digest)
     assert digests[0] == digests[1]
-
-
-def test_custom_loss_gets_the_reference_policy(model_path):
-    learner = make_learner(model_path, loss=custom("reference", reference=True))
-    assert torch.isfinite(
-        torch.tensor(learner.train_step(build_batch(make_samples(), microbatch_tokens=400)).metrics["policy/loss"])
-    )
 
 
 def test_custom_metrics_do_not_replace_the_learners(model_path):

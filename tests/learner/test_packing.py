@@ -21,11 +21,6 @@ def test_siblings_share_their_common_prefix_once():
     assert row.parents.tolist() == [-1, 0, 1, 2, 1]
 
 
-def test_node_attends_to_its_ancestors_and_to_no_sibling():
-    mask = reads(pack([sample([1, 2], [1]), sample([1, 3], [1])]))
-    assert mask.tolist() == [[True, False, False], [True, True, False], [True, False, True]]
-
-
 @calm
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=6))
 def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(sequences):

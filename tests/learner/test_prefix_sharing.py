@@ -5,8 +5,8 @@ import pytest
 import torch
 from tiny import LOSSES, make_learner, sample, save_tiny_model
 
-from benchmarks.learner_efficiency import pack_separate, separate_batch, without_sharing
-from learner.packing import build_batch, pack
+from benchmarks.learner_efficiency import separate_batch, without_sharing
+from learner.packing import build_batch
 from learner.types import GrammarSpan
 from tests.changed import replace
 
@@ -78,23 +78,3 @@ def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(
         apart = gradient(learner, separate_batch(samples, microbatch_tokens=128))
     assert (shared - apart).abs().max() < 1e-5
     assert apart.abs().max() > 5e-4
-
-
-def test_siblings_apart_are_all_computed_and_those_that_share_are_less_than_half(group):
-    num_tokens = sum(len(one.token_ids) for one in group)
-    assert len(pack_separate(group).token_ids) == num_tokens
-    assert len(pack(group).token_ids) < num_tokens / 2
-    assert len(build_batch(group, microbatch_tokens=128).microbatches) == 1
-    assert [len(rows) for rows in separate_batch(group, microbatch_tokens=128).microbatches] == [2, 3, 3]
-
-
-def test_samples_apart_see_themselves_only(group):
-    row = pack_separate(group)
-    ends, order = row.ends(), np.arange(len(row.token_ids))
-    mask = (order[None, :] <= order[:, None]) & (order[:, None] < ends[None, :])
-    for one, nodes in zip(group, row.node_of, strict=True):
-        assert row.token_ids[nodes].tolist() == one.token_ids.tolist()
-        for position, node in enumerate(nodes):
-            assert np.nonzero(mask[node])[0].tolist() == nodes[: position + 1].tolist()
-            assert row.positions[node] == position
-    assert torch.equal(torch.from_numpy(np.concatenate(row.node_of)), torch.arange(len(row.token_ids)))

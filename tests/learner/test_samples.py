@@ -1,7 +1,7 @@
 import pytest
 
 from envs.types import Task
-from learner.packing import build_batch, pack
+from learner.packing import build_batch
 from learner.samples import group_samples, samples_of
 from rollout.types import Completion, Group, Reward, TextCompletion, Trajectory, Turn, VersionSwitch
 
@@ -47,11 +47,6 @@ def test_every_trained_token_carries_the_age_of_the_weights_that_sampled_it():
     assert (sample.max_age, sample.num_masked_tokens) == (1, 0)
 
 
-def test_without_a_table_of_ages_all_tokens_are_of_the_learners_own_weights():
-    (sample,) = samples_of(switching_trajectory(), [0.5, 1.0], temperature=1.0)
-    assert sample.ages.tolist() == [-1, -1, 0, 0, 0, 0, -1, 0, 0]
-
-
 @pytest.mark.parametrize(
     ("ages", "trained", "masked"),
     [
@@ -70,15 +65,6 @@ def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_
     assert sample.rollout_logprobs[trained] == pytest.approx([-0.1 * sample.token_ids[i] for i in trained])
 
 
-def test_untrainable_turn_has_no_age_and_counts_as_nothing_masked():
-    old = make_turn([1], [11, 12], version=0, trainable=False)
-    (sample,) = samples_of(
-        make_trajectory(old, make_turn([1, 11, 12], [13], version=2)), [1.0, 1.0], temperature=1.0, version_ages={2: 0}
-    )
-    assert sample.ages.tolist() == [-1, -1, -1, 0]
-    assert sample.num_masked_tokens == 0
-
-
 def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_are_counted():
     old, fresh = make_turn([1], [11, 12, 13], version=2), make_turn([1], [14], version=7)
     group = make_group(make_trajectory(old), make_trajectory(fresh, name="f"))
@@ -87,14 +73,6 @@ def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_
     assert [one.trajectory_id for rows in batch.microbatches for one in rows] == ["f"]
     assert (batch.num_trajectories, batch.num_loss_tokens, batch.num_masked_tokens) == (1, 1, 3)
     assert batch.max_age == 4
-
-
-def test_batch_of_which_nothing_is_left_is_empty_and_has_no_age():
-    samples = group_samples(make_group(switching_trajectory()), temperature=1.0, version_ages={9: 0})
-    for given, masked in ((samples, 6), ([], 0)):
-        batch = build_batch(given, microbatch_tokens=100)
-        assert (batch.microbatches, batch.num_loss_tokens, batch.num_trajectories) == ((), 0, 0)
-        assert (batch.num_masked_tokens, batch.max_age) == (masked, 0)
 
 
 def test_what_a_server_answered_is_refused_by_name():
@@ -128,11 +106,6 @@ def test_each_sampled_token_of_a_branching_trajectory_is_trained_once_after_what
     assert [one.name for one in samples] == ["t", "t#1", "t#2"]
     trained = [token for one in samples for token in one.token_ids[one.loss_mask].tolist()]
     assert sorted(trained) == [11, 12, 13, 14, 15, 16]
-
-
-def test_what_branches_share_is_computed_once():
-    samples = samples_of(branching_trajectory(), [1.0] * 5, temperature=1.0)
-    assert len(pack(samples).token_ids) == 5 + 4 + 2
 
 
 def test_a_turn_goes_on_with_the_longest_branch_that_it_continues():

@@ -1,16 +1,13 @@
 """A tiny random model on disk and hand-made samples: the learner's real code on a model of nothing."""
 
 import json
-import math
 
 import numpy as np
 
-from configs.learner import GuardConfig, LearnerConfig, ModelConfig
+from configs.learner import LearnerConfig, ModelConfig
 from learner.types import TrainingSample
 
 WORDS = 60
-UNGUARDED = GuardConfig(min_effective_sample_share=0, max_mismatch_k3_age0=math.inf, max_mismatch_k3_stale=math.inf)
-"""For samples whose log-probs are made up."""
 
 
 def save_tiny_model(folder, architecture, **changes):
@@ -40,10 +37,9 @@ LOSSES = {
     "gspo": "gspo",
     "dr_grpo": "dr_grpo",
 }
-CORRECTIONS = ("tis", "icepop", "sequence_reject", "none")
 
 
-def make_learner(model_path, *, seed=0, guard=UNGUARDED, dtype="float32", base_weights=None, **config):
+def make_learner(model_path, *, seed=0, guard=False, dtype="float32", base_weights=None, **config):
     """A learner in float32, unless otherwise said, whose adapter is not zero."""
     import torch
 
@@ -91,7 +87,6 @@ def make_samples():
 
 
 def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **further):
-    """`correction` is a type with its own defaults, or a table."""
     from learner.losses import LossInputs
 
     return LossInputs(
@@ -102,7 +97,7 @@ def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **furt
         **{
             "num_loss_tokens": 5,
             "num_trajectories": len(mask),
-            "correction": LearnerConfig(correction=correction).correction,
+            "correction": correction,
             **further,
         },
     )

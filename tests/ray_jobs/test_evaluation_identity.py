@@ -58,10 +58,10 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
     ("settings", "expected"),
     [
         ([], []),
-        (["envs.recording.path=results.jsonl", "envs.recording.mode=replay"], []),
+        (["envs.recording=results.jsonl", "envs.recording_mode=replay"], []),
         (["agent.memory=in_process"], []),
         (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["memory"]),
-        (["rollout.engine.adapter_mode=native", "agent.verifier.type=model"], ["adapter_mode", "agent"]),
+        (["rollout.engine.adapter_mode=native", "agent.verifier=model"], ["adapter_mode", "agent"]),
         (["evaluation.judge.model=m"], ["judge"]),
         (["agent.function=evaluating:hesitant", "cold_start.num_demonstrations=0", "reward.credit=outcome"], None),
     ],

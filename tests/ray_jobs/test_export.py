@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 from tiny_export import random_adapter, save_tiny_export_model
 
+from configs.errors import UserError
 from configs.run import RunConfig
-from learner.checkpoint import CheckpointError, write_manifest
+from learner.checkpoint import write_manifest
 from learner.demo_model import demo_model_dir
-from learner.export import ExportError
 from ray_jobs.export import find_source, planner_openings, read_export, run_export
 from ray_jobs.gguf import greedy_answer, loaded_model
 from rollout.agent.agent import build_chat
@@ -95,7 +95,7 @@ def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path, 
         source = tmp_path / "nowhere"
     elif fault == "full":
         monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=5000))
-    with pytest.raises((ExportError, CheckpointError)):
+    with pytest.raises(UserError):
         run_export(str(source), recipe, tmp_path / "out", **OPTIONS)
     assert not list((tmp_path / "out").glob("*"))
 

@@ -9,7 +9,6 @@ from configs.errors import UserError
 from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from learner.checkpoint import CheckpointError
 from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder, RunFolderError
 from ray_jobs.run.origin import check_trained_alike
@@ -171,7 +170,7 @@ def model_in(folder, weights=b"weights"):
 def test_checkpoint_with_another_scale_is_rejected(trained, tmp_path):
     base = model_in(tmp_path / "base")
     checkpoint = trained(f"model.path={base}", "model.lora_alpha=64")
-    with pytest.raises(CheckpointError, match=r"model\.lora_alpha"):
+    with pytest.raises(UserError, match=r"model\.lora_alpha"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base))), base)
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base), lora_alpha=64)), base)
 
@@ -180,7 +179,7 @@ def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
     model_in(tmp_path / "home" / "base")
     other = model_in(tmp_path / "other", b"weightt")
     checkpoint = trained("model.path=base")
-    with pytest.raises(CheckpointError, match=r"model\.path"):
+    with pytest.raises(UserError, match=r"model\.path"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
     copy = model_in(tmp_path / "copy")
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="copy")), copy)

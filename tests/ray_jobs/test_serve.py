@@ -5,9 +5,10 @@ import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import decision
 
+from configs.errors import UserError
 from configs.run import RunConfig
-from learner.export import ExportError
 from ray_jobs.serve import run_serve
+from rollout.engines import served
 
 PARAMETERS = {"temperature": 0.0, "num_ctx": 512, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 TEMPLATE = "{{ range $i, $m := .Messages }}{{ $m.Content }}{{ end }}"
@@ -26,13 +27,14 @@ def config_for(url):
     return RunConfig.model_validate(
         {
             "envs": {"actions": ["think", "answer"]},
-            "backend": {"type": "ollama", "model": "mine", "base_url": url, "max_retries": 0},
+            "backend": {"type": "ollama", "model": "mine", "base_url": url},
         }
     )
 
 
 @pytest.fixture
-def ollama():
+def ollama(monkeypatch):
+    monkeypatch.setattr(served, "MAX_RETRIES", 0)
     return ScriptedOllama(models=())
 
 
@@ -71,6 +73,6 @@ def test_unusable_export_is_rejected_before_it_is_sent(fault, export, ollama):
     (export / "export.json").write_text(json.dumps(manifest))
     with serving(ollama) as url:
         config = RunConfig.model_validate(config_for(url).model_dump(mode="json") | change)
-        with pytest.raises(ExportError):
+        with pytest.raises(UserError):
             run_serve(config, export)
     assert ollama.blobs == {}

@@ -8,7 +8,6 @@ from tiny import save_tiny_model
 from configs.errors import UserError
 from configs.reward import PrmConfig
 from envs.types import Task
-from learner.checkpoint import CheckpointError
 from reward.prm import model as prm_module
 from reward.prm import training
 from reward.prm.model import ProcessRewardModel, prm_settings
@@ -139,7 +138,7 @@ def test_prm_of_another_renderer_is_rejected(llama_path, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(prm_module, "RENDERER_VERSION", "another-renderer")
         make_prm(llama_path).save(tmp_path / "prm")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(UserError):
         make_prm(llama_path).load(tmp_path / "prm")
 
 
@@ -151,7 +150,7 @@ def test_flipped_byte_is_rejected_and_changes_no_weights(llama_path, tmp_path, n
     data = bytearray((tmp_path / "prm" / name).read_bytes())
     data[-5] ^= 1
     (tmp_path / "prm" / name).write_bytes(data)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(UserError):
         prm.load(tmp_path / "prm")
     assert prm.score(some_steps(2)) == before
 

@@ -43,7 +43,7 @@ async def test_infrastructure_fault_is_recorded_as_such_and_the_engine_is_releas
 
 @pytest.mark.parametrize("breaks", ["opening", "closing", "engine"])
 async def test_whatever_else_is_raised_ends_the_attempt_alone_and_the_engine_is_released(breaks):
-    """Regression: a tool that could not be opened left its place in a round taken, and the others waited without end."""
+    """A tool that cannot be opened frees its place in a round, so that the others do not wait."""
 
     @contextmanager
     def tools_for_episode():

@@ -1,13 +1,16 @@
 import json
 import logging
 import socket
+import threading
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import patch
 
 import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
 
-from configs.backend import OllamaConfig, OpenAiConfig
+from configs.backend import ServedConfig
 from rollout.agent.planner import planner_grammar, planner_schema
 from rollout.chat import ServedChat
 from rollout.engines import served
@@ -40,11 +43,11 @@ def request_of(**changes):
 
 
 @contextmanager
-def ollama_over(*replies, **settings):
+def ollama_over(*replies, max_retries=3, **settings):
     ollama = ScriptedOllama()
     ollama.replies = list(replies) or ollama.replies
-    with serving(ollama) as url:
-        config = OllamaConfig(**({"model": "planner", "base_url": url} | settings))
+    with serving(ollama) as url, patch.object(served, "MAX_RETRIES", max_retries):
+        config = ServedConfig(**({"type": "ollama", "model": "planner", "base_url": url} | settings))
         yield ollama, OllamaEngine(config, num_ctx=1024, seed=5)
     assert ollama.faults == []
 
@@ -66,24 +69,49 @@ class OpenAiServer:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.requests = []
-        self.headers = []
 
-    def answer(self, method, path, raw):
-        self.requests.append((path, json.loads(raw) if raw else None))
-        status, headers, body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return status, body, headers
+    def answer(self, path, headers, raw):
+        self.requests.append((path, headers, json.loads(raw) if raw else None))
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 @contextmanager
-def openai_over(*answers, **settings):
+def openai_over(*answers, max_retries=0, **settings):
     script = OpenAiServer(*answers)
-    with serving(script) as url:
-        config = OpenAiConfig(**({"model": "planner", "base_url": f"{url}/v1", "max_retries": 0} | settings))
-        yield script, OpenAiEngine(config, seed=5)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, headers, body = script.answer(self.path, dict(self.headers), raw)
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            for name, value in ({"Content-Type": "application/json", "Content-Length": len(content)} | headers).items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        config = ServedConfig(**({"type": "openai", "model": "planner", "base_url": url} | settings))
+        with patch.object(served, "MAX_RETRIES", max_retries):
+            yield script, OpenAiEngine(config, seed=5)
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def ok(body):
     return 200, {}, body
+
+
+# The requests.
 
 
 async def test_request_to_ollama_has_documented_fields_only():
@@ -138,7 +166,7 @@ async def test_request_to_an_openai_server_names_the_form_of_the_reply(form, fie
     with openai_over(ok(completion(REPLY)), form=form) as (server, engine):
         reply = await engine.generate(request_of())
     plain = {"model": "planner", "messages": MESSAGES, "temperature": 0.0, "max_tokens": 64, "seed": 5, "stream": False}
-    assert server.requests == [("/v1/chat/completions", plain | fields)]
+    assert [(path, body) for path, _, body in server.requests] == [("/v1/chat/completions", plain | fields)]
     assert reply == TextCompletion(text=REPLY, finish_reason="stop", num_prompt_tokens=61, num_tokens=9)
 
 
@@ -164,22 +192,71 @@ async def test_agent_solves_a_task_over_ollama_and_nothing_of_it_can_be_trained_
     assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
 
 
-@pytest.mark.parametrize("kind", [OllamaConfig, OpenAiConfig])
-async def test_absent_and_silent_servers_name_the_setting(kind):
+# Failures.
+
+
+async def test_frozen_base_of_a_served_model_is_refused():
+    with ollama_over() as (ollama, engine), pytest.raises(BackendError):
+        await engine.generate(request_of(use_adapter=False))
+    assert ollama.chats == []
+
+
+async def test_missing_model_is_noticed_before_the_first_request():
+    with ollama_over(model="other") as (_, engine), pytest.raises(BackendError, match=r"backend\.model"):
+        await engine.check()
+    with ollama_over() as (_, engine):
+        await engine.check()
+    listed = {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
+    with openai_over(ok(listed)) as (_, engine), pytest.raises(BackendError, match=r"backend\.model"):
+        await engine.check()
+    with openai_over(ok(listed), model="b") as (server, engine):
+        await engine.check()
+    assert [path for path, _, _ in server.requests] == ["/v1/models"]
+
+
+@pytest.mark.parametrize("kind", ["ollama", "openai"])
+async def test_absent_and_silent_servers_are_errors(kind, monkeypatch):
+    monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(served, "MAX_RETRIES", 0)
+
     def make(config):
-        if kind is OllamaConfig:
+        if kind == "ollama":
             return OllamaEngine(config, num_ctx=64, seed=0)
         return OpenAiEngine(config, seed=0)
 
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        config = kind(model="m", base_url=url, request_timeout_s=0.2, max_retries=0)
+        config = ServedConfig(type=kind, model="m", base_url=url)
         with pytest.raises(BackendError, match=r"backend\.base_url"):
             await make(config).generate(request_of())
         bound.listen()
-        with pytest.raises(EngineError, match=r"backend\.request_timeout_s"):
+        with pytest.raises(EngineError, match="no reply within"):
             await make(config).generate(request_of())
+
+
+async def test_trickling_server_reaches_the_time_limit(monkeypatch):
+    monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(served, "MAX_RETRIES", 0)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def trickle():
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+                try:
+                    while not stopped.wait(0.05):
+                        connection.sendall(b" ")
+                except OSError:
+                    pass
+
+        stopped = threading.Event()
+        threading.Thread(target=trickle, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = ServedConfig(type="openai", model="m", base_url=url)
+        with pytest.raises(EngineError, match="no reply within"):
+            await OpenAiEngine(config, seed=0).generate(request_of())
+        stopped.set()
 
 
 async def test_passing_failures_are_repeated_up_to_max_retries():
@@ -208,13 +285,31 @@ async def test_full_context_ends_the_trajectory_and_is_not_repeated_by_ollama(st
         await engine.generate(request_of())
 
 
+async def test_agent_stops_a_dialogue_that_outgrew_the_context():
+    too_long = (400, "the input length exceeds the context length")
+    with ollama_over(said(decision("code", "6*7")), too_long) as (_, engine):
+        agent = make_agent([])
+        trajectory = await run(type(agent)(**{**fields_of(agent), "engine": engine, "chat": ServedChat()}))
+    assert (trajectory.stop_reason, trajectory.answer, len(trajectory.turns)) == ("context", None, 1)
+
+
+async def test_other_refusals_end_the_command():
+    with (
+        openai_over((400, {}, {"error": {"message": "unknown field seed"}})) as (_, engine),
+        pytest.raises(BackendError, match=r"backend\.form"),
+    ):
+        await engine.generate(request_of())
+
+
 @pytest.mark.parametrize(
     "reply",
     [
         b"",
+        b"[]",
         b"{" * 100_000,
         b'{"message": "' + b"x" * (5 * 2**20) + b'"}',
         {"done": True, "done_reason": "stop"},
+        {"message": {"role": "assistant", "content": None}, "done": True, "done_reason": "stop"},
         said(REPLY) | {"done": False},
         said("", done_reason="load"),
     ],
@@ -222,6 +317,31 @@ async def test_full_context_ends_the_trajectory_and_is_not_repeated_by_ollama(st
 async def test_unfinished_reply_of_ollama_is_an_engine_fault(reply):
     with ollama_over(reply, max_retries=0) as (_, engine), pytest.raises(EngineError):
         await engine.generate(request_of())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"{" * 100_000,
+        {"choices": [], "padding": "x" * (5 * 2**20)},
+        {},
+        {"choices": []},
+        {"choices": ["x"]},
+        completion(REPLY, finish_reason="content_filter"),
+    ],
+)
+async def test_unfinished_reply_of_an_openai_server_is_an_engine_fault(reply):
+    with openai_over(ok(reply)) as (_, engine), pytest.raises(EngineError):
+        await engine.generate(request_of())
+
+
+async def test_compressed_reply_is_refused():
+    with openai_over((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b")) as (_, engine), pytest.raises(EngineError):
+        await engine.generate(request_of())
+
+
+# Keys.
 
 
 @pytest.mark.parametrize("over", [ollama_over, openai_over])
@@ -232,7 +352,7 @@ async def test_key_goes_only_to_the_server_for_which_the_configuration_names_it(
     for settings, sent in [({}, None), ({"api_key_env": "MY_KEY"}, "Bearer secret-2")]:
         with over(said(REPLY) if over is ollama_over else ok(completion(REPLY)), **settings) as (server, engine):
             await engine.generate(request_of())
-        headers = server.headers[0]
+        headers = server.headers[0] if over is ollama_over else server.requests[0][1]
         assert {name.lower(): value for name, value in headers.items()}.get("authorization") == sent
         assert "secret-1" not in json.dumps(headers)
 
@@ -262,6 +382,52 @@ async def test_server_that_repeats_the_key_brings_it_into_no_error_and_no_log(
     for error in (caught.value, second.value):
         assert secret not in f"{error!r} {error.__cause__!r} {error.__context__!r}"
     assert secret not in caplog.text
+
+
+def test_missing_key_is_refused_with_its_setting(monkeypatch):
+    monkeypatch.delenv("MY_KEY", raising=False)
+    config = ServedConfig(type="ollama", model="m", api_key_env="MY_KEY")
+    with pytest.raises(BackendError, match=r"backend\.api_key_env"):
+        OllamaEngine(config, num_ctx=64, seed=0)
+
+
+# Thinking.
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        said(REPLY, thinking="Six sevens."),
+        said(f"<think>Six sevens.</think>{REPLY}"),
+        said(f"Six sevens.</think>{REPLY}"),
+        said("<think>Six sev", done_reason="length", eval_count=64),
+    ],
+)
+async def test_model_of_ollama_that_thinks_is_refused(reply):
+    with ollama_over(reply) as (_, engine), pytest.raises(BackendError):
+        await engine.generate(request_of())
+
+
+@pytest.mark.parametrize("text", [f"<think>\n\n</think>\n\n{REPLY}", f"Six sevens.</think>{REPLY}"])
+async def test_thinking_of_an_openai_server_is_removed(text):
+    with openai_over(ok(completion(text))) as (_, engine):
+        assert (await engine.generate(request_of())).text == REPLY
+
+
+async def test_thought_that_never_ended_leaves_no_answer_and_counts_as_cut():
+    with openai_over(ok(completion("<think>Six sev", finish_reason="length"))) as (_, engine):
+        reply = await engine.generate(request_of())
+    assert (reply.text, reply.finish_reason) == ("", "length")
+
+
+async def test_reply_at_the_token_limit_is_cut_and_a_shorter_one_ran_out_of_context():
+    with ollama_over(said("{", done_reason="length", eval_count=64)) as (_, engine):
+        assert (await engine.generate(request_of())).finish_reason == "length"
+    with (
+        ollama_over(said("{", done_reason="length", eval_count=63)) as (_, engine),
+        pytest.raises(ContextFullError),
+    ):
+        await engine.generate(request_of())
 
 
 QUOTED = '{"thought":"the page says <think>x</think>","action":"think","action_input":""}'
