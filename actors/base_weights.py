@@ -10,8 +10,10 @@ from rollout.engines.base_weights import BaseWeights, ExportedBase
 
 @ray.remote
 class BaseWeightsActor:
-    """Only holds the base weights, so it survives crashes of its readers. It is never restarted: the readers would
-    keep pointers to freed memory."""
+    """Only holds the base weights, so it survives crashes of its readers.
+
+    It is never restarted: the readers would keep pointers to freed memory.
+    """
 
     def __init__(self, build: Callable[[], BaseWeights]) -> None:
         self._weights = build()

@@ -68,8 +68,10 @@ def gauge_name(metric: str) -> str:
 
 
 def set_gauges(values: Mapping[str, float], descriptions: Mapping[str, str], **tags: str) -> None:
-    """Set a gauge for each value that has a description; NaN and infinite values are skipped. Every call for a metric
-    must have the same tag keys."""
+    """Set a gauge for each value that has a description; NaN and infinite values are skipped.
+
+    Every call for a metric must have the same tag keys.
+    """
     for metric, value in values.items():
         if metric in descriptions and math.isfinite(value):
             _gauge(metric, descriptions[metric], tuple(tags)).set(value, tags=tags)
@@ -115,8 +117,10 @@ def start_ray(config: ClusterConfig) -> None:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Keep the handler of SIGTERM, also for a signal that arrives while Ray starts: Ray's handler ends the process
-    silently."""
+    """Keep the handler of SIGTERM, also for a signal that arrives while Ray starts.
+
+    Ray's own handler ends the process silently.
+    """
     before = signal.getsignal(signal.SIGTERM)
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield

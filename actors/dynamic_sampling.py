@@ -156,8 +156,10 @@ class DynamicSampling:
         return self._newest
 
     async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
-        """Record the proof that a worker samples with a version: the digest of the bytes that it received, and the
-        weights that its engine's memory holds. Raises UserError where one of them is wrong."""
+        """Record the proof that a worker samples with a version. Raise UserError if it is wrong.
+
+        The proof is the digest of the bytes that the worker received, and the weights in its engine's memory.
+        """
         published = self._digests.get(policy_version)
         if digest != published:
             raise UserError(

@@ -15,8 +15,10 @@ REMEMBERED = 64
 
 
 class Bound:
-    """Time limit of a repeated call: 20 times the median of what was measured, and at least `floor_s`. Until something
-    was measured it is `first_s`, because a first call may compile, load or download."""
+    """Time limit of a repeated call: 20 times the median of what was measured, and at least `floor_s`.
+
+    Until something was measured it is `first_s`, because a first call may compile, load or download.
+    """
 
     def __init__(self, *, floor_s: float, first_s: float) -> None:
         self._floor_s = floor_s
@@ -34,8 +36,10 @@ class Bound:
 
 
 class Heartbeat:
-    """Calls `heartbeat` of an actor again and again. The answer is a `Pulse`: while something is open, the amount of
-    finished work must grow."""
+    """Calls `heartbeat` of an actor again and again.
+
+    The answer is a `Pulse`: while something is open, the amount of finished work must grow.
+    """
 
     def __init__(self, actor: Handle, *, floor_s: float, start_s: float) -> None:
         self._actor = actor

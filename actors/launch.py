@@ -69,8 +69,11 @@ class Cluster:
 
 
 class Launcher:
-    """Starts each part of a run. Rooms are placement groups that outlive the actors in them, so that a worker which
-    waits for room cannot take the room of a learner that is being restarted."""
+    """Starts each part of a run.
+
+    Rooms are placement groups that outlive the actors in them, so that a worker which waits for room cannot take
+    the room of a learner that is being restarted.
+    """
 
     def __init__(self, config: RunConfig, folder: Path, builders: Builders, *, sees_folder: Callable[[], bool]) -> None:
         """`folder` is the run folder, `sees_folder` checks in another process that it is the same folder there."""
@@ -131,9 +134,11 @@ class Launcher:
         return ranks
 
     def wait_for_learner(self) -> None:
-        """Wait until the learner that was started last is built. Raises LearnerLostError if that fails. Its room may be
-        lost with a node meanwhile: raises UserError if there is none for `cluster.patience_s`, or if the learner
-        does not see the run folder."""
+        """Wait until the learner that was started last is built.
+
+        Raises LearnerLostError if that fails. Its room may be lost with a node meanwhile: raises UserError if
+        there is none for `cluster.patience_s`, or if the learner does not see the run folder.
+        """
         pending, without_room_s, started = self._built, 0.0, time.monotonic()
         while pending:
             done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
@@ -283,6 +288,8 @@ def close(cluster_parts: Sequence[Handle]) -> None:
 
 
 def _on_this_node(*, soft: bool = False) -> NodeAffinitySchedulingStrategy:
-    """Return the driver's node; another one only if `soft` and the node is gone. Ray would put an actor that claims
-    nothing on any node."""
+    """Return the driver's node; another one only if `soft` and the node is gone.
+
+    Ray would put an actor that claims nothing on any node.
+    """
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)

@@ -34,8 +34,11 @@ def prm_bundle(config: RunConfig) -> Bundle:
 
 
 def learner_room(config: RunConfig) -> list[Bundle]:
-    """Return the bundles that are reserved for the learner. On a shared card this is the room of the PRM and the first
-    worker as well: one whole card, so that no other run gets between them."""
+    """Return the bundles that are reserved for the learner.
+
+    On a shared card this is the room of the PRM and the first worker as well: one whole card, so that no other run
+    gets between them.
+    """
     return [{"CPU": 2.0, "GPU": 1.0}] if config.shares_card else learner_bundles(config)
 
 
@@ -49,16 +52,22 @@ def thread_env(num_threads: int) -> dict[str, str]:
 
 
 def training_env(num_threads: int, device: str) -> dict[str, str]:
-    """Return the environment of a process that trains. The sizes of microbatches vary: without expandable segments a
-    card's allocator fragments, and on a CPU fetching returned memory again takes a sixth of each step."""
+    """Return the environment of a process that trains.
+
+    The sizes of microbatches vary: without expandable segments a card's allocator fragments, and on a CPU fetching
+    returned memory again takes a sixth of each step.
+    """
     if device == "cpu":
         return thread_env(num_threads) | KEEP_MEMORY
     return thread_env(num_threads) | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def base_env(device: str) -> dict[str, str]:
-    """Return the environment of the process that holds shared base weights. Its allocator must not grow segments in
-    place: to map these, another process needs rights that a container does not give."""
+    """Return the environment of the process that holds shared base weights.
+
+    Its allocator must not grow segments in place: to map these, another process needs rights that a container does
+    not give.
+    """
     fixed_segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} if device == "cuda" else {}
     return thread_env(1) | fixed_segments
 

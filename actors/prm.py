@@ -21,8 +21,11 @@ from rollout.types import Group, StepScores
 
 @ray.remote
 class PrmActor:
-    """Holds the process reward model. The supervisor restarts it when it dies; it then loads the weights in `trained`,
-    if there are any. Workers repeat their calls meanwhile: no score is ever made up."""
+    """Holds the process reward model.
+
+    The supervisor restarts it when it dies; it then loads the weights in `trained`, if there are any. Workers
+    repeat their calls meanwhile: no score is ever made up.
+    """
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         self._seed = seed
@@ -54,8 +57,11 @@ class PrmActor:
         return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
-        """Train, and yield the loss of every optimizer step. Training starts from the untrained model, whatever was
-        loaded before: a training that was interrupted after its save must not be continued."""
+        """Train, and yield the loss of every optimizer step.
+
+        Training starts from the untrained model, whatever was loaded before: a training that was interrupted
+        after its save must not be continued.
+        """
         del self._prm, self._scorer  # never two models in memory
         self._use(self._untrained())
         for loss in train_prm(self._prm, steps, seed=self._seed):
@@ -69,8 +75,11 @@ class PrmActor:
         return await self._scorer.score(steps)
 
     async def score_group(self, group: Group, digest: str | None = None) -> StepScores:
-        """Score the steps of a group. Raises PrmError if the weights do not have this digest: a PRM that was restarted
-        on a node that does not see them has none."""
+        """Score the steps of a group.
+
+        Raises PrmError if the weights do not have this digest: a PRM that was restarted on a node that does not
+        see them has none.
+        """
         if digest not in (None, self._prm.digest):
             raise PrmError(
                 f"the PRM has the weights {self._prm.digest[:12] or '(untrained)'}, and those of the run are "

@@ -87,7 +87,9 @@ class RolloutWorkerActor:
 
     async def run(self, prm_digest: str | None = None) -> None:
         """Roll out until the buffer is closed, and drop what still runs; or until drained, and finish it.
-        `prm_digest` is the digest of the weights that the PRM must have."""
+
+        `prm_digest` is the digest of the weights that the PRM must have.
+        """
         self._prm_digest = prm_digest
         try:
             await self._roll_out()
@@ -150,8 +152,10 @@ class RolloutWorkerActor:
         self._worker.close()
 
     async def _free_place(self) -> None:
-        """Wait for a free place; their number follows the pressure on the engine's cache. At depth 0 wait for the end
-        of the round, whose groups are sampled in lockstep."""
+        """Wait for a free place; their number follows the pressure on the engine's cache.
+
+        At depth 0 wait for the end of the round, whose groups are sampled in lockstep.
+        """
         if self._config.pipeline_depth == 0 and self._running:
             await asyncio.wait(self._running.values())
         while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):

@@ -78,8 +78,11 @@ class Part:
 
 
 class Supervisor(AbstractContextManager["Supervisor"]):
-    """Watches and replaces the parts of a run while it is open. `wait` and `learn` are the calls with which the driver
-    waits for anything that takes long: they raise what ends the run."""
+    """Watches and replaces the parts of a run while it is open.
+
+    `wait` and `learn` are the calls with which the driver waits for anything that takes long: they raise what ends
+    the run.
+    """
 
     def __init__(
         self,
@@ -171,8 +174,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             raise self._unreplaceable(f"{what} failed: {reason_of(error)}") from error
 
     def learn(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the learner; return the first rank's result. Raises LearnerLostError if the learner dies or
-        exceeds the call's time limit."""
+        """Call a method of the learner; return the first rank's result.
+
+        Raises LearnerLostError if the learner dies or exceeds the call's time limit.
+        """
         limits = self._config.cluster
         limit = self._limits.setdefault(method, Bound(floor_s=limits.work_s, first_s=limits.start_s))
         calls = call_all(self.learner, method, *args, **kwargs)
@@ -228,8 +233,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     @contextmanager
     def rolling_out(self, prm_digest: str | None) -> Iterator[None]:
-        """Let the workers roll out for training while the body runs, then wait until they have stopped. `prm_digest` is
-        the digest of the PRM's weights, None without a PRM."""
+        """Let the workers roll out for training while the body runs, then wait until they have stopped.
+
+        `prm_digest` is the digest of the PRM's weights, None without a PRM.
+        """
         with self._lock:
             self._rolling_out, self._prm_digest = True, prm_digest
             for part in self._workers.values():
@@ -410,8 +417,10 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
 
 class WantedWorkers:
-    """The number of workers that a run shall have: that in its `workers` file, which may change at any time, or the
-    recipe's if there is no such file."""
+    """The number of workers that a run shall have.
+
+    It is the number in the run's `workers` file, which may change at any time, or the recipe's without such a file.
+    """
 
     def __init__(self, config: RunConfig, path: Path, note: Callable[[str], None]) -> None:
         self._path = path

@@ -18,8 +18,10 @@ LOOK_EVERY_S = 0.5
 
 
 class WorkerPool:
-    """Sends each call to the worker with the fewest open ones. A call whose worker is lost is repeated on another one;
-    the supervisor replaces the worker."""
+    """Sends each call to the worker with the fewest open ones.
+
+    A call whose worker is lost is repeated on another one; the supervisor replaces the worker.
+    """
 
     def __init__(self, supervisor: Supervisor, *, max_open_each: int) -> None:
         """`max_open_each`: open attempts of one worker."""

@@ -37,8 +37,11 @@ NUM_PREPARED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`places` of every worker, seconds of a group (median), sampled tokens of a trajectory, trajectories of a group,
-    seconds of a train step, bytes of an adapter."""
+    """The simulated load.
+
+    Places of every worker, median seconds of a group, sampled tokens of a trajectory, trajectories of a group, seconds
+    of a train step, and bytes of an adapter.
+    """
 
     places: int
     group_s: float

@@ -1,5 +1,7 @@
-"""Judging: how steps are credited, the process reward model (PRM), its data and its training, and language models that
-judge steps and answers."""
+"""Settings of judging.
+
+They cover the credit of steps, the process reward model (PRM), its data and training, and language models as judges.
+"""
 
 from typing import Annotated, Literal, Self
 
@@ -121,8 +123,10 @@ class PrmConfig(Config):
 
 
 class AlarmConfig(Config):
-    """Reaction to signs that the policy exploits the step scores. Every alarm multiplies the weight of these scores by
-    `factor`, and train steps without a sign restore it."""
+    """Reaction to signs that the policy exploits the step scores.
+
+    Every alarm multiplies the weight of these scores by `factor`, and train steps without a sign restore it.
+    """
 
     window: int = Field(default=4, ge=2)
     """Train steps over which every sign is measured."""

@@ -118,8 +118,10 @@ class RunConfig(Config):
 
     @property
     def shares_base(self) -> bool:
-        """True if learner and first rollout worker read one copy of the base weights, on one card or on one machine. A
-        cluster that the run joins may have several machines."""
+        """True if learner and first rollout worker read one copy of the base weights, on one card or on one machine.
+
+        A cluster that the run joins may have several machines.
+        """
         return self.card.share_base and (self.shares_card or self.cluster.joined is None)
 
     @property

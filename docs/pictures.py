@@ -2,7 +2,8 @@
 
     python docs/pictures.py runs/demo --group g000011
 
-Choose a group whose attempts diverge early, some of them right."""
+Choose a group whose attempts diverge early, some of them right.
+"""
 
 import argparse
 import sys

@@ -93,15 +93,20 @@ class Checkpoint:
 
 
 def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint below `parent` that can be trusted, or None, and what is wrong with newer ones,
-    which stay as they are."""
+    """Return the newest intact checkpoint below `parent`, or None, and what is wrong with newer ones.
+
+    The newer ones stay as they are.
+    """
     checkpoint, unusable = _search(parent)
     return checkpoint, list(unusable.values())
 
 
 def continue_from_newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return what `newest_checkpoint` returns, and rename the newer ones, so that they neither count among those that
-    are kept nor hide what is missing. Only the process that continues the run may call this."""
+    """Return what `newest_checkpoint` returns, and rename the newer, broken checkpoints.
+
+    Renamed, they neither count among those that are kept nor hide what is missing. Only the process that continues the
+    run may call this.
+    """
     checkpoint, unusable = _search(parent)
     for folder in unusable:
         shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)

@@ -122,8 +122,10 @@ def note_learner_logprobs(
 
 
 def _note_same_steps(group: Group) -> None:
-    """Fill in, for each turn, the advantages of all attempts that made its decision after the same prompt, token for
-    token. Attempts that could not be scored are left out."""
+    """Fill in, for each turn, the advantages of all attempts with the same decision after the same prompt.
+
+    Prompts are compared token for token. Attempts that could not be scored are left out.
+    """
     made: dict[Hashable, list[float]] = defaultdict(list)
     for trajectory in group.trajectories:
         for turn in trajectory.planner_turns:
@@ -135,8 +137,10 @@ def _note_same_steps(group: Group) -> None:
 
 
 def _scores_by_action(group: Group, rewards: Sequence[Sequence[float | None]]) -> dict[str, Spread]:
-    """Return the spread of the valid steps' rewards, by action: a step is credited against the pool of all actions, and
-    some actions score higher than others."""
+    """Return the spread of the valid steps' rewards, by action.
+
+    A step is credited against the pool of all actions, and some actions score higher than others.
+    """
     found: dict[str, list[float]] = defaultdict(list)
     for trajectory, steps in zip(group.trajectories, rewards, strict=True):
         for turn, reward in zip(trajectory.planner_turns, steps, strict=True):

@@ -41,8 +41,10 @@ def samples_of(
     temperature: float,
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """One for each branch. What a branch shares with another is trained in one of them and context in the other, so
-    that every sampled token is trained once, after the very tokens that it was sampled after.
+    """One for each branch.
+
+    What a branch shares with another is trained in one of them and context in the other, so that every sampled
+    token is trained once, after the very tokens that it was sampled after.
 
     `version_ages` tells the age of each version's weights in train steps (None: all are the learner's own). Tokens of
     a version that it lacks are too old and are taken out of the loss mask, one by one: what comes after them in the
@@ -112,8 +114,10 @@ def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
 
 
 def trained_logprobs(rows: Sequence[TrainingSample], logprobs: "Tensor") -> dict[str, np.ndarray]:
-    """The log-probs of each sample's trained tokens, by its name, as float32 `[num_loss_tokens]`. `logprobs` is a
-    tensor `[B, T]`, on any device."""
+    """The log-probs of each sample's trained tokens, by its name, as float32 `[num_loss_tokens]`.
+
+    `logprobs` is a tensor `[B, T]`, on any device.
+    """
     values = logprobs.detach().float().cpu().numpy()
     return {row.name: line[: len(row.loss_mask)][row.loss_mask] for row, line in zip(rows, values, strict=True)}
 

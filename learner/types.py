@@ -73,9 +73,12 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one train step did. `policy_version` is the version of the weights it left behind; `skipped` says in a
-    sentence why these are the weights of before, None where they are not. `learner_logprobs` are those of the trained
-    tokens before the update, `[num_loss_tokens]` float32 by the sample's name."""
+    """What one train step did.
+
+    `policy_version` is the version of the weights it left behind; `skipped` says in a sentence why these are the
+    weights of before, None where they are not. `learner_logprobs` are those of the trained tokens before the
+    update, `[num_loss_tokens]` float32 by the sample's name.
+    """
 
     policy_version: int
     metrics: Mapping[str, float]

@@ -145,8 +145,10 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
 
 
 def beyond_search(config: RunConfig, benchmarks: Sequence[str]) -> list[str]:
-    """Return the benchmarks that ask for facts of the world although no tool of the recipe can find them. Custom tools
-    and agents may find them."""
+    """Return the benchmarks that ask for facts of the world although no tool of the recipe can find them.
+
+    Custom tools and agents may find them.
+    """
     envs = config.envs
     outside = {"wikipedia_search", "web_search", "google_search", *envs.tools}
     if envs.search != "offline":
@@ -236,8 +238,10 @@ def report_evaluation(out: Path, console: Console) -> Path:
 
 
 def summarize_evaluation(stored: StoredEvaluation) -> Rates:
-    """Return rates over all items and by benchmark. A rate is the mean over scored items of their mean over scored
-    seeds. At least one item must be scored."""
+    """Return rates over all items and by benchmark.
+
+    A rate is the mean over scored items of their mean over scored seeds. At least one item must be scored.
+    """
     items = stored.items
     names = sorted({item.key.benchmark for item in items})
     benchmarks = {name: _results([item for item in items if item.key.benchmark == name]) for name in names}

@@ -80,8 +80,10 @@ class Item:
 
     @classmethod
     def of(cls, record: Record) -> "Item":
-        """Read a line of items.jsonl: a flat trajectory with `seed`, `f1`, `judge_asked`, `judged` and `attempts`. Any
-        other trajectory is one greedy attempt."""
+        """Read a line of items.jsonl: a flat trajectory with `seed`, `f1`, `judge_asked`, `judged` and `attempts`.
+
+        Any other trajectory is one greedy attempt.
+        """
         planned = [turn for turn in record["turns"] if turn["role"] == "planner"]
         frozen = [turn["policy_version"] for turn in record["turns"] if turn["role"] != "planner"]
         # The error of a tool may quote the question, and retrieved nothing.

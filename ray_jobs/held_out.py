@@ -163,8 +163,11 @@ def tasks_while_training(config: RunConfig) -> list[Task]:
 
 
 def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return solve rates with 95% Wilson intervals and numbers of tasks, for all data sets and, if there are several,
-    for each one under names that end in its name. Without a scored task there is no rate."""
+    """Return solve rates with 95% Wilson intervals and numbers of tasks.
+
+    They are of all data sets together and, if there are several, of each one under names that end in its name. Without
+    a scored task there is no rate.
+    """
     solved = evaluation.solved
     names = list(dict.fromkeys(item.key.benchmark for item in evaluation.items))
     parts = {"": list(solved.values())}

@@ -65,8 +65,11 @@ def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
-    """Return the two-sided p of the exact McNemar test: the binomial probability of a split at least as uneven as this
-    one of the tasks that exactly one policy solved. It is 1 without such tasks."""
+    """Return the two-sided p of the exact McNemar test.
+
+    It is the binomial probability that the tasks which exactly one policy solved split at least as unevenly as here,
+    and 1 without such tasks.
+    """
     discordant = only_a + only_b
     tail = sum(math.comb(discordant, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**discordant)
@@ -131,8 +134,11 @@ def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tup
 
 
 def paired_gain_interval(before: Sequence[bool | float], after: Sequence[bool | float]) -> tuple[float, float]:
-    """Return the 95% interval of (after - before) for paired proportions by Newcombe's method 10 (Stat Med 17, 1998):
-    Wilson intervals of both rates, combined through the correlation of the pairs."""
+    """Return the 95% interval of (after - before) for paired proportions.
+
+    Newcombe's method 10 (Stat Med 17, 1998) combines the Wilson intervals of both rates through the correlation of the
+    pairs.
+    """
     solved = _solved_pairs(before, after)
     count = len(solved)
     both = sum(first and second for first, second in solved)

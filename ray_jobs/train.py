@@ -140,8 +140,10 @@ def train_step(run: Run, training: Training) -> bool:
 
 
 def save_checkpoint(run: Run) -> None:
-    """Save the weights and the state of the buffer after the newest train step. The logs are synced first, so that they
-    hold all steps of any checkpoint that survives a power cut."""
+    """Save the weights and the state of the buffer after the newest train step.
+
+    The logs are synced first, so that they hold all steps of any checkpoint that survives a power cut.
+    """
     run.folder.sync()
     snapshot = ray.get(run.store.snapshot.remote())
     run.supervisor.learn("save_checkpoint", run.folder.checkpoints, snapshot)

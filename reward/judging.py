@@ -42,8 +42,11 @@ class OutcomeReward:
         self._max_turn_tokens = max_turn_tokens
 
     def score(self, trajectory: Trajectory) -> Reward:
-        """Return the reward of a trajectory. Infrastructure faults, and answers that a custom scorer cannot judge, are
-        unscorable, not wrong; so are cut trajectories under `filter`. Raises OwnCodeError."""
+        """Return the reward of a trajectory.
+
+        Infrastructure faults, and answers that a custom scorer cannot judge, are unscorable, not wrong; so are
+        cut trajectories under `filter`. Raises OwnCodeError.
+        """
         outcome = outcome_of(trajectory)
         if outcome is None:
             return Reward(outcome=None, total=None)

@@ -140,8 +140,10 @@ class GroupBuffer:
         return self._cut(step)
 
     def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
-        """End the groups of the step's batch as trained, or as refused for this reason; its weights are published as
-        `policy_version`. Ready groups that are too old now expire."""
+        """End the groups of the step's batch as trained, or as refused for this reason.
+
+        The step's weights are published as `policy_version`. Ready groups that are too old now expire.
+        """
         for group in self._in_state(State.IN_BATCH):
             self._move(group, State.TRAINED if refused is None else State.REFUSED)
             del self._groups[group.ordinal]
@@ -153,8 +155,10 @@ class GroupBuffer:
         self._notify()
 
     def restore(self, snapshot: Snapshot, *, step: int, policy_version: int) -> None:
-        """Continue after train step `step`, whose weights are published as `policy_version`. Leases of before become
-        invalid: their results are ignored."""
+        """Continue after train step `step`, whose weights are published as `policy_version`.
+
+        Leases of before become invalid: their results are ignored.
+        """
         self._groups: dict[int, LiveGroup] = {}
         """Live groups, and those that ended since the last batch was cut."""
         self._leases: dict[int, int] = {}
@@ -209,8 +213,11 @@ class GroupBuffer:
         return self._settings.pipeline_depth == 0
 
     def _serve(self) -> None:
-        """Give out free capacity one group at a time: to the worker that runs the fewest, then to the one that has
-        waited longest. Each worker gets at most its share of all live groups, so that none runs everything."""
+        """Give out free capacity one group at a time.
+
+        The worker that runs the fewest groups is first, then the one that has waited longest. Each worker gets at most
+        its share of all live groups, so that none runs everything.
+        """
         available = self._num_available()
         if not available or not self.proven:
             return
@@ -233,8 +240,11 @@ class GroupBuffer:
             waiter.answer.set_result(Admission(permits=permits))
 
     def _num_available(self) -> int:
-        """Groups that may start: queued ones, and new ones where places are left. A synchronous run plays round after
-        round: in one that has started only the rest of it, and none during a train step."""
+        """Groups that may start: queued ones, and new ones where places are left.
+
+        A synchronous run plays round after round: in one that has started only the rest of it, and none during
+        a train step.
+        """
         queued = self._counts[State.QUEUED]
         if self._synchronous and self._counts[State.RUNNING]:
             return self._left_in_round
@@ -332,8 +342,10 @@ class GroupBuffer:
         self._guard = self._new_guard()
 
     def _expire_if_stale(self, group: LiveGroup) -> None:
-        """Draw the task again where too few tokens are young enough. A task whose attempts always take longer than the
-        bound is trained on the rest of its tokens in the end."""
+        """Draw the task again where too few tokens are young enough.
+
+        A task whose attempts always take longer than the bound is trained on the rest of its tokens in the end.
+        """
         assert group.summary is not None
         stale = fresh_share(group.summary.versions, ages=self._version_ages) < LEAST_FRESH_SHARE
         if not stale or group.attempt >= self._settings.max_attempts:
@@ -398,8 +410,10 @@ class GroupBuffer:
         return batch
 
     def _snapshot(self) -> Snapshot:
-        """Return what a checkpoint keeps. Groups that ended since the last batch are not in any log yet, so they count
-        as lost as well."""
+        """Return what a checkpoint keeps.
+
+        Groups that ended since the last batch are not in any log yet, so they count as lost as well.
+        """
         unreported = {group.ordinal: group for group in (*self._ended, *self._expired)}
         unreported |= {group.ordinal: group for group in self._groups.values() if group.state in LIVE}
         counts = self._counts.copy()

@@ -19,7 +19,9 @@ CUT = 0.8
 
 class ConcurrencyControl:
     """A pure state machine, for one engine; `places` stay between `min_places` and `max_places`.
-    `turnover`: observations from one change to the next, in which the first shows its effect."""
+
+    `turnover`: observations from one change to the next, in which the first shows its effect.
+    """
 
     def __init__(self, max_places: int, *, min_places: int, turnover: int) -> None:
         self._min_places = min_places
@@ -75,9 +77,11 @@ NOTHING_DONE = EngineLoad(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReading:
-    """Seconds since the reading before: in all, waiting for admission with places free, engine computing. And the
-    places that the cache allows, and how many of them were taken at the time of reading; and of the tokens that the
-    engine computed those that it had computed before."""
+    """Seconds since the reading before: in all, waiting for admission with places free, engine computing.
+
+    And the places that the cache allows, and how many of them were taken at the time of reading; and of the tokens
+    that the engine computed those that it had computed before.
+    """
 
     worker: int
     elapsed_s: float

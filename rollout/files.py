@@ -93,8 +93,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to be filled, which appears as `target` once all of it is on disk. Halves of it that earlier writers
-    left go away: there is one writer at a time. Raises OSError."""
+    """A folder to be filled, which appears as `target` once all of it is on disk.
+
+    Halves of it that earlier writers left go away: there is one writer at a time. Raises OSError.
+    """
     partial = partial_of(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,9 +133,11 @@ _NAME = re.compile(r"agentflow-(\d+)-")
 
 
 class MemoryFolder:
-    """`path` is this process's own until `close`. It lies in memory where `needed` bytes are free there, else on disk.
-    What processes left that did not come to close theirs is deleted when the next one begins: it takes room that Ray's
-    objects need as well."""
+    """`path` is this process's own until `close`.
+
+    It lies in memory where `needed` bytes are free there, else on disk. What processes left that did not come to
+    close theirs is deleted when the next one begins: it takes room that Ray's objects need as well.
+    """
 
     def __init__(self, needed: int = 0) -> None:
         disk = Path(tempfile.gettempdir())
@@ -163,8 +167,10 @@ def sweep(place: Path) -> None:
 
 
 def _is_left(folder: Path, pid: int) -> bool:
-    """Return whether no process holds the lock. A process id alone proves nothing: containers may share memory but not
-    ids."""
+    """Return whether no process holds the lock.
+
+    A process id alone proves nothing: containers may share memory but not ids.
+    """
     try:
         with (folder / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -45,8 +45,11 @@ class StarvedError(UserError):
 
 
 class StarvationGuard:
-    """Counts groups without signal since the last one with. A third of the bound is worth a warning, at two thirds a
-    smaller batch is better than none, at the bound waiting has no point any more."""
+    """Counts groups without signal since the last one with.
+
+    A third of the bound is worth a warning, at two thirds a smaller batch is better than none, at the bound waiting
+    has no point any more.
+    """
 
     def __init__(self, max_groups: int, num_without_signal: int) -> None:
         self._max_groups = max_groups

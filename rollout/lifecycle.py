@@ -181,8 +181,10 @@ class Batch:
 
 
 class Snapshot(Struct, kw_only=True, frozen=True):
-    """The state of the buffer after a train step, which a checkpoint keeps. Groups in flight count as lost, and their
-    tasks are drawn again."""
+    """The state of the buffer after a train step, which a checkpoint keeps.
+
+    Groups in flight count as lost, and their tasks are drawn again.
+    """
 
     next_task: int = 0
     next_ordinal: int = 0

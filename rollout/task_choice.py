@@ -1,5 +1,7 @@
-"""Which task a new group is of: of which family, by fixed shares or by what there is to learn, and whether a new one or
-one that was asked before."""
+"""The choice of a new group's task.
+
+Its family is drawn by fixed shares or by what there is to learn; the task is a new one or one that was asked before.
+"""
 
 import random
 from bisect import insort
@@ -27,8 +29,11 @@ REPEATED = 0.75
 
 
 class Outcome(NamedTuple):
-    """Of a finished group: the number of its task, the sum of its outcomes, the number of scored trajectories, and
-    whether outcomes differed. Only trajectories that begin with the task count."""
+    """The outcome of a finished group.
+
+    It holds the number of its task, the sum of its outcomes, the number of scored trajectories, and whether the
+    outcomes differed.
+    """
 
     task: int
     right: float
@@ -96,7 +101,9 @@ class TaskChoice(Protocol):
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
         """The choice for the tasks that are drawn next, by outcomes and tasks in play.
-        Ask for each number once, in rising order."""
+
+        Ask for each number once, in rising order.
+        """
         ...
 
 
@@ -113,10 +120,13 @@ class FixedChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnableChoice:
-    """The family at random by `learnable_weight` of its recent solve rate: families that are solved always or never
-    give groups without signal. The draw itself explores, so rates are taken at the mean of what is believed of them.
-    Then, for REPEATED of the draws, one of the family's tasks that are `teaching`, by how much they teach. The seed,
-    the number of the task, the outcomes and the tasks that are being played decide."""
+    """A choice by what there is to learn.
+
+    The family is drawn by `learnable_weight` of its recent solve rate, because families that are always or never solved
+    give groups without signal. The draw itself explores, so the mean of each rate's posterior is used. For REPEATED of
+    the draws the task is one of the family's `teaching` tasks, by how much they teach. The draw depends on the seed,
+    the number of the task, the outcomes and the tasks that are being played.
+    """
 
     names: tuple[str, ...]
     seed: int
@@ -143,22 +153,28 @@ class LearnableChoice:
 
 
 def solve_rate(outcomes: Outcomes) -> float:
-    """The mean of a Beta distribution that begins as Beta(1, 1), with counts that decay by DECAY per group; 0.5 where
-    nothing is known."""
+    """Return the mean of a Beta distribution that starts as Beta(1, 1), with counts that decay by DECAY per group.
+
+    It is 0.5 without any outcome.
+    """
     right = sum(DECAY**age * one.right for age, one in enumerate(outcomes))
     scored = sum(DECAY**age * one.scored for age, one in enumerate(outcomes))
     return (1 + right) / (2 + scored)
 
 
 def learnable_weight(rate: float) -> float:
-    """FLOOR + p (1 - p): the variance of an outcome, which is what a group's advantages are made of, and a floor that
-    keeps every family in the run."""
+    """Return FLOOR + p (1 - p), the variance of an outcome plus a floor that keeps every family in the run.
+
+    A group's advantages scale with this variance.
+    """
     return FLOOR + rate * (1 - rate)
 
 
 def teaching(outcomes: Outcomes) -> Mapping[int, float]:
-    """The tasks that some attempts of their last group solved and others did not, each with p (1 - p), p the share that
-    did. A task leaves when all solve it or none does, also when all have the same part of a score."""
+    """Return the tasks whose last group had different outcomes, each with p (1 - p), where p is the solved share.
+
+    A task leaves when all attempts solve it or none does, or when all have the same partial score.
+    """
     last: dict[int, Outcome] = {}
     for one in outcomes:
         last.setdefault(one.task, one)

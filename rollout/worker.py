@@ -50,8 +50,10 @@ _log = logging.getLogger(__name__)
 
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
-    """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared. Failed ones are
-    returned as failed."""
+    """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared.
+
+    Failed ones are returned as failed.
+    """
     trajectories = await asyncio.gather(
         *(
             agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
@@ -62,8 +64,11 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
 
 
 class Solver:
-    """Runs attempts with a toolbox, or with the model endpoint of a custom agent. More than `max_open` attempts at a
-    time only wait; `own_model` calls the frozen base model, where the engine has one."""
+    """Runs attempts with a toolbox, or with the model endpoint of a custom agent.
+
+    More than `max_open` attempts at a time only wait; `own_model` calls the frozen base model, where the engine has
+    one.
+    """
 
     def __init__(
         self, config: RunConfig, engine: Engine, chat: Chat, *, max_open: int, own_model: AskModel | None = None
@@ -103,8 +108,10 @@ class Solver:
         seed: int,
         on_turn: TurnListener | None = None,
     ) -> Trajectory:
-        """Return one attempt at a task. Its random numbers do not depend on other attempts. `on_turn` is called for
-        every turn as it happens."""
+        """Return one attempt at a task.
+
+        Its random numbers do not depend on other attempts. `on_turn` is called for every turn as it happens.
+        """
         agent = self._build_agent(SeededEngine(self._engine, seed), temperature)
         return await agent.run(
             task, trajectory_id=trajectory_id, group_id=group_id, on_turn=on_turn, hints=await self._hints(task)
@@ -143,8 +150,10 @@ class Solver:
 
 
 class Worker(Solver):
-    """Owns an engine that can be trained, on `base` weights that another process holds or on its own. At depth 0 groups
-    may run in lockstep, which makes them reproducible."""
+    """Owns an engine that can be trained, on `base` weights that another process holds or on its own.
+
+    At depth 0 groups may run in lockstep, which makes them reproducible.
+    """
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int, base: "ExportedBase | None" = None) -> None:
         in_lockstep = config.in_lockstep
@@ -198,8 +207,10 @@ class Worker(Solver):
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training. One whose
-        replay differs from the record is left out."""
+        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training.
+
+        One whose replay differs from the record is left out.
+        """
         ids = (f"{trajectory.id}+{num_turns}/{index}" for index in range(count))
         ends = await self._continue(trajectory, num_turns, ids, self.engine)
         return [end for end in ends if repeats(end, trajectory, num_turns)]
@@ -226,8 +237,10 @@ class Worker(Solver):
         return self._build_own_agent(lambda task, own_id: ReplayWriter(write(task, own_id), turns, num_turns))
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
-        """Return what the cold start imitates: plans or a teacher's replies, played through the real tools, or the
-        conversations of a file. Raises UserError."""
+        """Return what the cold start imitates. Raise UserError for unusable conversations.
+
+        These are plans or a teacher's replies, played through the real tools, or the conversations of a file.
+        """
         settings = self._config.cold_start
         if isinstance(settings, FileConfig):
             rules, conversations = rules_of(self._config), read_conversations(settings.path)

@@ -33,8 +33,10 @@ class OtherPolicyError(UserError):
 
 
 async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:
-    """Work on at most `limit` items at a time. After an error no item is started, the open ones finish, and the first
-    error is raised."""
+    """Work on at most `limit` items at a time.
+
+    After an error no item is started, the open ones finish, and the first error is raised.
+    """
     remaining, failures = iter(items), list[Exception]()
 
     async def run() -> None:

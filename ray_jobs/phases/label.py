@@ -132,8 +132,10 @@ def _place(step: StepText) -> tuple[str, str, int]:
 
 
 def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
-    """Label every step, and return all labels; each is on disk before the next is requested. With `dry_run`, only
-    report the work that it would take."""
+    """Label every step, and return all labels; each is on disk before the next is requested.
+
+    With `dry_run`, only report the work that it would take.
+    """
     config = run.config.label
     if run.finished("label") is None:
         # Only Monte Carlo needs an engine, to continue from a step.

@@ -35,8 +35,10 @@ LISTEN_EVERY_S = 1.0
 
 
 class PhaseProgress:
-    """Progress of a phase: a bar on a terminal, and elsewhere a line every few seconds. A phase whose total is 0 prints
-    nothing."""
+    """Progress of a phase: a bar on a terminal, and elsewhere a line every few seconds.
+
+    A phase whose total is 0 prints nothing.
+    """
 
     def __init__(self, output: "Console", console: RichConsole, title: str, total: int | None) -> None:
         self.facts: dict[str, object] = {}
@@ -198,6 +200,8 @@ def duration(seconds: float) -> str:
 
 
 def print_plain(console: RichConsole, text: str) -> None:
-    """Print text without markup and without breaking long lines. Control characters are removed, because a reason may
-    quote a model or a web page."""
+    """Print text without markup and without breaking long lines.
+
+    Control characters are removed, because a reason may quote a model or a web page.
+    """
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)

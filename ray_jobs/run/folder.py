@@ -75,8 +75,10 @@ Result = TypeVar("Result")
 
 
 class Backlog:
-    """A queue of at most `most` functions for one thread. The error of a function is raised once, by the next `add` or
-    `finish`."""
+    """A queue of at most `most` functions for one thread.
+
+    The error of a function is raised once, by the next `add` or `finish`.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -138,8 +140,11 @@ class RunPaths:
 
 
 class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
-    """The writer of a run folder, which is locked until `close`. Every file can be read on its own after a crash. Paths
-    are absolute, because actors use them in other working directories."""
+    """The writer of a run folder, which is locked until `close`.
+
+    Every file can be read on its own after a crash. Paths are absolute, because actors use them in other working
+    directories.
+    """
 
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()

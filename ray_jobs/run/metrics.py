@@ -330,8 +330,10 @@ def shares_of_step(times: StepTimes, facts: Mapping[str, float], readings: Seque
 
 
 def average_shares(rows: Sequence[Mapping[str, float]]) -> Shares:
-    """Average the shares in the metrics of at least one train step: by its seconds, and `kept_share` by its number of
-    trajectories."""
+    """Average the shares in the metrics of at least one train step.
+
+    The weight of a step is its seconds; for `kept_share` it is its number of trajectories.
+    """
     shares = {}
     for name in (field.name for field in fields(Shares)):
         weight = "rollout/trajectories" if name == "kept_share" else "time/step_s"

@@ -30,8 +30,10 @@ class StepGroups:
 def step_trajectories(
     batch: Batch, groups: StepGroups, result: StepResult, *, scheme: Credit, prm_weight: float
 ) -> Iterator[Trajectory]:
-    """Yield all trajectories of the batch with the credit that the learner trained on, then those of the groups without
-    signal that were kept for reading."""
+    """Yield all trajectories of the batch with the credit that the learner trained on.
+
+    The trajectories of groups without signal that were kept for reading follow.
+    """
     trained = result.skipped is None
     for group in groups:
         assign_credit(group, scheme=scheme, prm_weight=prm_weight)

@@ -147,8 +147,10 @@ def markdown_of(trajectory: Trajectory) -> str:
 
 
 def plain(text: str) -> str:
-    """Escape any text as Markdown without markup. Invisible characters, and those that change the direction of
-    reading, become their code points."""
+    """Escape any text as Markdown without markup.
+
+    Invisible characters, and those that change the direction of reading, become their code points.
+    """
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ... ({len(text)} characters)"
     return "".join(map(_escaped, shown))
 

@@ -34,8 +34,11 @@ def score(task, answer):
 
 
 async def teach(task, messages, tools, num_calls=(0, 0, 0, 0, 1, 2, 2)):
-    """Answers in the model's place before RL, so that the model knows the form. It gives up too early in most tasks,
-    after a number of calls drawn from `num_calls`: that looking things up pays is for RL to find out."""
+    """Answers in the model's place before RL, so that the model knows the form.
+
+    It gives up too early in most tasks, after a number of calls drawn from `num_calls`: that looking things up pays
+    is for RL to find out.
+    """
     results = [message["content"] for message in messages if message["role"] == "tool"]
     planned = random.Random(task.id).choice(num_calls)
     if len(results) < planned:

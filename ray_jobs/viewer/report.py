@@ -114,7 +114,9 @@ def _bars(summary: Mapping[str, Any]) -> Iterator[Bar]:
 
 def _outcomes(trajectories: Path) -> Iterator[tuple[object, ...]]:
     """Count for each policy its tasks, right, wrong, missing and unscored answers, failed tool calls and mean turns.
-    Wrong and missing answers have different causes."""
+
+    Wrong and missing answers have different causes.
+    """
     attempts: dict[str, dict[str, Record]] = {phase: {} for phase in POLICIES}
     for trajectory in read_trajectories(trajectories) if trajectories.exists() else ():
         if trajectory.phase in attempts:

@@ -55,8 +55,11 @@ _decode_head = msgspec.json.Decoder(TrajectoryHead).decode
 
 
 class GrowingLines:
-    """The new complete lines of a growing file. A file that was replaced, for example by a resumed run, is read again
-    from its start, and `generation` increases."""
+    """The new complete lines of a growing file.
+
+    A file that was replaced, for example by a resumed run, is read again from its start, and `generation`
+    increases.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -123,8 +126,11 @@ class LogRows:
 
 
 class TrajectoryIndex:
-    """A short row for each trajectory of a file. Only heads are parsed, so 20,000 take well under a second. Readers
-    hold `lock`, which `refresh` releases after every chunk of lines. `num_unreadable` counts invalid lines."""
+    """A short row for each trajectory of a file.
+
+    Only heads are parsed, so 20,000 take well under a second. Readers hold `lock`, which `refresh` releases after
+    every chunk of lines. `num_unreadable` counts invalid lines.
+    """
 
     def __init__(self, path: Path) -> None:
         self.lines = GrowingLines(path)

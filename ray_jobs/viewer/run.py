@@ -206,8 +206,10 @@ class ViewedRun:
         ]
 
     def _changed(self) -> list[tuple[int, int]]:
-        """Return the numbers of the attempts before and after RL at tasks with a changed outcome, gained tasks first;
-        the caller holds the lock."""
+        """Return the numbers of the attempts before and after RL at tasks with a changed outcome, gained tasks first.
+
+        The caller holds the lock.
+        """
         rows = self.trajectories.rows
         before = {row["task"]: number for number, row in enumerate(rows) if row["phase"] == "eval_before"}
         pairs = [
@@ -226,8 +228,10 @@ class TokenTexts:
         self._folder = folder
 
     def add_to(self, record: dict[str, Any]) -> None:
-        """Replace the prompt's token ids in each turn by `pieces`, the texts of the sampled tokens, and `prompt_text`,
-        the new part of the prompt."""
+        """Replace the prompt's token ids in each turn by texts.
+
+        `pieces` are the texts of the sampled tokens, `prompt_text` is the new part of the prompt.
+        """
         for turn in record["turns"]:
             prompt = turn.pop("prompt_token_ids", [])
             if self._tokenizer is not None:
@@ -258,9 +262,11 @@ class TokenTexts:
 
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: str) -> tuple[Row, Sequence[Row]]:
-    """Pair attempts at the same tasks: the number of each kind, and the selected pairs. Another run may have another
-    question under the same name, which is no pair. `only` is a kind of pair, or empty for all; `text` is searched in
-    question and task."""
+    """Pair attempts at the same tasks: the number of each kind, and the selected pairs.
+
+    Another run may have another question under the same name, which is no pair. `only` is a kind of pair, or empty
+    for all; `text` is searched in question and task.
+    """
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
         first, second = left[task], right[task]

@@ -42,8 +42,10 @@ _HEADERS = {
 
 
 def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
-    """Return the server of one or two runs, which requires the token. All static files are read now, so that a request
-    cannot name any other file."""
+    """Return the server of one or two runs, which requires the token.
+
+    All static files are read now, so that a request cannot name any other file.
+    """
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
     answers: dict[str, Answer] = {
         "state": lambda runs, request: [run.state() for run in runs],
@@ -67,8 +69,10 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
 
 
 class LoopbackOnly:
-    """A middleware that rejects other host names than those of this machine, so that no web page can reach the run by
-    DNS rebinding, and adds security headers to each response."""
+    """A middleware that rejects host names of other machines and adds security headers to each response.
+
+    The check keeps web pages from reaching the run by DNS rebinding.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -212,8 +216,10 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
 
 @contextmanager
 def door_to(address: str) -> Iterator[str]:
-    """Yield the URL of a file that redirects to the address and that only this user can read, because all users of a
-    machine see the command that starts a browser."""
+    """Yield the URL of a file that redirects to the address and that only this user can read.
+
+    All users of a machine see the command that starts a browser, so the address must not be in it.
+    """
     page = '<!doctype html><meta charset="utf-8"><title>AgentFlow viewer</title>'
     with tempfile.TemporaryDirectory(prefix="agentflow-view-") as folder:
         file = Path(folder) / "viewer.html"

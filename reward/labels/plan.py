@@ -62,8 +62,10 @@ def plan_scores(trajectory: Trajectory) -> list[float]:
 
 @lru_cache(maxsize=1)
 def _worked_out(task: Task) -> tuple[frozenset[str], tuple[int, ...], frozenset[int]]:
-    """Return the items a plan looks up, the values its code computes, and the parts of these. Siblings come in a row,
-    so one cached task is enough."""
+    """Return the items a plan looks up, the values its code computes, and the parts of these.
+
+    Siblings come in a row, so one cached task is enough.
+    """
     names: dict[str, int] = {}
     values: list[int] = []
     parts: set[int] = set()

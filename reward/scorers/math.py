@@ -52,7 +52,7 @@ class NotANumberError(ValueError):
 
 
 def unwrapped(text: str) -> str:
-    """Remove white space and a $...$, \\(...\\), \\[...\\] or \\boxed{...} around the whole text."""
+    r"""Remove white space and a $...$, \(...\), \[...\] or \boxed{...} around the whole text."""
     plain = text.strip()
     for wrapper in _WRAPPERS:
         if (match := wrapper.fullmatch(plain)) and _closes_last(match[1]):
@@ -71,7 +71,7 @@ def parse_number(text: str) -> "Expr":
 
 
 def _closes_last(inside: str) -> bool:
-    """Return whether no brace inside closes the wrapper early: \\boxed{1}\\boxed{2} is two answers."""
+    r"""Return whether no brace inside closes the wrapper early: \boxed{1}\boxed{2} is two answers."""
     depth = 0
     for sign in inside:
         depth += {"{": 1, "}": -1}.get(sign, 0)
@@ -81,7 +81,7 @@ def _closes_last(inside: str) -> bool:
 
 
 def _with_braces(text: str) -> str:
-    """Add the braces that LaTeX lets a one-digit argument omit: \\frac12 is \\frac{1}{2}."""
+    r"""Add the braces that LaTeX lets a one-digit argument omit: \frac12 is \frac{1}{2}."""
     start = 0
     while (start := text.find("\\frac", start)) >= 0:
         start = end = start + len("\\frac")
@@ -166,7 +166,7 @@ class _Parser:
         return self._raised(base, self._power(as_exponent=True)) if self._take("^") else base
 
     def _is_mixed(self) -> bool:
-        """Return whether a whole number and a proper fraction follow: 1\\frac{4}{5} is 9/5 and not a product."""
+        r"""Return whether a whole number and a proper fraction follow: 1\frac{4}{5} is 9/5 and not a product."""
         ahead = self._tokens[self._next : self._next + len(_MIXED)]
         if tuple(kind for kind, _ in ahead) != _MIXED:
             return False

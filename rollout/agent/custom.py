@@ -40,8 +40,11 @@ class GivenTask:
 
 
 class AgentError(RuntimeError):
-    """An agent that gave no answer. The attempt is unscored, unless the agent failed `over_context`: because the
-    policy's messages filled the context."""
+    """An agent that gave no answer.
+
+    The attempt is unscored, unless the agent failed `over_context`: because the policy's messages filled the
+    context.
+    """
 
     def __init__(self, message: str, *, over_context: bool = False) -> None:
         super().__init__(message)

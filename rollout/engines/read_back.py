@@ -25,8 +25,10 @@ WHOLE = {part: whole for whole, parts in JOINED.items() for part in parts}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """sha256 of the same weights twice: as the engine was `given` them, and as it `held` them afterwards. Both are
-    empty where it was given none."""
+    """sha256 of the same weights twice: as the engine was `given` them, and as it `held` them afterwards.
+
+    Both are empty where it was given none.
+    """
 
     given: str
     held: str
@@ -42,8 +44,10 @@ class ReadBack:
 
 
 class MergedColumns:
-    """Some columns of every matrix that adapters change (`targets`: names like `q_proj`), and of those that vLLM joins
-    with one, as the engine was given them."""
+    """Some columns of every matrix that adapters change, and of those that vLLM joins with one, as they were loaded.
+
+    `targets` are names like `q_proj`.
+    """
 
     def __init__(self, targets: Iterable[str]) -> None:
         self._targets = frozenset(part for one in targets for part in JOINED.get(WHOLE.get(one, ""), (one,)))
@@ -80,8 +84,11 @@ class MergedColumns:
 
 
 def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadBack:
-    """The slots that vLLM's `worker` computes an adapter's requests with, against its PEFT folder; of parts of a joined
-    layer that the adapter leaves alone, that they are empty. With tensor parallelism each worker reads its share."""
+    """Compare the slots with which vLLM's `worker` computes an adapter's requests with its PEFT folder.
+
+    Parts of a joined layer that the adapter does not change must be empty. With tensor parallelism each worker reads
+    its share.
+    """
     import safetensors.torch
 
     manager = worker.model_runner.lora_manager._adapter_manager
