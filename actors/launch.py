@@ -147,9 +147,9 @@ class Launcher:
             without_room_s = 0.0 if has_room else without_room_s + LOOK_EVERY_S
             if without_room_s > self._config.cluster.patience_s:
                 raise self.no_room("learner", learner_bundles(self._config))
-            if time.monotonic() - started > self._config.liveness.start_s:
+            if time.monotonic() - started > self._config.cluster.start_s:
                 raise LearnerLostError(
-                    f"it was not built within liveness.start_s = {self._config.liveness.start_s:g} s"
+                    f"it was not built within 12 * cluster.answer_s = {self._config.cluster.start_s:g} s"
                 )
 
     def start_prm(self) -> Handle:
@@ -241,14 +241,14 @@ class Launcher:
 
     def _wait(self, parts: dict[str, Handle]) -> None:
         """Wait for the first heartbeat of these parts."""
-        limit_s = self._config.liveness.start_s
+        limit_s = self._config.cluster.start_s
         beats = {part.heartbeat.remote(): name for name, part in parts.items()}
         deadline = time.monotonic() + limit_s
         while beats:
             done, _ = ray.wait([*beats], timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 names = ", ".join(beats.values())
-                raise UserError(f"these parts did not start within liveness.start_s = {limit_s:g} s: {names}")
+                raise UserError(f"these parts did not start within 12 * cluster.answer_s = {limit_s:g} s: {names}")
             ray.get(done[0])
             del beats[done[0]]
 

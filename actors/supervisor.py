@@ -118,11 +118,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """Restarts since the last train step, by part."""
         self._failure: Exception | None = None
         """What ends the run."""
-        liveness = config.liveness
-        self._fixed = [self._part("store", cluster.store, floor_s=liveness.answer_s)]
+        limits = config.cluster
+        self._fixed = [self._part("store", cluster.store, floor_s=limits.answer_s)]
         if cluster.base is not None:
-            self._fixed.append(self._part("holder of the base weights", cluster.base, floor_s=liveness.work_s))
-        self._prm = self._part("PRM", cluster.prm, floor_s=liveness.work_s) if cluster.prm is not None else None
+            self._fixed.append(self._part("holder of the base weights", cluster.base, floor_s=limits.work_s))
+        self._prm = self._part("PRM", cluster.prm, floor_s=limits.work_s) if cluster.prm is not None else None
         self._workers = {index: self._worker_part(index, *started) for index, started in cluster.workers.items()}
         self._missing: dict[int, float] = {}
         """Workers that have no room yet, with the time since when."""
@@ -173,8 +173,8 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def learn(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the learner; return the first rank's result. Raises LearnerLostError if the learner dies or
         exceeds the call's time limit."""
-        liveness = self._config.liveness
-        limit = self._limits.setdefault(method, Bound(floor_s=liveness.work_s, first_s=liveness.start_s))
+        limits = self._config.cluster
+        limit = self._limits.setdefault(method, Bound(floor_s=limits.work_s, first_s=limits.start_s))
         calls = call_all(self.learner, method, *args, **kwargs)
         pending, waited_s, failure, failed_at_s = calls, 0.0, None, 0.0
         with self._waiting(f"the learner's {method.replace('_', ' ')}"):
@@ -311,7 +311,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._note(f"the PRM was lost and is restarted ({reason})")
         self._count("PRM", reason)
         ray.kill(self._prm.actor)
-        self._prm = self._part("PRM", self._launcher.start_prm(), floor_s=self._config.liveness.work_s)
+        self._prm = self._part("PRM", self._launcher.start_prm(), floor_s=self._config.cluster.work_s)
         if self._config.reward.prm is not None:
             for part in self._workers.values():
                 part.actor.use_prm.remote(self._prm.actor)
@@ -402,11 +402,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             ray.kill(rank)
 
     def _part(self, name: str, actor: Handle, *, floor_s: float, node: str = "") -> Part:
-        heartbeat = Heartbeat(actor, floor_s=floor_s, start_s=self._config.liveness.start_s)
+        heartbeat = Heartbeat(actor, floor_s=floor_s, start_s=self._config.cluster.start_s)
         return Part(name=name, actor=actor, lost=actor.until_lost.remote(), heartbeat=heartbeat, node=node)
 
     def _worker_part(self, index: int, actor: Handle, node: str) -> Part:
-        return self._part(f"rollout worker {index}", actor, floor_s=self._config.liveness.answer_s, node=node)
+        return self._part(f"rollout worker {index}", actor, floor_s=self._config.cluster.answer_s, node=node)
 
 
 class WantedWorkers:

@@ -78,7 +78,7 @@ def replace_prm(config: RunConfig, folder: Path, *, lenient: bool) -> None:
         labels = labels_of(config.label, read_labels(folder / "labels.jsonl"))
         labels = [replace(label, score=1.0) if label.score in (HARMLESS, REPEATED) else label for label in labels]
         collected = list(CollectedGroups(folder / "collected").trajectories())
-        steps = prm_data(collected, labels, held_out_share=config.prm.held_out_share).train
+        steps = prm_data(collected, labels).train
         for _ in train_prm(prm, steps, seed=config.seed):
             pass
     else:

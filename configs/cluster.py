@@ -1,4 +1,4 @@
-"""Settings of the cluster: where the actors run, how they share a card, and when a part counts as hung."""
+"""The cluster of the actors: its address, its limits of time, and the shares of a GPU card."""
 
 import os
 
@@ -6,20 +6,37 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.base import Config
 
+WORK_FACTOR = 6
+START_FACTOR = 12
+
 
 class ClusterConfig(Config):
     address: str | None = None
-    """A running Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the cluster
-    that RAY_ADDRESS names, as it does inside of every submitted job, and else starts one on this machine."""
+    """Running Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the cluster
+    that RAY_ADDRESS names, which every submitted job has, and otherwise starts one on this machine."""
     dashboard: bool = False
     """Start the Ray dashboard on loopback, if the run starts its own cluster."""
     patience_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds that learner and first rollout workers wait for room. On a cluster that adds nodes on demand, set this to
-    the time in which a node starts."""
+    """Seconds that the learner and the first rollout workers wait for room; on a cluster that starts machines on
+    demand, the time that such a start takes."""
+    answer_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """Seconds without an answer, or without a new token while requests are open, after which a rollout worker or the
+    store is restarted. Calls of the learner and the PRM may take 6 times as long, and a start, or a first call, 12
+    times. 20 times the measured median counts instead if it is longer."""
+
+    @property
+    def work_s(self) -> float:
+        """Return the limit of a call of the learner (a train step, a checkpoint) and of the PRM, in seconds."""
+        return WORK_FACTOR * self.answer_s
+
+    @property
+    def start_s(self) -> float:
+        """Return the limit of a start and of the first call of each kind, in seconds: it may compile or download."""
+        return START_FACTOR * self.answer_s
 
     @property
     def joined(self) -> str | None:
-        """Address of the cluster that the run joins; None where it starts its own."""
+        """Return the address of the cluster that the run joins; None if it starts one."""
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         # For `ray job submit` that variable may name a dashboard, which nothing can join.
         return None if address == "local" or "://" in address else address
@@ -36,29 +53,26 @@ class ClusterConfig(Config):
 
 
 RANK_SHARE = 0.6
-"""Share of a card for each of several ranks of a learner: NCCL rejects two of them on one card, and an engine still
-fits."""
-
-
+"""Share of a card for each of several ranks of a learner. NCCL refuses two ranks on one card; an engine still fits."""
 BASE_SHARE = 0.01
 """Share of a card for the holder of shared base weights: Ray gives a process a card only with a share of it."""
 
 
 class CardConfig(Config):
     shared: bool = False
-    """Place learner, process reward model and first rollout worker on one card, which is reserved as a whole. Otherwise
-    each is placed on a card that has its share free. No effect if learner or engine is on the CPU, or over several
-    cards."""
+    """Put the learner, the process reward model and the first rollout worker on one card: one reservation of a whole
+    card that they divide by their shares. Otherwise each goes to any card that has its share free. It has no effect if
+    the learner or the engine is on the CPU, or uses several cards."""
     share_base: bool = False
-    """Let learner and first rollout worker read one copy of the frozen base weights, which a separate process holds on
-    their card; its share, a hundredth, comes from the learner's. On CPUs this is a rehearsal that saves nothing, and it
-    has no effect on a cluster that was joined."""
+    """Let the learner and the first rollout worker read one copy of the frozen base weights, which a separate process
+    holds on the card that they share; its share of the card, a hundredth, comes from the learner's. On CPUs it saves
+    nothing, and in a cluster that was joined it has no effect."""
     learner: float = Field(default=0.4, gt=0, le=1)
     """The learner's share of a card, on `cuda`."""
     engine: float = Field(default=0.4, gt=0, le=1)
     """A rollout worker's share of a card, on `cuda`."""
     prm: float = Field(default=0.1, ge=0, le=1)
-    """The process reward model's share of a card, on `cuda`; 0 where a recipe has none."""
+    """The process reward model's share of a card, on `cuda`; 0 if a recipe has none."""
 
     @model_validator(mode="after")
     def _one_card_is_enough(self) -> "CardConfig":
@@ -66,13 +80,3 @@ class CardConfig(Config):
         if self.shared and total > 1 + 1e-9:
             raise ValueError(f"card.learner + engine + prm = {total:g} is more than the one card they share; at most 1")
         return self
-
-
-class LivenessConfig(Config):
-    answer_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a part counts as hung that does not answer, or whose engine makes no progress on open
-    requests; 20 times the median of its answers if that is more. Holds for rollout workers and dynamic sampling."""
-    work_s: float = Field(default=1800.0, gt=0)
-    """The same limit for a call of the learner (a train step, a checkpoint) and for the PRM."""
-    start_s: float = Field(default=3600.0, gt=0)
-    """The same limit for a process that starts, and for the first call of each kind: it may load or compile."""

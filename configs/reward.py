@@ -17,9 +17,6 @@ class CollectConfig(Config):
     """Trajectories per task."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
-    aime_test_path: OwnPath | None = None
-    """File of the AIME problems of the evaluation, which no collected problem may leak; none takes those in
-    envs.data_path, or the public data set."""
 
 
 class JudgeConfig(Config):
@@ -31,26 +28,22 @@ class JudgeConfig(Config):
     """Environment variable that holds the API key. None sends no key: a local server needs none, and a key
     leaves this machine only for a server that the configuration names it for."""
     temperature: float = Field(default=0.7, ge=0, le=2)
-    """Sampling temperature; several votes need one above 0, or they would be copies of one another."""
+    """Sampling temperature; several votes need one above 0, or they would be identical."""
     num_votes: int = Field(default=3, ge=1, le=9)
     """Blind verdicts per step or answer, an odd number: their median or majority counts."""
     request_timeout_s: float = Field(default=120.0, gt=0, le=3600)
     """Wall-clock limit of one request."""
     max_retries: int = Field(default=4, ge=0, le=10)
-    """Further attempts after a passing failure, and further replies after one without a verdict."""
-    requests_per_minute: float = Field(default=60.0, gt=0, le=1_000_000)
-    """Requests are started no faster than this."""
-    max_concurrency: int = Field(default=4, ge=1, le=256)
-    """Requests under way at a time."""
+    """Further attempts after a transient failure, and further replies after one without a verdict."""
     price_per_million_input_tokens: float = Field(default=0.0, ge=0, le=10_000)
     """US dollars; 0 for a local server."""
     price_per_million_output_tokens: float = Field(default=0.0, ge=0, le=10_000)
     """US dollars; 0 for a local server."""
     max_cost_usd: float = Field(default=1.0, ge=0, le=100_000)
-    """Judging stops before the request that could exceed this, earlier runs on the same receipts included; before it is
-    sent, a prompt counts as a token for each four characters."""
+    """Budget, including earlier runs with the same receipts: judging stops before the request that could exceed it. The
+    tokens of a prompt are estimated at one per four characters."""
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
-    """Longest reply, a reasoning model's thoughts included."""
+    """Longest reply, including the thoughts of a reasoning model."""
 
     @field_validator("num_votes")
     @classmethod
@@ -78,19 +71,14 @@ class JudgeConfig(Config):
         return self
 
 
-class StepJudgeConfig(JudgeConfig):
-    max_spread: float = Field(default=0.4, ge=0, le=1)
-    """Votes that lie further apart than this disagree, and the step gets no label."""
-
-
 class PlanLabelConfig(Config):
-    """The generator's own plan: no key, generated tasks and the planner only."""
+    """Labels from the plan of the task generator: no key, generated tasks and the planner only."""
 
     type: Literal["plan"] = "plan"
 
 
 class MonteCarloLabelConfig(Config):
-    """The share of continuations from the step that end right: no key, whatever the agent."""
+    """Labels from the share of continuations after the step that end right: no key, any agent."""
 
     type: Literal["monte_carlo"] = "monte_carlo"
     continuations: int = Field(default=4, ge=1, le=64)
@@ -98,10 +86,10 @@ class MonteCarloLabelConfig(Config):
 
 
 class JudgeLabelConfig(Config):
-    """A language model over the OpenAI chat protocol, for the planner's steps."""
+    """Labels from a language model over the OpenAI chat protocol, for the planner's steps."""
 
     type: Literal["judge"] = "judge"
-    judge: StepJudgeConfig
+    judge: JudgeConfig
 
 
 LabelConfig = Annotated[
@@ -113,29 +101,19 @@ class PrmConfig(Config):
     model_path: str = "Qwen/Qwen3-0.6B"
     """Base of the PRM: a folder, a model hub id, or `demo`."""
     num_layers: int | None = Field(default=None, ge=1)
-    """Keep only the first so many layers of the base, for speed on a CPU; none keeps all."""
+    """Number of layers of the base to keep, from the first, for speed on a CPU; None keeps all."""
     lora_rank: int = Field(default=16, ge=1, le=512)
     """Rank r of the PRM's adapter."""
-    lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
-    """Its scale's numerator; the delta of a weight is alpha / r * B A."""
     max_tokens: int = Field(default=1024, ge=32)
     """Tokens of one step's text; older context is cut, then the middle of the question, never the decision."""
-    held_out_share: float = Field(default=0.25, gt=0, lt=1)
-    """Share of the tasks whose steps the PRM never sees in training."""
-    junk_share: float = Field(default=0.5, ge=0, le=1)
-    """Worthless decisions with label 0 added to the training steps, as a share of them."""
-    spoilt_share: float = Field(default=0.5, ge=0, le=2)
-    """Copies of right steps, thoughts left out, with one digit or word changed and label 0, as a share of these."""
     num_epochs: int = Field(default=3, ge=1)
-    """Times that every training step is gone through."""
-    batch_tasks: int = Field(default=4, ge=1)
-    """Tasks whose steps make one optimizer step."""
+    """Passes over the training steps."""
     learning_rate: float = Field(default=2e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size for the adapter; the head's is ten times that. It falls linearly to zero."""
     microbatch_tokens: int = Field(default=2048, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once."""
     gradient_checkpointing: bool = False
-    """Compute each layer again in the backward pass instead of keeping what it computed, for less memory."""
+    """Compute each layer again in the backward pass instead of keeping its activations, for less memory."""
     num_threads: int = Field(default=2, ge=1)
     """CPU threads of the PRM."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -143,52 +121,44 @@ class PrmConfig(Config):
 
 
 class AlarmConfig(Config):
-    """When a step-level reward is taken to be hacked; every alarm multiplies the PRM's weight by `factor`, and quiet
-    steps bring it back."""
+    """Reaction to signs that the policy exploits the step scores. Every alarm multiplies the weight of these scores by
+    `factor`, and train steps without a sign restore it."""
 
     window: int = Field(default=4, ge=2)
-    """Train steps over which every sign is judged."""
+    """Train steps over which every sign is measured."""
     factor: float = Field(default=0.5, ge=0, lt=1)
-    """What one alarm leaves of the PRM's weight; 0 switches the PRM off for good."""
-    solve_rate_fall: float = Field(default=0.15, gt=0, le=1)
-    """Fall of the solve rate below its best window that is an alarm, where it is more than noise."""
-    ranking_deviations: float = Field(default=3.0, gt=0)
-    """Standard deviations below chance at which the PRM ranks attempts against siblings with worse outcomes."""
-    canary: float = Field(default=0.3, gt=0, le=1)
-    """Highest score a junk decision may get."""
-    rejudge_mse: float = Field(default=0.2, gt=0)
-    """Mean squared error of the PRM on fresh rollouts, against the generator's plan where a task has one."""
+    """Factor of the weight at each alarm; 0 switches the PRM off permanently."""
 
 
 class OutcomeConfig(Config):
-    """A step is credited with its trajectory's outcome alone; no PRM is asked."""
+    """Credit by the trajectory's outcome alone, without a PRM."""
 
     type: Literal["outcome"] = "outcome"
 
 
 class OutcomeCenteredConfig(Config):
-    """The outcome minus the group's mean, not divided by its deviation (Dr. GRPO); no PRM is asked."""
+    """Credit by the outcome minus the group's mean, not divided by its deviation (Dr. GRPO), without a PRM."""
 
     type: Literal["outcome_centered"] = "outcome_centered"
 
 
 class OutcomeGatedConfig(Config):
-    """The outcome and the step's PRM score, in groups whose outcomes differ; without a PRM it is `outcome`."""
+    """Credit by the outcome and the step's PRM score in groups whose outcomes differ; without scores, `outcome`."""
 
     type: Literal["outcome_gated"] = "outcome_gated"
     prm_path: OwnPath | None = None
-    """A trained PRM's folder; without one the run trains its own first."""
+    """Folder of a trained PRM; None trains one at the start of the run."""
     turn_scorer: ImportPath | None = None
-    """`module:name` of a function of one's own that scores turns in a PRM's place: name(task, answer, turns) returns a
-    list with a number from 0 to 1 for each of them, or None. None: a PRM does."""
+    """`module:name` of a custom function that scores turns instead of a PRM: name(task, answer, turns) returns a list
+    with a number from 0 to 1, or None, for each turn. None uses a PRM."""
     prm_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Weight of the step scores; alarms lower it, and it never rises above this."""
     alarms: AlarmConfig = AlarmConfig()
 
     @model_validator(mode="after")
-    def _scores_come_from_one_place(self) -> "OutcomeGatedConfig":
+    def _has_one_source_of_scores(self) -> "OutcomeGatedConfig":
         if self.turn_scorer and self.prm_path:
-            raise ValueError("turn_scorer scores turns in a PRM's place: leave prm_path out, or turn_scorer")
+            raise ValueError("turn_scorer scores turns instead of a PRM: leave out prm_path or turn_scorer")
         return self
 
 
@@ -200,21 +170,21 @@ Credit = Literal["outcome", "outcome_centered", "outcome_gated"]
 
 class RewardConfig(Config):
     credit: CreditConfig = OutcomeGatedConfig()
-    """What a step is credited with."""
+    """Credit of the steps of a trajectory."""
     scorer: ImportPath | None = None
-    """`module:name` of a function of one's own that says how good an answer is, for all tasks that name no scorer
-    themselves; it is called as name(task, answer) or name(task, answer, turns). None: the data set's comparison."""
+    """`module:name` of a custom function that scores answers, for all tasks that name no scorer themselves. It is
+    called as name(task, answer) or name(task, answer, turns). None uses the data set's comparison."""
     timeout_s: float = Field(default=10.0, gt=0, le=3600)
-    """Wall-clock limit of one call of a scorer of one's own; beyond it the run ends."""
+    """Wall-clock limit of one call of a custom scorer; beyond it the run ends."""
 
     @property
     def gated(self) -> OutcomeGatedConfig | None:
-        """What the recipe says of step scores, whoever gives them; None where there are none."""
+        """Return the settings of step scores, from a PRM or a custom function; None if there are none."""
         return self.credit if isinstance(self.credit, OutcomeGatedConfig) else None
 
     @property
     def prm(self) -> OutcomeGatedConfig | None:
-        """What the recipe says of the PRM that scores steps in training; None where none is asked."""
+        """Return the settings of the PRM that scores steps in training; None without a PRM."""
         return None if self.turn_scorer else self.gated
 
     @property

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from configs.backend import BackendConfig, VllmConfig
 from configs.base import Config, OwnPath
-from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig, LivenessConfig
+from configs.cluster import BASE_SHARE, CardConfig, ClusterConfig
 from configs.envs import EnvsConfig, Mix
 from configs.learner import (
     BOUNDED_LOSSES,
@@ -91,7 +91,6 @@ class RunConfig(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     card: CardConfig = CardConfig()
     cluster: ClusterConfig = ClusterConfig()
-    liveness: LivenessConfig = LivenessConfig()
     backend: BackendConfig = VllmConfig()
     """Model of `solve` and `evaluate`; training always samples in its own engines."""
 

@@ -102,7 +102,7 @@ def train(
         _run(config)
         return
     from configs.loading import render_config
-    from ray_jobs.run.begun import trains_prm
+    from ray_jobs.run.origin import trains_prm
     from ray_jobs.run.preflight import check_before_start
 
     print(render_config(config), end="", flush=True)
@@ -111,9 +111,9 @@ def train(
 
 def resume(run: RunFolder, /) -> None:
     """Continue an interrupted run from its folder, at the newest valid checkpoint."""
-    from ray_jobs.run.begun import begun_config, started_in
+    from ray_jobs.run.origin import saved_config, started_in
 
-    config = begun_config(run)
+    config = saved_config(run)
     # The run's relative paths (data, a local model, custom code) start there.
     os.chdir(started_in(run))
     _run(config)
@@ -121,7 +121,7 @@ def resume(run: RunFolder, /) -> None:
 
 def _run(config: "RunConfig") -> None:
     """Check everything before torch and Ray are imported, then train; only show a finished run."""
-    from ray_jobs.run.begun import finished_summary, trains_prm
+    from ray_jobs.run.origin import finished_summary, trains_prm
     from ray_jobs.run.preflight import check_before_start, reduced_to_machine
 
     if summary := finished_summary(config):

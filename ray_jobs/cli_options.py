@@ -147,7 +147,7 @@ def checkpoint_of(adapter: str | None) -> Path | None:
     """Return the checkpoint that `--adapter` names; None is the base model."""
     if adapter in (None, "none"):
         return None
-    from ray_jobs.run.begun import checkpoint_at
+    from ray_jobs.run.origin import checkpoint_at
 
     return checkpoint_at(Path(adapter).expanduser())
 

@@ -39,10 +39,10 @@ from ray_jobs.evaluation_folder import (
 )
 from ray_jobs.evaluation_identity import digest_of, fact_rows, identity_of, unproven
 from ray_jobs.held_out import Attempts, Evaluator, Wanted
-from ray_jobs.run.begun import begun_config, check_trained_alike, run_of, started_in
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.local import open_worker
 from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.origin import check_trained_alike, run_of, saved_config, started_in
 from ray_jobs.run.preflight import check_key
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import Bar, percent, points, write_page
@@ -161,7 +161,7 @@ def _trained_on(config: RunConfig, adapter: Path | None) -> list[EnvsConfig]:
     run = run_of(adapter) if adapter else None
     if run is None:
         return [config.envs]
-    envs = begun_config(run).envs
+    envs = saved_config(run).envs
     if envs.data_path:
         data = started_in(run) / envs.data_path
         if not data.is_file():

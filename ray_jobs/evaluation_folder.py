@@ -11,9 +11,8 @@ from typing import NamedTuple, TypedDict
 from configs.errors import UserError, reason
 from envs.types import Task
 from ray_jobs.evaluation_identity import Identity, differences, identity_of_phase
-from ray_jobs.run.begun import begun_config, origin_of
 from ray_jobs.run.folder import TRAJECTORIES, write_json
-from ray_jobs.run.provenance import provenance
+from ray_jobs.run.origin import origin_of, provenance, saved_config
 from ray_jobs.statistics import PairedComparison, compare_paired
 from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.engine import BASE_VERSION
@@ -107,22 +106,22 @@ class Item:
 
     @property
     def solved(self) -> bool:
-        """Whether the answer is right."""
+        """True if the answer is right."""
         return self.score == SOLVED
 
     @property
     def broken(self) -> bool:
-        """Whether the engine or a tool failed at every attempt."""
+        """True if the engine or a tool failed at every attempt."""
         return self.stop_reason == "infrastructure"
 
     @property
     def undecided(self) -> bool:
-        """Whether a custom scorer could not score the answer."""
+        """True if a custom scorer could not score the answer."""
         return self.score is None and not self.broken
 
     @property
     def unscored(self) -> bool:
-        """Whether the item enters no rate."""
+        """True if the item enters no rate."""
         return self.broken or self.undecided
 
 
@@ -245,7 +244,7 @@ def _facts(path: Path) -> _Facts:
 def phases_of_run(path: Path) -> tuple[StoredEvaluation, StoredEvaluation]:
     """Read the evaluations before and after RL of a training run. Raises EvaluationError if one is missing."""
     try:
-        config, origin = begun_config(path), origin_of(path)
+        config, origin = saved_config(path), origin_of(path)
     except UserError as error:
         raise EvaluationError(f"{error}; or name two evaluations to compare") from error
     sides = []

@@ -23,8 +23,8 @@ from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import digest_of, file_digests, size_of_weights, write_merged_model
 from ray_jobs.gguf import go_template, measure_gap, render_modelfile, write_gguf
-from ray_jobs.run.begun import RunFolderError, begun_config, check_trained_alike, checkpoint_at, run_of, started_in
 from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.origin import RunFolderError, check_trained_alike, checkpoint_at, run_of, saved_config, started_in
 from rollout.agent.agent import build_chat
 from rollout.agent.planner import opening, planner_grammar
 from rollout.engines.served import PLAIN_SAMPLING
@@ -116,7 +116,7 @@ def find_source(source: str, recipe: Path | None) -> Source:
         config, home = load_run_config(recipe), Path.cwd()
     elif run := run_of(checkpoint):
         try:
-            config, home = begun_config(run), started_in(run)
+            config, home = saved_config(run), started_in(run)
         except RunFolderError as error:
             raise UserError(f"{error}; or move the checkpoint out of it and pass --recipe RECIPE") from error
     else:

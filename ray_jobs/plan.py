@@ -17,7 +17,7 @@ from configs.learner import LOGIT_CHUNK_TOKENS
 from configs.run import RunConfig
 from ray_jobs.run import model_memory as memory
 from ray_jobs.run.model_memory import GIB, KvCache, ModelShape, Part, PlanError, find_shape
-from ray_jobs.run.provenance import memory_bytes
+from ray_jobs.run.origin import memory_bytes
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
 CARDS = {
@@ -131,8 +131,11 @@ def make_plan(
     spread = engines.tensor_parallel
     shape.check_cards(spread)
     learner = _learner(config, shape)
-    single = [_base(config, shape), _engine(config, shape, reads_base=config.shares_base), learner]
-    once = [process for process in (*single, _prm(config, prm_shape)) if process is not None]
+    once = [_engine(config, shape, reads_base=config.shares_base), learner]
+    if config.shares_base:
+        once.insert(0, _base(config, shape))
+    if prm_shape is not None:
+        once.append(_prm(config, prm_shape))
     further = [_engine(config, shape, reads_base=False)] * (config.rollout.num_workers - 1)
     on_cpu = [process for process in once + further if process.device == "cpu"]
     on_card = [process for process in once if process.device == "cuda"]
@@ -184,10 +187,8 @@ def _memory_refusal(config: RunConfig, card: Card) -> str | None:
     )
 
 
-def _base(config: RunConfig, shape: ModelShape) -> Process | None:
-    """Compute the holder of the base weights that learner and first engine read; None if each has its own copy."""
-    if not config.shares_base:
-        return None
+def _base(config: RunConfig, shape: ModelShape) -> Process:
+    """Compute the holder of the base weights that learner and first engine read."""
     device = config.learner.device
     parts = (memory.weights(shape, config.learner.precision), _process_part("base weights", device))
     return Process(name="base weights", device=device, parts=parts, share=BASE_SHARE if device == "cuda" else None)
@@ -254,11 +255,9 @@ def _learner(config: RunConfig, shape: ModelShape) -> Process:
     return Process(name="learner", device=learner.device, parts=parts, share=share if on_card else None)
 
 
-def _prm(config: RunConfig, shape: ModelShape | None) -> Process | None:
+def _prm(config: RunConfig, shape: ModelShape) -> Process:
     """Compute the PRM: trained in the run, or only scoring if the recipe names a trained one."""
     prm = config.prm
-    if shape is None:
-        return None
     num_lora = shape.lora_parameters(prm.lora_rank, tuple(shape.linears))
     tokens = max(prm.microbatch_tokens, prm.max_tokens)
     if config.reward.prm_path:

@@ -24,9 +24,8 @@ from configs.errors import UserError, printable
 from configs.loading import load_run_config
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
-from ray_jobs.run.begun import begun_config
+from ray_jobs.run.origin import provenance, saved_config
 from ray_jobs.run.preflight import check_labelling, check_nothing_secret_is_written, check_recipe, key_variables
-from ray_jobs.run.provenance import provenance
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
 """The program that runs on the cluster: the code of the working directory, otherwise the installed package."""
@@ -60,7 +59,7 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
     from_folder = request.phase == "resume" and request.recipe.is_dir()
     if request.phase == "resume" and (request.phase_options or (from_folder and request.overrides)):
         raise UserError("a resumed run keeps its own settings; leave out --options and the settings")
-    config = begun_config(request.recipe) if from_folder else load_run_config(request.recipe, request.overrides)
+    config = saved_config(request.recipe) if from_folder else load_run_config(request.recipe, request.overrides)
     check_recipe(config)
     if request.phase == "label" or (request.phase == "train" and config.trains_prm):
         check_labelling(config)
@@ -202,11 +201,11 @@ def check_paths(config: RunConfig, request: SubmitRequest) -> None:
         return
     if request.recipe.exists() and not request.recipe.resolve().is_relative_to(folder):
         raise UserError(f"recipe '{request.recipe}' is outside of --working-dir '{folder}', and is not uploaded")
-    words = [part for word in request.phase_options for part in word.split("=", 1)]
+    options = [part for word in request.phase_options for part in word.split("=", 1)]
     outputs = {
         "envs.recording": envs.recording if envs.recording_mode == "record" else None,
         "agent.memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
-        "--out": words[words.index("--out") + 1] if "--out" in words[:-1] else None,
+        "--out": options[options.index("--out") + 1] if "--out" in options[:-1] else None,
     }
     for key, path in outputs.items():
         if path and not Path(path).is_absolute():

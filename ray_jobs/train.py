@@ -5,7 +5,7 @@
          |    └─ steps to score ─> PRM         |    └──────────── new adapter ────────────┘
          └────── permits, new adapter ─────────┘
 
-What each part makes, what it waits for, and what wakes it:
+The parts and their dependencies:
 
     part              makes                       waits for                   is woken by
     rollout worker    groups of attempts          a permit, newer weights     a place that is free, an adapter published
@@ -16,7 +16,7 @@ What each part makes, what it waits for, and what wakes it:
 
 `actors/supervisor.py` replaces workers, PRM and learner that are lost meanwhile.
 
-A run that is cut off loses the train steps since its newest checkpoint and the groups in flight, and nothing else.
+An interrupted run loses only the train steps since its newest checkpoint and the groups in flight.
 """
 
 import time
@@ -35,9 +35,9 @@ from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
 from ray_jobs.run.metrics import StepTimes
+from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, lost_rows, step_metrics
-from ray_jobs.run.provenance import shown
 from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
 from ray_jobs.run.summary import print_summary, summarize
@@ -46,8 +46,13 @@ from rollout.lifecycle import Batch
 
 
 def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
-    """The main job, from what preflight found `ready` to a report in the run folder. With `with_prm`
-    it collects, labels and trains a process reward model of its own first. A run that was cut off is continued."""
+    """Train a policy and write the report. Continue an interrupted run.
+
+    Args:
+        config: The configuration.
+        ready: The result of the checks before the start.
+        with_prm: Whether to collect, label and train a process reward model first.
+    """
     with open_run(config, ready, with_prm=with_prm) as run:
         untouched = evaluate(run, "eval_untouched")
         demonstrations = cold_start(run)
@@ -58,19 +63,22 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
             learn_prm(run, collected, labels)
         training = reinforce(run)
         after = evaluate(run, "eval_after")
-    start_s, evaluations = (
-        run.console.phase_seconds["start"],
-        {"untouched": untouched, "before": before, "after": after},
-    )
     summary = summarize(
-        run.config, run.folder, start_s=start_s, **evaluations, cold_start=demonstrations, training=training
+        run.config,
+        run.folder,
+        start_s=run.console.phase_seconds["start"],
+        untouched=untouched,
+        before=before,
+        after=after,
+        cold_start=demonstrations,
+        training=training,
     )
     run.folder.write_summary(summary)
     print_summary(summary, Path(shown(write_report(run.folder.path))))
 
 
 def reinforce(run: Run) -> Mapping[str, object]:
-    """The RL loop: rollouts run `pipeline_depth` batches ahead of it, each step makes one policy version."""
+    """Run the RL loop: each step makes one policy version, and rollouts run `pipeline_depth` batches ahead."""
     config = run.config
     training = continue_training(run)
     # The workers of a resumed run use the cold-started policy up to here.
@@ -93,7 +101,7 @@ def reinforce(run: Run) -> Mapping[str, object]:
 
 
 def train_step(run: Run, training: Training) -> bool:
-    """Make one train step. Returns False when no tasks are left, after a checkpoint of all steps."""
+    """Make one train step. Return False when no tasks are left, after a checkpoint of all steps."""
     config, supervisor, step = run.config, run.supervisor, training.num_steps + 1
     started = time.perf_counter()
     batch: Batch | None = supervisor.wait(run.store.next_batch.remote(step), f"the groups of step {step}")
@@ -151,8 +159,10 @@ def continue_with_new_learner(run: Run, error: Exception) -> Training:
 
 
 def continue_training(run: Run, *, new_learner: bool = False) -> Training:
-    """Bring learner, buffer and logs to the newest checkpoint that can be trusted, or to the cold-started policy, and
-    return the training up to there. A new run is at step 0, with the cold-started policy in place already."""
+    """Load the newest valid checkpoint, or the cold-started policy, into learner, buffer and logs.
+
+    Return the training up to there. A new run is at step 0, and its learner already has the cold-started policy.
+    """
     checkpoint, faults = continue_from_newest(run.folder.checkpoints)
     run.tell(*(f"skipped a checkpoint: {fault}" for fault in faults))
     if new_learner:
@@ -164,7 +174,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     ray.get(run.store.restore.remote(snapshot, step, version))
     if (facts := run.finished("reinforce")) is not None and step < facts["num_steps"]:
         run.folder.reopen_phase("reinforce")
-        run.tell(f"no checkpoint of the train steps after {step} is left: they are made again")
+        run.tell(f"no checkpoint of the train steps after {step} is left: they are repeated")
     rows = run.folder.rewind(step)
     run.tell(lost_rows(rows, step))
     scored = run.uses_prm or run.config.reward.turn_scorer is not None

@@ -23,6 +23,8 @@ from configs.errors import UserError, whole_letters
 from configs.reward import JudgeConfig
 
 CHARS_PER_TOKEN = 4
+REQUESTS_PER_MINUTE = 60.0
+MAX_OPEN_REQUESTS = 4
 LONGEST_BACKOFF_S = 60.0
 """Longest pause that the openai client makes before it retries."""
 
@@ -34,7 +36,7 @@ _ADVICE = {
     403: "the key has no access: check it, and {section}.model",
     404: "check {section}.base_url and {section}.model",
 }
-"""Remedy for each status that every further request would meet, too."""
+"""Remedy for each status that every further request would get as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,11 @@ class ChatReply:
 
     text: str
     bill: Bill
-    """Usage of all attempts that the completion took. A failed attempt counts at its bound, for it may be billed."""
+    """Usage of all attempts. A failed attempt counts at its bound, because it may be billed."""
 
 
 class ChatError(UserError):
-    """A request that brought no completion."""
+    """A request without a completion."""
 
     def __init__(self, message: str, *, bill: Bill = Bill(), lasting: bool = False) -> None:
         super().__init__(message)
@@ -95,7 +97,7 @@ class ChatClient:
         self._config = config
         self._section = section
         self._reserved_usd = 0.0
-        self._slots = asyncio.Semaphore(config.max_concurrency)
+        self._slots = asyncio.Semaphore(MAX_OPEN_REQUESTS)
         self._next_start = 0.0
         self._key = _key_of(config.api_key_env, section) if config.api_key_env else ""
         self._client = AsyncOpenAI(
@@ -183,10 +185,10 @@ class ChatClient:
             self._reserved_usd -= bound.cost_usd
 
     async def _wait_for_start(self) -> None:
-        """Start requests at an even pace of `requests_per_minute`."""
+        """Start requests at an even pace of REQUESTS_PER_MINUTE."""
         now = time.monotonic()
         start = max(now, self._next_start)
-        self._next_start = start + 60 / self._config.requests_per_minute
+        self._next_start = start + 60 / REQUESTS_PER_MINUTE
         await asyncio.sleep(start - now)
 
     def _refusal(self, error: APIStatusError, bill: Bill) -> ChatError:

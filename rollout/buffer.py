@@ -7,11 +7,10 @@ checkpoint.
 """
 
 import asyncio
-from bisect import insort
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 
-from rollout.admission import Waiter, admission_capacity, share_out
+from rollout.admission import WaitingWorkers, admission_capacity
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.lifecycle import (
     LIVE,
@@ -26,15 +25,14 @@ from rollout.lifecycle import (
     State,
     Totals,
     WorkerStatus,
+    sum_of_facts,
 )
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
-from rollout.task_choice import NUM_RECENT, Draw, DrawOf, Outcome, TaskChoice, draw_by_number
+from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice, draw_by_number
 from rollout.types import GroupSummary
 
 BIAS_WINDOW = 1000
 """Groups that ended last, over which the bias metrics are computed."""
-SOLVED_WINDOW = 8
-"""Groups of a family over which its solve rate is shown."""
 SHOWN_UNTRAINED = 4
 """Groups without signal per batch whose trajectories are kept for reading."""
 
@@ -58,10 +56,10 @@ class GroupBuffer:
         self._put = put
         self._closed = False
         self._changed = asyncio.Event()
-        self._waiters: list[Waiter] = []
+        self._waiting = WaitingWorkers()
         self._published: dict[int, int] = {}
         self._next_lease = 0
-        self.proven: dict[int, int] = {}
+        self.proven = self._waiting.proven
         """Newest version that each worker has proven to sample with."""
         self.restore(Snapshot(), step=0, policy_version=0)
 
@@ -75,19 +73,7 @@ class GroupBuffer:
         """
         if self._closed:
             return Admission(closed=True)
-        self.proven[status.worker] = max(status.policy_version, self.proven.get(status.worker, -1))
-        waiter = Waiter(status, asyncio.get_running_loop().create_future())
-        self._waiters.append(waiter)
-        try:
-            self._serve()
-            async with asyncio.timeout(patience_s):
-                return await waiter.answer
-        except TimeoutError:
-            # The answer may have come at the moment in which the patience ended.
-            return Admission() if waiter.answer.cancelled() else waiter.answer.result()
-        finally:
-            waiter.answer.cancel()
-            self._waiters.remove(waiter)
+        return await self._waiting.wait(status, self._serve, patience_s)
 
     def prove(self, worker: int, policy_version: int) -> None:
         """Record that the worker samples with this version."""
@@ -128,8 +114,7 @@ class GroupBuffer:
         if self._synchronous:
             self._undo([group for group in self._ended if group.round in rounds])
         self._running_by_worker.pop(worker, None)
-        self.proven.pop(worker, None)
-        self._dismiss([waiter for waiter in self._waiters if waiter.status.worker == worker], Admission())
+        self._waiting.forget(worker)
         self._notify()
         return len(lost)
 
@@ -142,7 +127,9 @@ class GroupBuffer:
         depend on the order of finishing. Fewer than B when signal has become rare or tasks have run out; None when
         nothing is left. Raises StarvedError, and BufferClosedError after `close`.
         """
-        while not (self._closed or self._can_cut() or self._starved() or self._exhausted()):
+        while not (self._closed or self._can_cut() or self._exhausted()):
+            if self._guard.gives_up and not self._counts[State.READY]:
+                break
             await self._changed.wait()
         if self._closed:
             raise BufferClosedError("the buffer was closed during the wait for a batch")
@@ -182,7 +169,7 @@ class GroupBuffer:
         self._draw_of: DrawOf = draw_by_number
         self._counts = Counter({State(name): num for name, num in snapshot.counts.items()})
         self._next_task, self._next_ordinal = snapshot.next_task, snapshot.next_ordinal
-        self._outcomes = defaultdict(list, {family: list(rows) for family, rows in snapshot.outcomes.items()})
+        self._outcomes = FamilyOutcomes(snapshot.outcomes)
         self._facts, self._reasons = Counter(snapshot.facts), Counter(snapshot.reasons)
         self._num_retries = snapshot.num_retries
         self._signal_row = snapshot.without_signal
@@ -200,7 +187,7 @@ class GroupBuffer:
     def close(self) -> None:
         """End all waiting calls; there is no more work."""
         self._closed = True
-        self._dismiss(self._waiters, Admission(closed=True))
+        self._waiting.close()
         self._notify()
 
     @property
@@ -211,13 +198,9 @@ class GroupBuffer:
         """Return the numbers over the whole run, after checking the counts."""
         self._check_counts()
         facts = self._facts.copy()
-        facts.update(_sum_of_facts(self._ended))
-        return Totals(
-            counts=self.counts,
-            facts=dict(facts),
-            reasons=dict(self._reasons),
-            num_retries=self._num_retries,
-        )
+        facts.update(sum_of_facts(self._ended))
+        reasons = dict(self._reasons)
+        return Totals(counts=self.counts, facts=dict(facts), reasons=reasons, num_retries=self._num_retries)
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -229,17 +212,18 @@ class GroupBuffer:
         """Give out free capacity one group at a time: to the worker that runs the fewest, then to the one that has
         waited longest. Each worker gets at most its share of all live groups, so that none runs everything."""
         available = self._num_available()
-        if not available or not self._waiters or not self.proven:
+        if not available or not self.proven:
             return
         share = -(-(self._settings.pipeline_depth + 1) * self._settings.batch_groups // len(self.proven))
         min_version = max(0, self._policy_version - self._settings.pipeline_depth)
-        able = [waiter for waiter in self._waiters if self.proven.get(waiter.status.worker, -1) >= min_version]
-        granted = share_out(able, self._running_by_worker, available=available, share=share)
+        granted = self._waiting.share_out(
+            self._running_by_worker, available=available, share=share, min_version=min_version
+        )
         if not granted:
             return
         # A synchronous round is chosen from the outcomes at its beginning.
         if self._choice and not (self._synchronous and self._counts[State.RUNNING]):
-            self._draw_of = self._choice.by(self._outcomes_of, self._open_tasks)
+            self._draw_of = self._choice.by(self._outcomes.latest, self._open_tasks)
         self._left_in_round = available - granted.total()
         queued = self._in_state(State.QUEUED) if self._counts[State.QUEUED] else []
         waiting = iter(sorted(queued, key=lambda group: group.task))
@@ -286,17 +270,8 @@ class GroupBuffer:
             attempt=group.attempt,
         )
 
-    def _dismiss(self, waiters: Iterable[Waiter], answer: Admission) -> None:
-        for waiter in waiters:
-            if not waiter.answer.done():
-                waiter.answer.set_result(answer)
-
-    def _outcomes_of(self, family: str, last: int) -> Sequence[Outcome]:
-        return [outcome for _, outcome in reversed(self._outcomes[family][-last:])]
-
     def _open_tasks(self) -> set[int]:
-        playing = (State.QUEUED, State.RUNNING)
-        return {group.asked for group in self._groups.values() if group.state in playing}
+        return {group.played_task for group in self._groups.values() if group.state in (State.QUEUED, State.RUNNING)}
 
     # --- the life of a group ---------------------------------------------------------------------
 
@@ -338,9 +313,8 @@ class GroupBuffer:
         self._recent.append(group)
         if group.family is not None and summary.scored:
             differed = group.state in (State.READY, State.OVERLONG)
-            outcome = Outcome(group.asked, summary.right, summary.scored, differed)
-            insort(self._outcomes[group.family], (group.ordinal, outcome))
-            del self._outcomes[group.family][:-NUM_RECENT]
+            outcome = Outcome(group.played_task, summary.right, summary.scored, differed)
+            self._outcomes.add(group.family, group.ordinal, outcome)
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:
             self._expire_if_stale(group)
@@ -352,8 +326,7 @@ class GroupBuffer:
             self._ended.remove(group)
             self._recent.remove(group)
             if group.family is not None:
-                rows = self._outcomes[group.family]
-                self._outcomes[group.family] = [row for row in rows if row[0] != group.ordinal]
+                self._outcomes.remove(group.family, group.ordinal)
             self._num_shown -= group.ref is not None and group.summary is not None and group.summary.ending != "ready"
             group.ref, group.summary = None, None
         self._guard = self._new_guard()
@@ -384,9 +357,6 @@ class GroupBuffer:
         relaxes = self._guard.relaxes and not (self._synchronous and queued)
         return ready >= self._settings.batch_groups or relaxes or self._no_more_will_come()
 
-    def _starved(self) -> bool:
-        return self._guard.gives_up and not self._counts[State.READY]
-
     def _exhausted(self) -> bool:
         return self._no_more_will_come() and not self._counts[State.READY]
 
@@ -396,14 +366,14 @@ class GroupBuffer:
 
     def _cut(self, step: int) -> Batch:
         ready = sorted(self._in_state(State.READY), key=lambda group: group.age_key)
-        chosen = sorted(ready[: self._settings.batch_groups], key=lambda one: one.ordinal)
+        chosen = sorted(ready[: self._settings.batch_groups], key=lambda group: group.ordinal)
         for group in chosen:
             self._move(group, State.IN_BATCH)
         self._check_counts()
-        ended = self._ended
-        dropped = [group for group in ended if group.state not in (State.READY, State.IN_BATCH, State.EXPIRED)]
-        facts = _sum_of_facts(ended)
-        drawn = Counter(group.family for group in ended if group.family is not None)
+        kept = (State.READY, State.IN_BATCH, State.EXPIRED)
+        dropped = [group for group in self._ended if group.state not in kept]
+        facts = sum_of_facts(self._ended)
+        drawn = Counter(group.family for group in self._ended if group.family is not None)
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
@@ -412,9 +382,9 @@ class GroupBuffer:
             version_ages=self._version_ages,
             facts=facts,
             families=dict.fromkeys(self._choice.names if self._choice else (), 0) | dict(drawn),
-            solved=self._solved(),
+            solved=self._outcomes.solve_rates(),
             bias=bias_metrics(
-                [(one.state, one.summary.duration_s, one.num_tokens) for one in self._recent if one.summary]
+                [(group.state, group.summary.duration_s, group.num_tokens) for group in self._recent if group.summary]
             ),
             counts=self.counts,
             warning=self._guard.diagnosis(self.counts, self._reasons) if self._guard.warns else None,
@@ -426,13 +396,6 @@ class GroupBuffer:
         self._ended, self._expired, self._num_shown = [], [], 0
         self._signal_row = self._guard.num_without_signal
         return batch
-
-    def _solved(self) -> dict[str, float]:
-        rates = {}
-        for family in self._outcomes:
-            if rows := self._outcomes_of(family, SOLVED_WINDOW):
-                rates[family] = sum(row.right for row in rows) / sum(row.scored for row in rows)
-        return rates
 
     def _snapshot(self) -> Snapshot:
         """Return what a checkpoint keeps. Groups that ended since the last batch are not in any log yet, so they count
@@ -452,9 +415,7 @@ class GroupBuffer:
                 (group.task, group.family, group.draw.repeats if group.draw else None, group.attempt)
                 for group in sorted(redraw, key=lambda group: group.task)
             ),
-            outcomes={
-                family: [row for row in rows if row[0] not in unreported] for family, rows in self._outcomes.items()
-            },
+            outcomes=self._outcomes.rows_without(unreported),
             without_signal=self._signal_row,
             facts=dict(self._facts),
             reasons=dict(self._reasons),
@@ -468,8 +429,7 @@ class GroupBuffer:
             raise RuntimeError(f"the counts of groups do not add up: {self.counts}, live {dict(live)}")
 
     def _new_guard(self) -> StarvationGuard:
-        bound = self._settings.max_empty_batches * self._settings.batch_groups
-        guard = StarvationGuard(bound, self._signal_row)
+        guard = StarvationGuard(self._settings.max_empty_batches * self._settings.batch_groups, self._signal_row)
         for group in self._ended:
             guard.observe(signal=group.summary is not None and group.summary.ending == "ready")
         return guard
@@ -487,11 +447,3 @@ class GroupBuffer:
         self._serve()
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-def _sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
-    totals: Counter[str] = Counter()
-    for group in groups:
-        if group.summary:
-            totals.update(group.summary.facts)
-    return dict(totals)

@@ -53,8 +53,10 @@ class ConcurrencyControl:
         return self.places
 
     def _shrink(self, factor: float, loaded: int) -> None:
-        """From what ran, since unused places press on nothing; not while the excess of an earlier change still ran,
-        nor where no group can have caused the pressure."""
+        """Shrink from what ran, because unused places cause no pressure.
+
+        Nothing changes while the excess of an earlier change still ran, or if no group can have caused the pressure.
+        """
         if 0 < loaded <= self.places:
             self._change(min(self.places - 1, int(loaded * factor)))
 

@@ -12,7 +12,7 @@ SOLVED = 1.0
 
 
 def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_valid: int = 2) -> bool:
-    """True if the group's raw outcomes differ, so that its advantages are not all zero.
+    """Return whether the group's raw outcomes differ, so that its advantages are not all zero.
 
     `rewards`: raw accuracy per trajectory, None where a trajectory could not be scored. Judged on what the
     task decides, never on shaped rewards: an all-wrong group with different length penalties has no signal.
@@ -23,7 +23,7 @@ def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_va
 
 
 def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) -> Ending | None:
-    """How a group ends, None where too few of its trajectories could be scored to tell.
+    """Return how a group ends, or None if too few of its trajectories could be scored.
 
     `outcomes`: raw accuracy per trajectory, None where it could not be scored. `totals`: the reward it trains with,
     None where it does not train. "ready" means that some advantage is not zero: among the trajectories that train, raw
@@ -58,7 +58,7 @@ class StarvationGuard:
         self._most = max(self._most, self.num_without_signal)
 
     def begin_batch(self) -> None:
-        """Rows that are over have been warned of."""
+        """Start a new count of the longest row: earlier rows were reported."""
         self._most = self.num_without_signal
 
     @property
@@ -75,7 +75,10 @@ class StarvationGuard:
         return self.num_without_signal >= self._max_groups
 
     def diagnosis(self, counts: GroupCounts, reasons: Mapping[str, int]) -> str:
-        """What happened to the groups, and what to do. `reasons`: why groups failed or expired, with how many each."""
+        """Describe what happened to the groups, and what to do.
+
+        `reasons`: number of groups that failed or expired, by reason.
+        """
         named = ", ".join(f"{num} x {reason}" for reason, num in reasons.items())
         return (
             f"{self._most} groups in a row carried no signal (bound {self._max_groups}); of all "

@@ -1,6 +1,7 @@
 """The life of a group, and what passes between the buffer, the workers and the training loop."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -63,7 +64,7 @@ class GroupCounts:
 
     @property
     def balanced(self) -> bool:
-        """Whether the law of counts holds."""
+        """True if every drawn group is live or has ended."""
         ended = self.trained + self.refused + self.filtered + self.failed + self.expired + self.lost
         return self.drawn == ended + self.live
 
@@ -228,8 +229,8 @@ class LiveGroup:
         return self.draw.family if self.draw else None
 
     @property
-    def asked(self) -> int:
-        """Number of the task that is asked."""
+    def played_task(self) -> int:
+        """Number of the task that is played: its own, or that of the repeated task."""
         return self.task if self.draw is None or self.draw.repeats is None else self.draw.repeats
 
     @property
@@ -257,3 +258,12 @@ class LiveGroup:
             scored=summary.scored,
             reason=self.reason,
         )
+
+
+def sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
+    """Return the facts of the groups that ended, added up by name."""
+    totals: Counter[str] = Counter()
+    for group in groups:
+        if group.summary:
+            totals.update(group.summary.facts)
+    return dict(totals)

@@ -25,8 +25,9 @@ def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) 
 
 
 def version_ages(published: Mapping[int, int], *, oldest_version: int, same_again: bool = False) -> dict[int, int]:
-    """How many train steps lie between the newest weights and those of each version from `oldest_version` on; 0 for
-    the very weights, under whatever number.
+    """Return the train steps between each version from `oldest_version` on and the newest weights.
+
+    Versions with the same weights have the same age, under whatever number.
 
     `published`: the step after which each version was published, at least one. Of a version that it lacks between two
     others, a crash came before its step was noted: it is the step after the one before. A version whose step was taken
@@ -57,11 +58,13 @@ def fresh_share(versions: Mapping[int, int], *, ages: Mapping[int, int]) -> floa
 
 
 def bias_metrics(groups: Sequence[tuple[State, float, int]]) -> dict[str, float]:
-    """Whether what is trained is what was drawn: (state, seconds, tokens) of the groups that ended lately.
+    """Return metrics that compare trained with drawn groups.
+
+    `groups`: state, seconds and tokens of the groups that ended last.
 
     bias/length_trained_over_drawn: mean tokens of trained groups over those of all groups with signal.
     bias/slow_decile_share: share of trained groups among whose with signal the slowest tenth are; 0.1 is unbiased.
-    Nothing while there are fewer than ten trained groups.
+    The result is empty while there are fewer than ten trained groups.
     """
     signal = [group for group in groups if group[0] in WITH_SIGNAL]
     trained = [group for group in signal if group[0] in (State.IN_BATCH, State.TRAINED)]

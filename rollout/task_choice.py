@@ -2,7 +2,9 @@
 one that was asked before."""
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -16,6 +18,9 @@ DECAY = 0.9
 
 NUM_RECENT = 64
 """Finished groups of a family that are looked at; those before would count less than 1/800 each."""
+
+SOLVED_WINDOW = 8
+"""Groups of a family over which its solve rate is shown."""
 
 REPEATED = 0.75
 """Share of a family's draws that ask a task of `teaching` again, as long as there is one that no group plays."""
@@ -49,6 +54,38 @@ DrawOf = Callable[[int], Draw]
 def draw_by_number(task: int) -> Draw:
     """Return an empty draw: the maker of the task decides by its number."""
     return Draw()
+
+
+class FamilyOutcomes:
+    """Outcomes of the last groups of each family, in the order of the groups' numbers."""
+
+    def __init__(self, rows: Mapping[str, Iterable[tuple[int, Outcome]]]) -> None:
+        self._rows = defaultdict(list, {family: list(of_family) for family, of_family in rows.items()})
+
+    def add(self, family: str, ordinal: int, outcome: Outcome) -> None:
+        """Add the outcome of the group with this number, and forget those that are too old."""
+        insort(self._rows[family], (ordinal, outcome))
+        del self._rows[family][:-NUM_RECENT]
+
+    def remove(self, family: str, ordinal: int) -> None:
+        """Remove the outcome of the group with this number."""
+        self._rows[family] = [row for row in self._rows[family] if row[0] != ordinal]
+
+    def latest(self, family: str, last: int) -> Outcomes:
+        """Return the outcomes of the last groups, the newest first."""
+        return [outcome for _, outcome in reversed(self._rows[family][-last:])]
+
+    def solve_rates(self) -> dict[str, float]:
+        """Return the share of right trajectories in the last groups of each family that has any."""
+        rates = {}
+        for family in self._rows:
+            if outcomes := self.latest(family, SOLVED_WINDOW):
+                rates[family] = sum(one.right for one in outcomes) / sum(one.scored for one in outcomes)
+        return rates
+
+    def rows_without(self, ordinals: Container[int]) -> dict[str, list[tuple[int, Outcome]]]:
+        """Return numbers and outcomes by family, without those of the given groups."""
+        return {family: [row for row in rows if row[0] not in ordinals] for family, rows in self._rows.items()}
 
 
 class TaskChoice(Protocol):

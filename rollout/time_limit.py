@@ -12,7 +12,7 @@ from typing import Self
 
 
 class TimeLimit:
-    """As `asyncio.timeout`, for an attempt that may stop the clock. None is no limit."""
+    """A time limit like `asyncio.timeout` whose clock can be stopped. None is no limit."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = self._left = seconds
@@ -20,7 +20,7 @@ class TimeLimit:
         self._num_pauses = 0
 
     async def __aenter__(self) -> Self:
-        """Raises TimeoutError at the end of the block, when the time was over."""
+        """Start the clock. The end of the block raises TimeoutError if the time was over."""
         self._timeout = asyncio.timeout(self._seconds)
         await self._timeout.__aenter__()
         return self
@@ -34,24 +34,17 @@ class TimeLimit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """The clock stands still, until the last of several pauses at the same time has ended."""
+        """Stop the clock, until the last of several pauses at the same time has ended."""
         self._num_pauses += 1
-        if self._num_pauses == 1:
-            self._stop()
+        if self._num_pauses == 1 and (timeout := self._running()) and (when := timeout.when()) is not None:
+            self._left = when - asyncio.get_running_loop().time()
+            timeout.reschedule(None)
         try:
             yield
         finally:
             self._num_pauses -= 1
-            if self._num_pauses == 0:
-                self._go_on()
+            if self._num_pauses == 0 and (timeout := self._running()) and self._left is not None:
+                timeout.reschedule(asyncio.get_running_loop().time() + self._left)
 
-    def _stop(self) -> None:
-        if self._timeout is None or self._timeout.expired() or (when := self._timeout.when()) is None:
-            return
-        self._left = when - asyncio.get_running_loop().time()
-        self._timeout.reschedule(None)
-
-    def _go_on(self) -> None:
-        if self._timeout is None or self._timeout.expired() or self._left is None:
-            return
-        self._timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+    def _running(self) -> asyncio.Timeout | None:
+        return None if self._timeout is None or self._timeout.expired() else self._timeout

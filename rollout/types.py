@@ -216,7 +216,7 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit cut the completion: by its finish reason, never by a missing EOS."""
+        """True if the token limit cut the completion, by its finish reason, never by a missing EOS."""
         return self.finish_reason == "length"
 
 
@@ -316,7 +316,7 @@ class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", t
 
     @property
     def served(self) -> bool:
-        """Whether a model server answered, so that there are no token ids and log-probs to train on."""
+        """True if a model server answered, so that there are no token ids and log-probs to train on."""
         return any(turn.served is not None for turn in self.planner_turns)
 
     @property
@@ -325,7 +325,7 @@ class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", t
 
     @property
     def truncated(self) -> bool:
-        """Whether the token limit cut a planner turn."""
+        """True if the token limit cut a planner turn."""
         return any(turn.truncated for turn in self.planner_turns)
 
 

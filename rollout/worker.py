@@ -11,7 +11,6 @@ from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
-from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask
 from envs.tools.actions import AskModel
 from envs.tools.toolbox import Toolbox
@@ -112,8 +111,10 @@ class Solver:
         )
 
     async def _hints(self, task: Task) -> str:
-        """What an evaluation shows of earlier successes: nothing, unless the recipe asks for it. Raises
-        MemoryUnavailableError, because an evaluation that sometimes has hints compares with nothing."""
+        """Return the hints of the memory for an evaluation, if the recipe enables them.
+
+        Raises MemoryUnavailableError, because evaluations that only sometimes have hints cannot be compared.
+        """
         if self._memory is None or not self._memory.in_evaluation:
             return ""
         return await self._memory.hints(task)
@@ -206,7 +207,7 @@ class Worker(Solver):
     async def _continue(
         self, trajectory: Trajectory, num_turns: int, ids: Iterable[str], engine: Engine
     ) -> list[Trajectory]:
-        """The turns that are replayed are not to be trained on."""
+        """Continue a trajectory once per id; its replayed turns are not trained on."""
         recorded = trajectory.planner_turns[:num_turns]
 
         async def run(own_id: str) -> Trajectory:
@@ -239,19 +240,17 @@ class Worker(Solver):
             async with places:
                 return await agent.run(task, trajectory_id=OWN_ID.format(index), group_id=GROUP_ID)
 
+        agents: list[AnyAgent] = []
         if isinstance(settings, TeacherConfig):
             agents = self._taught(settings, tasks)
         else:
-            plans = demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)
-            agents = [self._playing(plan) for plan in plans]
+            for plan in demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed):
+                agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
+                assert isinstance(agent, Agent)
+                # Rules replace the verifier and the generator, which have no plan.
+                agents.append(replace(agent, verifier=None, generator=None))
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return list(await asyncio.gather(*played))
-
-    def _playing(self, plan: Sequence[PlanStep]) -> AnyAgent:
-        """Build an agent that plays a plan. Rules replace its verifier and generator, which have no plan."""
-        agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
-        assert isinstance(agent, Agent)
-        return replace(agent, verifier=None, generator=None)
 
     def _taught(self, settings: TeacherConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
         teach = load_teacher(settings)

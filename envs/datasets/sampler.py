@@ -277,17 +277,15 @@ def collection_tasks(
         if name in custom.datasets:
             available = custom.tasks(name, "prm")
         elif name == "aime":
-            available = _aime_without_leaks(path, collect, leak_report)
+            available = _aime_without_leaks(path, leak_report)
         else:
             available = load_tasks(name, split="train", count=None, seed=seed, path=path, custom=custom)
         tasks += _at_most(available, quotas[name], seed)
     return [custom.scored(task) for task in tasks]
 
 
-def _aime_without_leaks(path: Path | None, collect: CollectConfig, leak_report: Path | None) -> list[Task]:
-    test_path = Path(collect.aime_test_path) if collect.aime_test_path else path
-    whole_file = collect.aime_test_path is not None or path is None
-    questions = [task.question for task in load_aime(test_path, split="eval", whole_file=whole_file)]
+def _aime_without_leaks(path: Path | None, leak_report: Path | None) -> list[Task]:
+    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
     tasks, checks = load_aime_without_leaks(path, test_questions=questions)
     if leak_report is not None:
         write_leak_report(leak_report, checks, questions)

@@ -34,7 +34,7 @@ def load_cold_start(run: Run) -> None:
     if checkpoint is None:
         why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
         raise UserError(
-            f"the policy that RL begins with is gone: {why}; put the folder back, or start a new run with "
+            f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with "
             "another name=..."
         )
     run.supervisor.learn("load_checkpoint", checkpoint.folder)
@@ -45,9 +45,14 @@ def _imitate(run: Run) -> Mapping[str, object]:
     settings = run.config.cold_start
     nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
     with run.phase("cold_start", total=0 if nothing else None) as phase:
-        played = [] if nothing else _played(run)
+        played = [] if nothing else asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
         scores = {} if isinstance(settings, FileConfig) else scores_of(played)
-        demonstrations = _kept(run, played, scores)
+        if isinstance(settings, TeacherConfig):
+            demonstrations, message = kept_demonstrations(played, scores, settings.min_score)
+            run.tell(message)
+        else:
+            check_played(played, run.config.rollout.max_turn_tokens)
+            demonstrations = played
         phase.facts.update(_facts(demonstrations, scores, settings))
         run.supervisor.learn("begin_imitation")
         batches = _batches(demonstrations, settings, run.config.seed)
@@ -62,28 +67,14 @@ def _imitate(run: Run) -> Mapping[str, object]:
     return phase.facts
 
 
-def _played(run: Run) -> list[Trajectory]:
-    return asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
-
-
 def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
     """Return the scores by trajectory id. Each is computed once, since a custom scorer may be slow or random."""
     return {trajectory.id: outcome_of(trajectory) for trajectory in played}
 
 
-def _kept(run: Run, played: list[Trajectory], scores: Mapping[str, float | None]) -> list[Trajectory]:
-    settings = run.config.cold_start
-    if isinstance(settings, TeacherConfig):
-        kept, message = kept_demonstrations(played, scores, settings.min_score)
-        run.tell(message)
-        return kept
-    check_played(played, run.config.rollout.max_turn_tokens)
-    return played
-
-
 def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
     """Raise UserError unless every plan reached its answer in well-formed steps of at most `max_turn_tokens`."""
-    broken = [one for one in played if one.stop_reason != "answered" or one.num_format_errors]
+    broken = [attempt for attempt in played if attempt.stop_reason != "answered" or attempt.num_format_errors]
     if broken:
         first = broken[0]
         malformed = next((turn.format_error for turn in first.turns if turn.format_error), None)
@@ -92,7 +83,7 @@ def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
             f"{first.task.id}: {first.failure or malformed or first.stop_reason}; check the tools of envs.actions, "
             "raise rollout.engine.max_model_len if it ended as 'context', or set cold_start.num_demonstrations=0"
         )
-    longest = [max((turn.num_tokens for turn in one.planner_turns), default=0) for one in played]
+    longest = [max((turn.num_tokens for turn in attempt.planner_turns), default=0) for attempt in played]
     if too_long := [length for length in longest if length > max_turn_tokens]:
         raise UserError(
             f"{len(too_long)} of {len(played)} plans of the cold start have a step of more than "
@@ -108,15 +99,15 @@ def kept_demonstrations(
 
     Raises UserError if there are none.
     """
-    answered = [one for one in played if one.answer is not None]
-    kept = [one for one in answered if (score := scores[one.id]) is not None and score >= min_score]
+    answered = [attempt for attempt in played if attempt.answer is not None]
+    kept = [attempt for attempt in answered if (score := scores[attempt.id]) is not None and score >= min_score]
     if len(kept) == len(played):
         return kept, None
     message = (
         f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} score "
         f"less than cold_start.min_score = {min_score:g}"
     )
-    if failed := [one for one in played if one.answer is None]:
+    if failed := [attempt for attempt in played if attempt.answer is None]:
         first = failed[0]
         message += f", and {len(failed)} failed, first {first.task.id}: {first.failure or first.stop_reason}"
     if not kept:
@@ -131,7 +122,7 @@ def _facts(
 ) -> dict[str, object]:
     facts: dict[str, object] = {"num_demonstrations": len(demonstrations)}
     if not isinstance(settings, FileConfig):
-        facts["num_right"] = sum(scores[one.id] == SOLVED for one in demonstrations)
+        facts["num_right"] = sum(scores[trajectory.id] == SOLVED for trajectory in demonstrations)
     if isinstance(settings, PlansConfig):
         facts["wrong_share"] = settings.wrong_share
     return facts

@@ -1,8 +1,8 @@
-"""Collect trajectories of a policy for labelling; what is there already is not collected again."""
+"""Collection of trajectories for labelling; tasks that have trajectories are not collected again."""
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,22 +22,19 @@ if TYPE_CHECKING:
     from ray_jobs.run.run import Run
 
 POLICY = "policy.json"
-
-
-class OtherPolicyError(UserError):
-    """Trajectories of two policies would be mixed; the message says in what they differ."""
-
-
-CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
 MAX_OPEN_GROUPS = 24
 
-
+CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
 Item = TypeVar("Item")
 
 
-async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, most: int) -> None:
-    """At most so many at a time. After an error nothing new is begun, and it is raised once all that was begun has
-    ended; of several the first."""
+class OtherPolicyError(UserError):
+    """A mixture of trajectories or labels of two policies."""
+
+
+async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:
+    """Work on at most `limit` items at a time. After an error no item is started, the open ones finish, and the first
+    error is raised."""
     remaining, failures = iter(items), list[Exception]()
 
     async def run() -> None:
@@ -49,7 +46,7 @@ async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[N
             except Exception as error:
                 failures.append(error)
 
-    await asyncio.gather(*(run() for _ in range(most)))
+    await asyncio.gather(*(run() for _ in range(limit)))
     if failures:
         raise failures[0]
 
@@ -61,7 +58,7 @@ async def collect_groups(
     collect: CollectGroup,
     on_group: Callable[[], None],
 ) -> None:
-    """One group per task, each written as soon as it is done."""
+    """Collect one group per task; each is written as soon as it is complete."""
 
     async def group_of(task: Task) -> None:
         group_id = f"collect/{task.id}"
@@ -69,64 +66,63 @@ async def collect_groups(
             store.add(await collect(task, group_id, config.rollouts_per_task))
         on_group()
 
-    await side_by_side(tasks, group_of, most=MAX_OPEN_GROUPS)
+    await side_by_side(tasks, group_of, limit=MAX_OPEN_GROUPS)
 
 
 def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
+    """Return the counts of collected trajectories, as facts of the phase."""
     return {
-        "num_tasks": len({one.task.id for one in collected}),
+        "num_tasks": len({trajectory.task.id for trajectory in collected}),
         "num_trajectories": len(collected),
-        "num_steps": sum(len(one.planner_turns) for one in collected),
-        "num_malformed": sum(one.num_format_errors for one in collected),
-        "num_right": sum(outcome_of(one) == SOLVED for one in collected),
+        "num_steps": sum(len(trajectory.planner_turns) for trajectory in collected),
+        "num_malformed": sum(trajectory.num_format_errors for trajectory in collected),
+        "num_right": sum(outcome_of(trajectory) == SOLVED for trajectory in collected),
     }
 
 
 def collect(run: "Run") -> list[Trajectory]:
-    """Trajectories of the current policy on training tasks, from the run folder where they are there already."""
+    """Return trajectories of the current policy on training tasks; those in the run folder are not collected again."""
     if run.finished("collect") is None:
         _collect_all(run, prm_tasks(run.config, leak_report=run.folder.leaks))
     return list(CollectedGroups(run.folder.collected).trajectories())
 
 
 def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
-    store, ask = CollectedGroups(run.folder.collected), run.rollouts.collect_group
+    store, collect_group = CollectedGroups(run.folder.collected), run.rollouts.collect_group
     with run.phase("collect", total=len(tasks)) as phase:
-        asyncio.run(collect_groups(tasks, store, run.config.collect, ask, phase.advance))
+        asyncio.run(collect_groups(tasks, store, run.config.collect, collect_group, phase.advance))
         phase.facts.update(collection_facts(list(store.trajectories())))
     run.console.note(sentence("collected", phase.facts))
 
 
-def _sampled_with(run: LocalRun) -> dict[str, object]:
-    """What the trajectories are sampled with."""
-    settings = run.config.collect
-    return {
+def run_collect(config: RunConfig, adapter: Path | None) -> None:
+    """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
+
+    Raises OtherPolicyError if the folder holds trajectories of another policy, and RunLockError if another process
+    works on the run.
+    """
+    with local_run(config, adapter) as run, locked(run.folder.path):
+        tasks = prm_tasks(config, leak_report=run.folder.leaks)
+        _keep_policy(run)
+        _collect_all(run, tasks)
+    run.console.note(f"trajectories: {run.folder.collected}")
+
+
+def _keep_policy(run: LocalRun) -> None:
+    """Write down the policy before the first trajectory, and check that later ones are sampled with the same."""
+    settings, folder = run.config.collect, run.folder.collected
+    policy = {
         **run.policy,
         "collect.temperature": settings.temperature,
         "collect.rollouts_per_task": settings.rollouts_per_task,
     }
-
-
-def _keep_policy(folder: Path, policy: Mapping[str, object]) -> None:
-    """Beside the trajectories, before there are any. Raises OtherPolicyError where those that are there were sampled
-    with something else: a task that was played is not played again."""
     file = folder / POLICY
     if file.exists():
-        begun = json.loads(file.read_text(encoding="utf-8"))
-        if changed := [name for name, value in policy.items() if begun.get(name) != value]:
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name, value in policy.items() if recorded.get(name) != value]:
             raise OtherPolicyError(
-                f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; give the same "
+                f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; use the same "
                 "to add to them, or collect under another name=..."
             )
     elif not CollectedGroups(folder).group_ids:
         write_json(file, policy)
-
-
-def run_collect(config: RunConfig, adapter: Path | None) -> None:
-    """Trajectories of the base model or of a checkpoint into the run folder's `collected/`; resumes. Raises
-    OtherPolicyError, and RunLockError where somebody else works on the run."""
-    with local_run(config, adapter) as run, locked(run.folder.path):
-        tasks = prm_tasks(config, leak_report=run.folder.leaks)
-        _keep_policy(run.folder.collected, _sampled_with(run))
-        _collect_all(run, tasks)
-    run.console.note(f"trajectories: {run.folder.collected}")

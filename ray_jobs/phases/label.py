@@ -1,4 +1,4 @@
-"""Label the steps of collected trajectories; what is labelled already is not labelled, or paid for, again."""
+"""Labels of the steps of collected trajectories; no step is labelled, or paid for, twice."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,14 +41,18 @@ MAX_FAILURES_IN_A_ROW = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labelling:
-    """All labels that one labeller has given so far, and the steps that it could not label in this pass."""
+    """All labels of one labeller so far, and the reasons of the steps without a label in this pass."""
 
     labels: tuple[StepLabel, ...]
     failures: tuple[str, ...]
 
 
+class NothingCollectedError(UserError):
+    """A run folder without the trajectories or labels that a command needs."""
+
+
 class LabellingStoppedError(UserError):
-    """So many steps in a row got no label that the cause is not the steps; the message holds the last reason."""
+    """A pass that was stopped because its cause of failure is not a single step."""
 
 
 def labeller_of(
@@ -59,7 +63,7 @@ def labeller_of(
     policy: Mapping[str, object],
     receipts: Path,
 ) -> Labeller:
-    """The recipe's. `policy` says who continues."""
+    """Return the labeller of the recipe. `policy` identifies the policy that samples continuations."""
     settings, envs = config.label, config.envs
     if isinstance(settings, JudgeLabelConfig):
         rubric = rubric_of(envs.actions, own_descriptions(envs))
@@ -70,14 +74,14 @@ def labeller_of(
 
 
 def labeller_name(config: LabelConfig) -> str:
-    """By which the labels of the recipe's labeller are known."""
+    """Return the labeller name in the labels of the recipe's labeller."""
     if isinstance(config, JudgeLabelConfig):
         return judge_name(config.judge)
     return PlanLabeller.name if isinstance(config, PlanLabelConfig) else MonteCarloLabeller.name
 
 
 def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabel]:
-    """Those of the recipe's labeller, without what another one gave under other settings."""
+    """Return the labels of the recipe's labeller, without those of others."""
     name = labeller_name(config)
     return [label for label in labels if label.labeller == name]
 
@@ -85,14 +89,14 @@ def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabe
 async def label_steps(
     steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]
 ) -> Labelling:
-    """Label every step that `path` has no label of this labeller for, several side by side.
+    """Label every step without a label of this labeller in `path`, several at a time.
 
-    A step without an honest verdict is reported and left out, to be tried in the next pass. What ends the whole
-    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after all that was begun is on disk: it may be
-    paid for.
+    A step without a verdict is reported and left out; the next pass tries it again. An error that ends the whole pass
+    (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all started steps are on disk,
+    because they may be paid for.
     """
-    own = (label for label in read_labels(path) if label.labeller == labeller.name)
-    known = {(label.text_digest, label.trajectory_id, label.step): label for label in own}
+    earlier = (label for label in read_labels(path) if label.labeller == labeller.name)
+    known = {(label.text_digest, label.trajectory_id, label.step): label for label in earlier}
     failures: list[str] = []
     in_a_row = 0
 
@@ -110,38 +114,29 @@ async def label_steps(
                         "labels so far are kept"
                     ) from error
             else:
-                _append(path, label)
+                try:
+                    append_label(path, label)
+                except OSError as error:
+                    raise LabellingStoppedError(
+                        f"cannot write {path}: {error.strerror}; free some space there; labels so far are kept"
+                    ) from error
                 known[_place(step)], in_a_row = label, 0
         on_step()
 
-    await side_by_side(steps, label_of, most=MAX_OPEN_STEPS)
+    await side_by_side(steps, label_of, limit=MAX_OPEN_STEPS)
     return Labelling(labels=tuple(known.values()), failures=tuple(failures))
 
 
 def _place(step: StepText) -> tuple[str, str, int]:
-    """By which a label is known."""
     return step.digest, step.trajectory_id, step.step
 
 
-def _append(path: Path, label: StepLabel) -> None:
-    try:
-        append_label(path, label)
-    except OSError as error:
-        raise LabellingStoppedError(
-            f"cannot write {path}: {error.strerror}; free some space there; labels so far are kept"
-        ) from error
-
-
-class NothingCollectedError(UserError):
-    """There are no trajectories to work on; the message says which command makes them."""
-
-
 def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
-    """The labels of every step. Each is on disk before the next is asked for. `dry_run` only says what it would
-    take."""
+    """Label every step, and return all labels; each is on disk before the next is requested. With `dry_run`, only
+    report the work that it would take."""
     config = run.config.label
     if run.finished("label") is None:
-        # Only Monte Carlo needs an engine, to go on from a step.
+        # Only Monte Carlo needs an engine, to continue from a step.
         needed = not dry_run and config.type == "monte_carlo"
         continue_from = run.rollouts.continue_from if needed else _no_engine
         policy = run.policy if needed else {}
@@ -174,8 +169,11 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
 
 
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
-    """Label what the run folder's `collected/` holds; steps that are labelled are not labelled again. Raises
-    RunLockError where somebody else works on the run."""
+    """Label the steps of the trajectories in `collected/` of the run folder.
+
+    Raises NothingCollectedError without trajectories, OtherPolicyError if continuations of another policy gave labels,
+    and RunLockError if another process works on the run.
+    """
     check_labelling(config)
     check_judge_key(config)
     with local_run(config, adapter) as run:
@@ -186,20 +184,20 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
 
 
 def _check_same_policy(run: LocalRun) -> None:
-    """Whether continuations that gave labels before were sampled by whoever samples now. Raises OtherPolicyError."""
+    """Check that earlier labels are from continuations of the current policy. Raises OtherPolicyError."""
     if run.config.label.type != "monte_carlo":
         return
-    for given in labels_of(run.config.label, read_labels(run.folder.labels)):
-        # A label of a run, or of an earlier release, does not say.
-        if changed := [name for name, value in run.policy.items() if given.details.get(name, value) != value]:
+    for known in labels_of(run.config.label, read_labels(run.folder.labels)):
+        # Labels of a training run do not name their policy.
+        if changed := [name for name, value in run.policy.items() if known.details.get(name, value) != value]:
             raise OtherPolicyError(
-                f"'{run.folder.labels}' holds labels whose continuations another {', '.join(changed)} sampled; give "
+                f"'{run.folder.labels}' holds labels whose continuations another {', '.join(changed)} sampled; use "
                 "the same to add to them, or collect and label under another name=..."
             )
 
 
 def read_collected(folder: Path) -> list[Trajectory]:
-    """The trajectories in a run folder. Raises NothingCollectedError."""
+    """Return the trajectories in a run folder. Raises NothingCollectedError."""
     collected = list(CollectedGroups(folder / "collected").trajectories()) if folder.is_dir() else []
     if not collected:
         raise NothingCollectedError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
@@ -207,7 +205,7 @@ def read_collected(folder: Path) -> list[Trajectory]:
 
 
 def _work(config: LabelConfig, steps: Sequence[StepText], bill: Bill) -> str:
-    """What labelling these steps takes or took, in the same words before and after."""
+    """Return the work of labelling these steps, worded alike for an estimate and a report."""
     if isinstance(config, JudgeLabelConfig):
         return (
             f"{bill.requests} calls, {bill.input_tokens} tokens in, {bill.output_tokens} tokens out, "

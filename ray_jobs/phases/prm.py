@@ -1,5 +1,4 @@
-"""The process reward model of a run: trained on labelled steps, measured on tasks it never saw, and watched while the
-loop asks it, for whether it still sees through junk."""
+"""The process reward model (PRM) of a run: its training, its quality on held-out tasks, and its canaries."""
 
 import math
 import shlex
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
 
 
 def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
-    """Train the PRM on the tasks that are not held out, save it, and write down how good it is on the others."""
-    config = run.config.prm
+    """Train the PRM on the tasks that are not held out, save it, and write down its quality on the others."""
     if run.finished("train_prm") is not None:
         run.prm.load(run.folder.prm)
         return
-    data = prm_data(collected, labels_of(run.config.label, labels), held_out_share=config.held_out_share)
-    total = num_batches(data.train, num_epochs=config.num_epochs, batch_tasks=config.batch_tasks)
-    prm = run.prm
+    data = prm_data(collected, labels_of(run.config.label, labels))
+    total, prm = num_batches(data.train, num_epochs=run.config.prm.num_epochs), run.prm
     with run.phase("train_prm", total=total) as phase:
         for step, loss in enumerate(prm.train(data.train)):
             run.log_metrics(step, {"train_prm/loss": loss})
@@ -44,14 +41,16 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
     spearman, auroc = (_number(quality[name]) for name in ("spearman_within_group", "auroc_outcome"))
     highest = _number(_highest(quality["canaries"].values()))
     run.console.note(
-        f"PRM on tasks it never saw: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
+        f"PRM on held-out tasks: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
         f"{highest}"
     )
 
 
 def run_train_prm(config: RunConfig) -> None:
-    """From `collected/` and `labels.jsonl` of the run folder to `prm/` and `prm_quality.json`.
-    Raises RunLockError where somebody else works on the run."""
+    """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
+
+    Raises NothingCollectedError without trajectories or labels, and RunLockError if another process works on the run.
+    """
     with local_run(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
@@ -68,8 +67,11 @@ def run_train_prm(config: RunConfig) -> None:
 
 
 def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
-    """Metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk decisions
-    in a context of each of the batch's groups that it scored. Without a PRM, and between windows, no group is read."""
+    """Return metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk.
+
+    The junk decisions are scored in a context of each group of the batch that the PRM scored. Without a PRM, and
+    between windows, no group is read.
+    """
     if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}

@@ -47,7 +47,7 @@ class PhaseProgress:
         self._title = title
         self._total = total
         self._done = self._done_before = 0
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._printed_at = float("-inf")
         self._live = console.is_terminal and not console.is_dumb_terminal and total != 0
         self._plain = not self._live and total != 0
@@ -79,9 +79,13 @@ class PhaseProgress:
     def advance(self, num: int = 1, /, **fields: float | str) -> None:
         self._done += num
         now = time.monotonic()
-        words = {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in fields.items()}
-        said = [f"{name.replace('_', ' ')} {word}" for name, word in words.items()]
-        shown = "  ".join([*said, *self._time_left(now)])
+        texts = {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in fields.items()}
+        parts = [f"{name.replace('_', ' ')} {text}" for name, text in texts.items()]
+        counted = self._done - self._done_before
+        # Of many steps that run in parallel, the first twentieth says little about their common speed.
+        if self._total is not None and counted * 20 >= self._total > self._done and counted:
+            parts.append(f"about {duration((now - self._started) / counted * (self._total - self._done))} left")
+        shown = "  ".join(parts)
         self._bar.update(self._task, advance=num, shown=shown)
         self._output.happened(seen=self._live)
         if self._plain and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
@@ -100,13 +104,6 @@ class PhaseProgress:
         self._bar.stop()
         if self._plain or (outcome != "done" and not self._live):
             self._output.note(f"{self._title}: {outcome} after {duration(seconds)}")
-
-    def _time_left(self, now: float) -> Iterator[str]:
-        """Yield the estimated time left, once a twentieth is done: of many steps that run in parallel, the first says
-        little about their common speed."""
-        counted = self._done - self._done_before
-        if self._total is not None and counted * 20 >= self._total > self._done and counted:
-            yield f"about {duration((now - self._began) / counted * (self._total - self._done))} left"
 
 
 class Console:

@@ -18,8 +18,8 @@ from configs.base import fastest_precision
 from configs.errors import visible
 from envs.sandbox import Sandbox, SandboxRefusedError
 from learner.demo_model import demo_model_dir
+from ray_jobs.run.origin import memory_bytes, version_of
 from ray_jobs.run.preflight import card_driver, driver_error
-from ray_jobs.run.provenance import memory_bytes, version_of
 
 MIN_MEMORY_GIB = 14
 MIN_DISK_GIB = 1

@@ -21,8 +21,7 @@ import msgspec
 from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
-from ray_jobs.run.begun import RunFolderError
-from ray_jobs.run.provenance import provenance
+from ray_jobs.run.origin import RunFolderError, provenance
 from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, StepTexts, Trackers
 from rollout.codec import trajectory_line
 from rollout.files import network_file_system, sync, sync_tree, write_whole
@@ -38,7 +37,9 @@ class RunLockError(UserError):
 def lock(folder: Path) -> TextIO:
     """Lock a run folder until the returned file is closed or this process ends.
 
-    Raises RunLockError where another process holds it, and OSError where the folder is not writable.
+    Raises:
+        RunLockError: Another process holds the lock, or the file system has none.
+        OSError: The folder is not writable.
     """
     file = (folder / ".lock").open("a+")
     try:
@@ -62,7 +63,7 @@ def lock(folder: Path) -> TextIO:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a run folder during the body; it is made where there is none. Raises RunLockError."""
+    """Create a run folder if necessary, and lock it while the body runs. Raises RunLockError."""
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         held = lock(folder)
@@ -74,8 +75,8 @@ Result = TypeVar("Result")
 
 
 class Backlog:
-    """Work for one thread, of which at most `most` pieces may be open: adding another one waits. An error in a piece is
-    raised once, by the next `add` or by `finish`."""
+    """A queue of at most `most` functions for one thread. The error of a function is raised once, by the next `add` or
+    `finish`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -83,19 +84,19 @@ class Backlog:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="backlog")
 
     def add(self, work: Callable[[], Result]) -> None:
-        """Raises what earlier pieces raised."""
+        """Queue a function, after waiting until there is room. Raise the error of an earlier function."""
         while self._open and (self._open[0].done() or len(self._open) >= self._most):
             self._open.popleft().result()
         self._open.append(self._thread.submit(work))
 
     def finish(self) -> None:
-        """Wait until all is done. Raises what a piece raised, the first one first, once all have ended."""
+        """Wait until all functions have ended, then raise the first error."""
         wait(self._open)
         while self._open:
             self._open.popleft().result()
 
     def close(self) -> None:
-        """As `finish`; nothing can be added any more."""
+        """Finish, and accept no further functions."""
         self._thread.shutdown()
         self.finish()
 
@@ -110,7 +111,7 @@ STEPS_BEHIND = 2
 
 
 class _Place(msgspec.Struct):
-    """The part of a logged line that says where in the run it belongs."""
+    """The phase and train step of a logged line."""
 
     phase: str = "train"
     step: int | None = None
@@ -137,19 +138,21 @@ class RunPaths:
 
 
 class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
-    """Writes below one folder, which is locked from the beginning to `close`; every file is useful on its own after a
-    crash. Its paths are absolute: actors are given them, and may have been started in another folder."""
+    """The writer of a run folder, which is locked until `close`. Every file can be read on its own after a crash. Paths
+    are absolute, because actors use them in other working directories."""
 
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
     ) -> None:
-        """Lock and open the folder. Raises RunLockError where another process works on the run. `tell` reports trackers
-        that fail."""
+        """Lock and open the folder. Raises RunLockError if another process works on the run.
+
+        `tell` prints messages, such as of failed trackers.
+        """
         super().__init__(path.absolute())
         path = self.path
         self._started = time.monotonic()
         self._opened_s = 0.0
-        """`_elapsed_s` when the folder was opened: what processes that were cut off had logged."""
+        """`_elapsed_s` when the folder was opened: the seconds of earlier processes up to their last metrics row."""
         with _writing(path):
             self._lock = lock(path)
         self._files = ExitStack()
@@ -171,7 +174,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         sandbox: SandboxState | None = None,
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
-        """Make the folder and write what the run is before it does anything."""
+        """Create the folder, and write configuration and provenance."""
         path = config.run_path
         with _writing(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -194,7 +197,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         sandbox: SandboxState | None = None,
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
-        """A new folder, or the one of an unfinished run, which `tell` hears of."""
+        """Open a new folder, or the folder of an unfinished run, which is reported by `tell`."""
         path = config.run_path
         if not (path / "config.json").exists():
             folder = cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
@@ -214,10 +217,10 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         self.close()
 
     def close(self) -> None:
-        """Close every file, even when one of them cannot be, and let go of the folder. Raises what `log_step` could not
-        write."""
+        """Close every file and release the lock, also if a file fails. Raise the error of a failed `log_step`."""
         try:
-            self._close_files()
+            with _writing(self.path):
+                self._files.close()
         finally:
             self._trackers.close()
             self._lock.close()
@@ -230,31 +233,27 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._board = Board(self.path / TENSORBOARD, purge_step=purge_step)
             opened.callback(self._board.close)
             self._backlog = Backlog(STEPS_BEHIND)
-            # Last in, and so first out: it writes to all the others.
+            # It is closed first, because it writes to all the other files.
             opened.callback(self._backlog.close)
             self._files = opened.pop_all()
 
-    def _close_files(self) -> None:
-        with _writing(self.path):
-            self._files.close()
-
     @property
     def fingerprint(self) -> str:
-        """Tells this folder from others of the same name."""
+        """Return a digest that other folders of the same name do not have."""
         return fingerprint_of(self.path)
 
     @property
     def finished_phases(self) -> dict[str, Any]:
-        """By name, in the order in which they began."""
+        """Return the finished phases by name, in the order of their starts."""
         return {name: phase for name, phase in self._phases.items() if "facts" in phase}
 
     @property
     def _elapsed_s(self) -> float:
-        """Seconds of the run so far. Of a process that was cut off they end with the last row of metrics.jsonl."""
+        """Return the seconds of the run so far. An earlier process counts up to its last row of metrics.jsonl."""
         return time.monotonic() - self._started
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row in metrics.jsonl, and the same names as TensorBoard scalars."""
+        """Append a row to metrics.jsonl, and log TensorBoard scalars of the same names."""
         wall_s = round(self._elapsed_s, 3)
         with _writing(self.path / METRICS):
             self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
@@ -280,7 +279,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         self._backlog.add(partial(self._log_step, step, trajectories, list(groups), distributions))
 
     def catch_up(self) -> None:
-        """Returns when everything that was logged is written."""
+        """Wait until everything that was logged is written."""
         self._backlog.finish()
 
     def _log_step(
@@ -311,7 +310,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._trajectories.flush()
 
     def sync(self) -> None:
-        """What was logged so far is written, and survives a power cut."""
+        """Write everything that was logged to disk, so that it survives a power cut."""
         self.catch_up()
         with _writing(self.path):
             self._board.flush()
@@ -322,52 +321,58 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             sync(self.path)
 
     def settle(self) -> None:
-        """What was logged so far is never taken back, so that trackers may have it. Returns at once."""
+        """Declare everything that was logged as final, so that trackers receive it. Return at once."""
         self._trackers.settle(self.path / METRICS)
 
     def keep_tokenizer(self, model_path: Path) -> None:
-        """A copy of the model's tokenizer, so that the tokens of the trajectories can be read wherever they are."""
-        source, own = model_path / TOKENIZER, self.path / TOKENIZER
-        if source.exists() and not own.exists():
-            with _writing(own):
-                write_whole(own, source.read_bytes())
+        """Copy the model's tokenizer, so that the tokens of the trajectories can be read on other machines."""
+        source, copy = model_path / TOKENIZER, self.path / TOKENIZER
+        if source.exists() and not copy.exists():
+            with _writing(copy):
+                write_whole(copy, source.read_bytes())
 
     def begin_phase(self, name: str) -> float:
-        """Mark a phase that another process can go on with as begun. Returns the seconds that it took already in
-        processes that were cut off, of each up to the last row that it logged: with what is lost and made again, and
-        without the start of a process."""
-        begun = self._phases.get(name, {"before_s": 0.0, "begun_s": self._opened_s})
-        before_s = begun["before_s"] + max(0.0, self._opened_s - begun["begun_s"])
-        self._phases[name] = {"before_s": round(before_s, 3), "begun_s": round(self._elapsed_s, 3)}
+        """Mark a phase as started. Return the seconds that it took in earlier processes of the run.
+
+        Each of them counts up to its last logged row: including repeated work, and without the start of the process.
+        """
+        started = self._phases.get(name, {"before_s": 0.0, "started_s": self._opened_s})
+        before_s = started["before_s"] + max(0.0, self._opened_s - started["started_s"])
+        self._phases[name] = {"before_s": round(before_s, 3), "started_s": round(self._elapsed_s, 3)}
         write_json(self.path / PHASES, self._phases)
         return before_s
 
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, object]) -> None:
-        """Mark a phase as done; what it brought stands with it, and all that it wrote survives a power cut before."""
+        """Mark a phase as done and record its facts, after everything that it wrote is safe from a power cut."""
         self.catch_up()
         with _writing(self.path):
             self._board.flush()
-            # Libraries of others write and delete there at any time.
+            # Tracker libraries write and delete files in their folder at any time.
             sync_tree(self.path, besides=TRACKERS)
         self._phases[name] = {"seconds": round(seconds, 3), "facts": dict(facts)}
         write_json(self.path / PHASES, self._phases)
         self.settle()
 
     def reopen_phase(self, name: str) -> None:
-        """A phase that was done goes on, and those that came after it are not done any more. What they wrote leaves
-        with the next `rewind`."""
+        """Mark a finished phase as started, and remove the later phases. The next `rewind` drops what those logged."""
         later = list(self._phases)[list(self._phases).index(name) + 1 :]
-        phases = {one: phase for one, phase in self._phases.items() if one not in later}
-        self._phases = phases | {name: {"before_s": phases[name]["seconds"], "begun_s": round(self._opened_s, 3)}}
+        phases = {key: phase for key, phase in self._phases.items() if key not in later}
+        self._phases = phases | {name: {"before_s": phases[name]["seconds"], "started_s": round(self._opened_s, 3)}}
         write_json(self.path / PHASES, self._phases)
 
     def rewind(self, step: int) -> list[dict[str, float]]:
-        """Drop what was logged of train steps after `step`, and of other phases that were cut off: it will be logged
-        again, and must not stand there twice. The folder stays locked. Returns the metrics that stay of the train
-        steps."""
-        self._close_files()
+        """Drop logged rows of train steps after `step` and of unfinished phases, which will be logged again.
+
+        The folder stays locked. Return the remaining metrics of train steps.
+        """
+        with _writing(self.path):
+            self._files.close()
         metrics = self.path / METRICS
-        kept = [row for row in read_records(metrics) if self._metrics_stay(row, step)]
+        kept = [
+            row
+            for row in read_records(metrics)
+            if all(self._metric_stays(name, row["step"], step) for name in row if "/" in name)
+        ]
         with _writing(self.path):
             _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
             for log in (self.path / TRAJECTORIES, self.path / GROUPS):
@@ -376,18 +381,15 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
         self._started = time.monotonic() - elapsed_s
-        return [row for row in kept if _is_train_step(row)]
-
-    def _metrics_stay(self, row: Mapping[str, Any], step: int) -> bool:
-        return all(self._metric_stays(name, row["step"], step) for name in row if "/" in name)
+        return [row for row in kept if "policy/loss" in row]
 
     def _metric_stays(self, name: str, at: int, step: int) -> bool:
-        """Whether what was logged under a name at a step stays when the run goes back to `step`."""
+        """Return whether a metric that was logged at train step `at` stays when the run is rewound to `step`."""
         phase = name.partition("/")[0]
         return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
     def _lines_up_to(self, log: Path, step: int) -> Iterator[bytes]:
-        """Yield the lines of trajectories or groups that stay when the run goes back to `step`. Raises RecordsError."""
+        """Yield the lines that stay when the run is rewound to `step`. Raises RecordsError for a damaged line."""
         for number, line in enumerate(whole_lines(log), start=1):
             try:
                 place = _decode_place(line)
@@ -397,12 +399,12 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
                 yield line
 
     def num_restarts(self) -> int:
-        """Parts of the run that died and were replaced so far, in all its processes."""
+        """Return how many actors were replaced so far, in all processes of the run."""
         text = self.restarts.read_text(encoding="ascii") if self.restarts.exists() else ""
         return int(text) if text.isdigit() else 0
 
     def keep_num_restarts(self, num: int) -> None:
-        """A disk that is full costs the number, and not the run."""
+        """Store the number of replaced actors; a full disk is ignored."""
         with suppress(OSError):
             write_whole(self.restarts, str(num).encode())
 
@@ -410,13 +412,9 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         write_json(self.path / "summary.json", summary)
 
 
-def _is_train_step(row: Mapping[str, object]) -> bool:
-    return "policy/loss" in row
-
-
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """The storage boundary: what the operating system refuses becomes one clear error."""
+    """Turn an OSError in the body into a RunFolderError."""
     try:
         yield
     except OSError as error:
@@ -427,19 +425,19 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Atomic: a reader sees the old file or the new one, also after a power cut."""
+    """Write a JSON file atomically: a reader sees the old file or the new one, also after a power cut."""
     with _writing(path):
         write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Of what a run wrote down at its beginning, with the time to the second; empty where there is nothing."""
-    written = folder / "provenance.json"
-    return hashlib.sha256(written.read_bytes()).hexdigest() if written.is_file() else ""
+    """Return the SHA-256 digest of a run's provenance, which includes its start time; empty without a run."""
+    provenance_file = folder / "provenance.json"
+    return hashlib.sha256(provenance_file.read_bytes()).hexdigest() if provenance_file.is_file() else ""
 
 
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
-    """Atomic: the lines take the place of the file's when all are on disk."""
+    """Replace the lines of a file atomically, once all new ones are on disk."""
     partial = path.with_suffix(".partial")
     with partial.open("wb") as file:
         file.writelines(lines)

@@ -14,10 +14,10 @@ from configs.backend import VllmConfig
 from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.held_out import Attempts
-from ray_jobs.run.begun import check_trained_alike
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import prm_base, resolve_model
+from ray_jobs.run.origin import check_trained_alike
 from rollout.chat import ServedChat
 from rollout.engines.engine import BackendError
 from rollout.engines.served import OllamaEngine, OpenAiEngine

@@ -1,4 +1,4 @@
-"""What the RL loop adds up. All of it comes from the rows of metrics.jsonl, so that a resumed run has it too."""
+"""The totals of the RL loop, computed from the rows of metrics.jsonl, so that a resumed run has them too."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +25,7 @@ from rollout.concurrency import WorkerReading
 from rollout.lifecycle import Batch, Totals
 
 VERDICT_WINDOW = 3
-"""Train steps over which the verdict is formed that a person sees: one step alone may be a whim."""
+"""Train steps over which the shown verdict is averaged, because single steps vary."""
 
 
 def step_metrics(
@@ -34,13 +34,14 @@ def step_metrics(
     """Return the metrics of a train step by name."""
     counts, facts = batch.counts, batch.facts
     shares = shares_of_step(times, facts, readings)
+    num_groups = sum(batch.families.values())
     return {
         **statistics_of(facts).metrics(),
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
-        **_drawn_shares(batch.families),
+        **{f"mix/{name}": num / num_groups for name, num in batch.families.items() if num_groups and name in FAMILIES},
         **{f"solved/{name}": rate for name, rate in batch.solved.items() if name in FAMILIES},
         "learner/wait_s": times.wait_s,
         "learner/publish_s": times.publish_s,
@@ -49,35 +50,29 @@ def step_metrics(
     }
 
 
-def _drawn_shares(families: Mapping[str, int]) -> dict[str, float]:
-    """Of the generated families, among all groups that ended; nothing where none did."""
-    total = sum(families.values())
-    return {f"mix/{name}": num / total for name, num in families.items() if name in FAMILIES} if total else {}
-
-
 def lost_rows(rows: Iterable[Mapping[str, float]], num_steps: int) -> str | None:
-    """What to say where metrics.jsonl has no row of some train step that a checkpoint knows."""
+    """Return a message if metrics.jsonl has no row of some train step before the checkpoint; None if it has all."""
     missing = sorted({*range(1, num_steps + 1)} - {int(row["step"]) for row in rows})
     if not missing:
         return None
     return (
         f"metrics.jsonl has lost {len(missing)} of the {num_steps} train steps that the checkpoint knows (first: step "
-        f"{missing[0]}); they are not made again, and the curves have a gap there"
+        f"{missing[0]}); they are not repeated, and the curves have a gap"
     )
 
 
 @dataclass(slots=True)
 class Training:
-    """The RL phase so far: its train steps' metrics, the monitor that watches them."""
+    """The metrics of the train steps so far, and the monitor that raises alarms."""
 
     monitor: HackingMonitor
     scored: bool
-    """Whether steps are scored, so that there is a scorer to watch."""
+    """Whether planner steps are scored by a PRM, which the monitor watches."""
     num_steps: int = 0
-    """Train steps that the weights have behind them; `rows` may lack some that were lost."""
+    """Train steps of the current weights; `rows` may lack some that were lost."""
     rows: list[Mapping[str, float]] = field(default_factory=list)
-    told: Limit | None = None
-    """What `news` said last."""
+    reported: Limit | None = None
+    """The limit that `news` reported last."""
 
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
@@ -92,12 +87,14 @@ class Training:
 
     @property
     def logprob_gap_version0(self) -> float | None:
-        """Over choice tokens. The first batch was sampled by the version that scores it: any gap is numerical. None
-        where its row was lost."""
+        """Return the mean absolute gap between engine and learner log-probs of choice tokens in the first batch.
+
+        The same version sampled and scored that batch, so any gap is numerical. None if its row was lost.
+        """
         return next((row["policy/logprob_gap_abs"] for row in self.rows[:1] if row["step"] == 1), None)
 
     def add(self, row: Mapping[str, float]) -> list[Alarm]:
-        """Take a step in; returns the alarms that it raised."""
+        """Add a train step; return the alarms that it raised."""
         self.num_steps += 1
         self.rows.append({**row, "step": self.num_steps})
         return self.monitor.observe(self.num_steps, row) if self.scored else []
@@ -120,9 +117,9 @@ class Training:
             return None
         now = average_shares(self.rows[-VERDICT_WINDOW:])
         limit = limit_of(now)
-        if limit != limit_of(average_shares(self.rows[-VERDICT_WINDOW - 1 : -1])) or limit == self.told:
+        if limit != limit_of(average_shares(self.rows[-VERDICT_WINDOW - 1 : -1])) or limit == self.reported:
             return None
-        self.told = limit
+        self.reported = limit
         return f"speed: {verdict(now)}"
 
     def facts(self, store: Handle, num_restarts: int) -> dict[str, object]:
@@ -133,6 +130,10 @@ class Training:
         rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)
+        watched = {
+            "prm_weight_at_end": self.monitor.prm_weight,
+            "alarms": [asdict(alarm) for alarm in self.monitor.alarms],
+        }
         return {
             "num_steps": self.num_steps,
             "num_trajectories": rollouts.trajectories,
@@ -165,13 +166,6 @@ class Training:
             "restarts": num_restarts,
             "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),
             "logprob_gap_version0": self.logprob_gap_version0,
-            **self._watched,
+            **(watched if self.scored else {}),
             "bottleneck": verdict(average_shares(self.rows)) if self.rows else None,
         }
-
-    @property
-    def _watched(self) -> dict[str, object]:
-        if not self.scored:
-            return {}
-        alarms = [asdict(alarm) for alarm in self.monitor.alarms]
-        return {"prm_weight_at_end": self.monitor.prm_weight, "alarms": alarms}

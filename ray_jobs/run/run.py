@@ -31,8 +31,8 @@ from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.metrics import DESCRIPTIONS
 from ray_jobs.run.model_folder import prm_base, resolve_model
+from ray_jobs.run.origin import shown, with_absolute_paths
 from ray_jobs.run.preflight import Ready
-from ray_jobs.run.provenance import shown, with_absolute_paths
 from ray_jobs.run.task_checks import notes_before_start
 from reward.prm.alarms import Alarm
 from reward.prm.model import WEIGHTS, prm_in_use, read_prm_manifest
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def policy(self) -> dict[str, object]:
-        """What samples in `rollouts`: versions of this run, on this model."""
+        """Return what identifies the policy that `rollouts` samples: versions of this run on this model."""
         return {"model": self.config.model.path}
 
     @property
@@ -85,8 +85,7 @@ class Run:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
-        """Show the progress of a phase. What the body puts into `facts` is written when the body ends, and marks the
-        phase as done."""
+        """Show the progress of a phase, and mark it as done, with the `facts` of its progress, when the body ends."""
         with self.console.phase(name, total) as progress:
             yield progress
         self.folder.finish_phase(name, self.console.phase_seconds[name] + progress.seconds_before, progress.facts)
@@ -146,22 +145,22 @@ def start_parts(
     """Launch the actors of a run and supervise them while the body runs."""
     sees_folder = partial(_sees, folder.path, folder.fingerprint)
     launcher = Launcher(config, folder.path, builders, sees_folder=sees_folder)
-    with console.phase("start"):
-        cluster = launcher.launch()
-    supervisor = Supervisor(
-        config,
-        folder.path,
-        launcher,
-        cluster,
-        note=console.note,
-        waiting=console.waiting,
-        resume=resume,
-        restarts_before=folder.num_restarts(),
-        on_restart=folder.keep_num_restarts,
-    )
-    console.late = supervisor.late
-    pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
     try:
+        with console.phase("start"):
+            cluster = launcher.launch()
+        supervisor = Supervisor(
+            config,
+            folder.path,
+            launcher,
+            cluster,
+            note=console.note,
+            waiting=console.waiting,
+            resume=resume,
+            restarts_before=folder.num_restarts(),
+            on_restart=folder.keep_num_restarts,
+        )
+        console.late = supervisor.late
+        pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
         with supervisor:
             yield Run(config=config, console=console, folder=folder, supervisor=supervisor, rollouts=pool)
         with console.waiting("the engines to end"):

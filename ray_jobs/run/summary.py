@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from configs.run import RunConfig
 from ray_jobs.run.console import duration, print_plain
-from ray_jobs.statistics import PairedComparison, wilson_interval
+from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import percent, points
 from rollout.codec import read_trajectories
 from rollout.filters import SOLVED
@@ -104,6 +104,9 @@ def summarize(
 def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
     comparison = before.compared_with(after)
     left_out = [str(key) for key in dict.fromkeys([*before.unscored, *after.unscored])]
+    verdict = comparison.verdict if comparison else "not measured"
+    if left_out:
+        verdict += f"; {len(left_out)} tasks are left out, because they are unscored before or after RL"
     return {
         "solve_rate_before": comparison and comparison.before,
         "solve_rate_after": comparison and comparison.after,
@@ -111,15 +114,8 @@ def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
         "left_out_eval_tasks": left_out,
         "solve_rate_gain_ci95": comparison and list(comparison.ci95),
         "mcnemar_p": comparison and comparison.p,
-        "verdict": _verdict(comparison, left_out),
+        "verdict": verdict,
     }
-
-
-def _verdict(comparison: PairedComparison | None, left_out: Sequence[str]) -> str:
-    verdict = comparison.verdict if comparison else "not measured"
-    if not left_out:
-        return verdict
-    return f"{verdict}; {len(left_out)} tasks are left out, because they are unscored before or after RL"
 
 
 def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
@@ -156,7 +152,14 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
         table.add_column(column, justify="left" if column == "policy" else "right")
     measured = {f"eval_{rate.policy}": rate for rate in held_out_rates(summary)}
     for phase, policy in POLICIES.items():
-        table.add_row(policy, *_rate_cells(measured.get(phase), _planned(summary, phase)))
+        if rate := measured.get(phase):
+            table.add_row(policy, percent(rate.rate), f"{points((rate.low, rate.high))}%", str(rate.num_tasks))
+            continue
+        # The tasks that a policy attempted. Unscored ones are not recorded for the untouched model.
+        untouched = phase == "eval_untouched"
+        planned = int(summary.get("num_untouched_tasks" if untouched else "num_eval_tasks", 0))
+        planned += 0 if untouched else len(summary.get("left_out_eval_tasks", ()))
+        table.add_row(policy, "not measured", "", f"0 of {planned}" if planned else "0")
     console.print(table)
     if means := summary.get("mean_scores"):
         scores = ", ".join(f"{value:.3f} {name} RL" for name, value in means.items())
@@ -168,19 +171,6 @@ def print_summary(summary: Mapping[str, Any], report: Path, output: RichConsole 
     print_plain(console, f"report: {report}")
     for command, does in next_commands(report.parent):
         print_plain(console, f"{does}: {command}")
-
-
-def _rate_cells(measured: HeldOut | None, planned: int) -> tuple[str, str, str]:
-    if measured is None:
-        return "not measured", "", f"0 of {planned}" if planned else "0"
-    return percent(measured.rate), f"{points((measured.low, measured.high))}%", str(measured.num_tasks)
-
-
-def _planned(summary: Mapping[str, Any], phase: str) -> int:
-    # The tasks that a policy attempted. Unscored ones are not recorded for the untouched model.
-    if phase == "eval_untouched":
-        return int(summary.get("num_untouched_tasks", 0))
-    return int(summary.get("num_eval_tasks", 0)) + len(summary.get("left_out_eval_tasks", ()))
 
 
 def _work_line(summary: Mapping[str, Any]) -> str:

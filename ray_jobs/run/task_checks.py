@@ -93,7 +93,7 @@ def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Ta
 
 
 def _check_all_is_drawn(config: RunConfig) -> None:
-    """Check that a custom data set or file is not forgotten; beside a written mix, data sets may be unused."""
+    """Check that a custom data set or file is not forgotten; if the recipe sets the mix, data sets may be unused."""
     from envs.datasets.custom import CUSTOM_FILES
 
     drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*CUSTOM_FILES, "aime", "game24")

@@ -1,4 +1,4 @@
-"""The agent that is trained: asks the model, calls the functions that it names, and goes on until it answers.
+"""The agent that is trained: asks the model, calls the functions that it names, and repeats this until it answers.
 
 Write it as you would for any model behind OpenAI's chat protocol; `client` is an `openai.AsyncOpenAI`.
 """

@@ -29,7 +29,7 @@ def tasks():
 
 
 def score(task, answer):
-    """The reward: a number from 0 to 1, or None where nobody can tell."""
+    """Return the reward of an answer: a number from 0 to 1, or None if it cannot be scored."""
     return float(answer == task.answer)
 
 

@@ -1,9 +1,9 @@
-"""The logs of a run, read while they grow: metrics, the heads of trajectories, and what became of every group."""
+"""Readers of the logs of a run while they grow: metrics, the heads of trajectories, and the states of groups."""
 
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ _decode_head = msgspec.json.Decoder(TrajectoryHead).decode
 
 
 class GrowingLines:
-    """New whole lines of a file, from where the last reading ended. A file that was replaced, as by a resumed run, is
-    read from its beginning: `generation` tells one reading of it from the next."""
+    """The new complete lines of a growing file. A file that was replaced, for example by a resumed run, is read again
+    from its start, and `generation` increases."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,11 +66,11 @@ class GrowingLines:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes read, and bytes there are."""
+        """Return the bytes read and the size of the file."""
         return self._end, max(self._end, self.path.stat().st_size if self.path.exists() else 0)
 
     def replaced(self) -> bool:
-        """Whether the file must be read from its beginning; from then on it is."""
+        """Return whether the file was replaced; if so, start again at its beginning."""
         if not self.path.exists():
             return False
         stat = self.path.stat()
@@ -81,7 +81,7 @@ class GrowingLines:
         return changed
 
     def new(self) -> Iterator[tuple[int, bytes]]:
-        """Offset and bytes of each line that is new."""
+        """Yield the offset and the bytes of each new line."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -94,38 +94,44 @@ class GrowingLines:
                 yield start, line
 
 
-class MetricRows:
-    """The rows of metrics.jsonl. `num_unreadable` counts lines that are none."""
+class LogRows:
+    """The rows of metrics.jsonl or groups.jsonl in their order: the JSON objects that have `key`."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: str) -> None:
         self.lines = GrowingLines(path)
-        self._forget()
+        self._key = key
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.rows: list[Row] = []
         self.num_unreadable = 0
+        """Lines that are not such objects; a full disk tears lines."""
 
     def refresh(self) -> None:
+        """Read the new lines."""
         if self.lines.replaced():
-            self._forget()
+            self._reset()
         for _, line in self.lines.new():
-            row = _readable(json.loads, line, "step")
-            if row is None:
-                self.num_unreadable += 1
-            else:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict) and self._key in row:
                 self.rows.append(row)
+            else:
+                self.num_unreadable += 1
 
 
 class TrajectoryIndex:
     """A short row for each trajectory of a file. Only heads are parsed, so 20,000 take well under a second. Readers
-    hold `lock`, which `refresh` lets go of again and again. `num_unreadable` counts lines that are none."""
+    hold `lock`, which `refresh` releases after every chunk of lines. `num_unreadable` counts invalid lines."""
 
     def __init__(self, path: Path) -> None:
         self.lines = GrowingLines(path)
         self.lock = threading.Lock()
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.rows: list[Row] = []
         self.texts: list[str] = []
         self.by_id: dict[str, int] = {}
@@ -138,16 +144,16 @@ class TrajectoryIndex:
         while more:
             with self.lock:
                 if self.lines.replaced():
-                    self._forget()
+                    self._reset()
                 lines = list(islice(self.lines.new(), CHUNK_LINES))
                 for offset, line in lines:
                     self._add(offset, line)
             more = len(lines) == CHUNK_LINES
-            # Threads that wait for the lock get it.
+            # Let threads that wait for the lock run.
             time.sleep(0.001)
 
     def record(self, trajectory_id: str) -> Row | None:
-        """All of a trajectory, from the file; None for one that the file does not have, or not in full."""
+        """Read a whole trajectory from the file; None if the file has no complete one with this id."""
         with self.lock:
             number = self.by_id.get(trajectory_id)
             if number is None:
@@ -159,7 +165,7 @@ class TrajectoryIndex:
                 trajectory = trajectory_of(file.readline())
             except SchemaError:
                 return None
-        # Between index and file a run may have been rewound.
+        # The run may have been rewound since the file was indexed.
         return flat_record(trajectory) if trajectory.id == trajectory_id else None
 
     def _add(self, offset: int, line: bytes) -> None:
@@ -171,20 +177,13 @@ class TrajectoryIndex:
         row = _row(head)
         number = len(self.rows)
         self._offsets.append(offset)
-        self.texts.append(_searched(head))
+        task = head.task
+        texts = (head.id, task.id, task.dataset, task.question, head.answer, task.answer, head.stop_reason, head.reason)
+        self.texts.append("\n".join(str(text or "")[:2000] for text in texts).lower())
         self.by_id[row["id"]] = number
         if row["phase"] == "train":
             self.by_group.setdefault(row["group"], []).append(number)
         self.rows.append(row)
-
-
-def _readable(parse: Callable[[bytes], object], line: bytes, key: str) -> Row | None:
-    """What `parse` makes of a line; None where that is no JSON object with `key`: a full disk tears lines."""
-    try:
-        value = parse(line)
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return None
-    return value if isinstance(value, dict) and key in value else None
 
 
 def _row(head: TrajectoryHead) -> Row:
@@ -210,34 +209,8 @@ def _row(head: TrajectoryHead) -> Row:
 
 
 def shortened(text: object) -> str | None:
-    """For a list; the mark at its end says that it is cut."""
-    said = None if text is None else str(text)
-    return said if said is None or len(said) <= _SHORT else f"{said[: _SHORT - 1]}…"
-
-
-def _searched(head: TrajectoryHead) -> str:
-    task = head.task
-    texts = (head.id, task.id, task.dataset, task.question, head.answer, task.answer, head.stop_reason, head.reason)
-    return "\n".join(str(text or "")[:2000] for text in texts).lower()
-
-
-class GroupRows:
-    """The rows of groups.jsonl, in the order in which the groups were reported. `num_unreadable` counts bad lines."""
-
-    def __init__(self, path: Path) -> None:
-        self.lines = GrowingLines(path)
-        self._forget()
-
-    def _forget(self) -> None:
-        self.rows: list[Row] = []
-        self.num_unreadable = 0
-
-    def refresh(self) -> None:
-        if self.lines.replaced():
-            self._forget()
-        for _, line in self.lines.new():
-            row = _readable(json.loads, line, "id")
-            if row is None:
-                self.num_unreadable += 1
-            else:
-                self.rows.append(row)
+    """Shorten a text for a list; an ellipsis marks the cut."""
+    if text is None:
+        return None
+    whole = str(text)
+    return whole if len(whole) <= _SHORT else f"{whole[: _SHORT - 1]}…"

@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.errors import UserError
 from ray_jobs.run.summary import rates_by_step
-from ray_jobs.viewer.rows import GroupRows, MetricRows, Row, TrajectoryIndex
+from ray_jobs.viewer.rows import LogRows, Row, TrajectoryIndex
 from ray_jobs.viewer.tree import prefix_tree
 from rollout.filters import SOLVED
 from rollout.records import TOKENIZER
@@ -52,8 +52,8 @@ class ViewedRun:
             raise ViewError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
         self.folder = folder
         self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
-        self.metrics = MetricRows(folder / "metrics.jsonl")
-        self.group_rows = GroupRows(folder / "groups.jsonl")
+        self.metrics = LogRows(folder / "metrics.jsonl", "step")
+        self.group_rows = LogRows(folder / "groups.jsonl", "id")
         self._tokens = TokenTexts(folder)
 
     def refresh(self) -> None:
@@ -65,6 +65,8 @@ class ViewedRun:
         """Return the counts by which a page knows what to fetch again."""
         index = self.trajectories
         read, there = index.lines.progress
+        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "groups.jsonl")]
+        changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
         return {
             "generation": f"{index.lines.generation}.{self.metrics.lines.generation}",
             "trajectories": len(index.rows),
@@ -74,7 +76,7 @@ class ViewedRun:
             "groups": dict(Counter(row["state"] for row in self.group_rows.rows)),
             "read": read / there if there else 1.0,
             "unreadable": index.num_unreadable + self.metrics.num_unreadable + self.group_rows.num_unreadable,
-            "live": self._is_live(),
+            "live": not (self.folder / "summary.json").exists() and time.time() - changed < FRESH_S,
         }
 
     def about(self) -> Row:
@@ -92,7 +94,7 @@ class ViewedRun:
             "verdict": summary.get("verdict"),
             "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
             "num_eval_tasks": summary.get("num_eval_tasks"),
-            "held_out": [asdict(one) for _, one in rates_by_step(summary)],
+            "held_out": [asdict(rate) for _, rate in rates_by_step(summary)],
             "report": str(report) if (report := self.folder.resolve() / "report.html").exists() else None,
             "alarms": summary.get("alarms", []),
             "bottleneck": summary.get("bottleneck"),
@@ -142,9 +144,20 @@ class ViewedRun:
             return {row["task"]: row for row in self.trajectories.rows if row["phase"] == phase}
 
     def groups(self, wanted: Wanted, offset: int, limit: int) -> Row:
-        """Return the groups that are wanted, with the outcomes of their trajectories."""
+        """Return a page of the selected groups, with the outcomes of their trajectories."""
+        text, states, names = (
+            wanted.text.lower().strip(),
+            wanted.verdict,
+            ("id", "family", "task", "question", "reason"),
+        )
         with self.trajectories.lock:
-            found = [group for group in self._all_groups() if _group_fits(group, wanted)]
+            found = [
+                group
+                for group in self._all_groups()
+                if (not states or group["state"] in states.split(","))
+                and (wanted.step is None or group["step"] == wanted.step)
+                and text in " ".join(str(group.get(name) or "") for name in names).lower()
+            ]
         if wanted.newest_first:
             found.reverse()
         return {"total": len(found), "rows": found[offset : offset + limit]}
@@ -152,7 +165,7 @@ class ViewedRun:
     def group(self, group_id: str) -> Row | None:
         index = self.trajectories
         with index.lock:
-            group = next((one for one in self._all_groups() if one["id"] == group_id), None)
+            group = next((group for group in self._all_groups() if group["id"] == group_id), None)
             siblings = [index.rows[number] for number in index.by_group.get(group_id, [])]
         if group is None:
             return None
@@ -179,7 +192,7 @@ class ViewedRun:
             }
 
     def _found(self, wanted: Wanted) -> Sequence[int]:
-        """Their numbers; the caller holds the lock."""
+        """Return the numbers of the selected trajectories; the caller holds the lock."""
         index = self.trajectories
         fits = _fits(wanted)
         text = wanted.text.lower().strip()
@@ -193,8 +206,8 @@ class ViewedRun:
         ]
 
     def _changed(self) -> list[tuple[int, int]]:
-        """The numbers of the attempts before and after RL at each task whose outcome changed, gained tasks first; the
-        caller holds the lock."""
+        """Return the numbers of the attempts before and after RL at tasks with a changed outcome, gained tasks first;
+        the caller holds the lock."""
         rows = self.trajectories.rows
         before = {row["task"]: number for number, row in enumerate(rows) if row["phase"] == "eval_before"}
         pairs = [
@@ -202,15 +215,8 @@ class ViewedRun:
             for number, row in enumerate(rows)
             if row["phase"] == "eval_after" and row["task"] in before
         ]
-        changed = [(one, other) for one, other in pairs if _kind(rows[one], rows[other]) in ("gained", "lost")]
+        changed = [(first, after) for first, after in pairs if _kind(rows[first], rows[after]) in ("gained", "lost")]
         return sorted(changed, key=lambda pair: _right(rows[pair[0]]))
-
-    def _is_live(self) -> bool:
-        if (self.folder / "summary.json").exists():
-            return False
-        files = [self.folder / name for name in ("metrics.jsonl", "trajectories.jsonl", "groups.jsonl")]
-        changed = max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
-        return time.time() - changed < FRESH_S
 
 
 class TokenTexts:
@@ -257,15 +263,15 @@ def paired(left: Mapping[str, Row], right: Mapping[str, Row], only: str, text: s
     question and task."""
     counts, pairs = Counter[str](), []
     for task in left.keys() & right.keys():
-        one, other = left[task], right[task]
-        if any(one[name] != other[name] for name in ("dataset", "question")):
+        first, second = left[task], right[task]
+        if any(first[name] != second[name] for name in ("dataset", "question")):
             continue
-        kind = _kind(one, other)
+        kind = _kind(first, second)
         if kind == "unscored":
             continue
         counts[kind] += 1
-        if only in ("", kind) and text in f"{task}\n{one['question']}".lower():
-            pairs.append({"task": task, "kind": kind, "left": one, "right": other})
+        if only in ("", kind) and text in f"{task}\n{first['question']}".lower():
+            pairs.append({"task": task, "kind": kind, "left": first, "right": second})
     order = ("gained", "lost", "both_wrong", "both_right")
     pairs.sort(key=lambda pair: (order.index(pair["kind"]), pair["task"]))
     return dict(counts), pairs
@@ -297,15 +303,6 @@ def _fits(wanted: Wanted) -> list[Callable[[Row], bool]]:
         case "unscored":
             tests.append(lambda row: row["outcome"] is None)
     return tests
-
-
-def _group_fits(group: Row, wanted: Wanted) -> bool:
-    said = " ".join(str(group.get(name) or "") for name in ("id", "family", "task", "question", "reason")).lower()
-    return (
-        (not wanted.verdict or group["state"] in wanted.verdict.split(","))
-        and (wanted.step is None or group["step"] == wanted.step)
-        and wanted.text.lower().strip() in said
-    )
 
 
 def _json(path: Path) -> dict[str, Any]:

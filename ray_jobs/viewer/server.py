@@ -20,8 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.api_keys import LOOPBACK_HOSTS
-from envs.serving import LOOPBACK, TokenGate, listen
-from ray_jobs.viewer.rows import Row
+from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
 STATIC = Path(__file__).with_name("static")
@@ -86,16 +85,12 @@ class LoopbackOnly:
             await send(message)
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) == 1 and _hostname(hosts[0]) in LOOPBACK_HOSTS:
+        name, colon, port = hosts[0].rpartition(":") if len(hosts) == 1 else ("", "", "")
+        if len(hosts) == 1 and (name if colon and port.isdigit() else hosts[0]).lower() in LOOPBACK_HOSTS:
             await self._app(scope, receive, guarded)
         else:
             refusal = _json({"error": "this server answers only to 127.0.0.1 and localhost"}, status=421)
             await refusal(scope, receive, guarded)
-
-
-def _hostname(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdigit() else host).lower()
 
 
 async def _file(files: dict[str, bytes], name: str | None, request: Request) -> Response:
@@ -139,19 +134,17 @@ def finite(value: object) -> object:
 
 
 def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
-    left, right = (_side(runs, request, name) for name in ("left", "right"))
+    sides = []
+    for name in ("left", "right"):
+        # `0:eval_after` are the attempts of this phase in the first run.
+        number, _, phase = request.query_params.get(name, "").partition(":")
+        if number not in map(str, range(len(runs))):
+            raise HTTPException(400, f"{name} must be RUN:PHASE, such as 0:eval_after")
+        sides.append(runs[int(number)].phase_attempts(phase))
     text = request.query_params.get("text", "").lower().strip()
-    counts, pairs = paired(left, right, request.query_params.get("only", ""), text)
+    counts, pairs = paired(*sides, request.query_params.get("only", ""), text)
     offset, limit = _page(request)
     return {"counts": counts, "total": len(pairs), "rows": pairs[offset : offset + limit]}
-
-
-def _side(runs: Sequence[ViewedRun], request: Request, name: str) -> dict[str, Row]:
-    # `0:eval_after` are the attempts of this phase in the first run.
-    number, _, phase = request.query_params.get(name, "").partition(":")
-    if number not in map(str, range(len(runs))):
-        raise HTTPException(400, f"{name} must be RUN:PHASE, such as 0:eval_after")
-    return runs[int(number)].phase_attempts(phase)
 
 
 def _id(request: Request) -> str:
@@ -199,8 +192,6 @@ MOST_RUNS = 2
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
     """Serve until interrupted. Raises UserError for a folder without a run or a used port."""
     import uvicorn
-
-    from envs.serving import new_token, with_token
 
     if len(folders) > MOST_RUNS:
         raise ViewError(f"at most {MOST_RUNS} runs can be shown, got {len(folders)}")

@@ -25,7 +25,11 @@ def prefix_tree(records: Sequence[Mapping[str, Any]]) -> Row:
             if depth >= len(steps[number]):
                 continue
             step = steps[number][depth]
-            if not cells or not _continues(cells[-1], column, steps[columns[column - 1]], steps[number], depth):
+            left, right = (
+                [earlier["move"] for earlier in steps[at][: depth + 1]] for at in (columns[column - 1], number)
+            )
+            # A cell is extended by its neighbour if all moves up to this one are equal.
+            if not cells or cells[-1]["first"] + cells[-1]["span"] != column or left != right:
                 texts = {name: shortened(step["move"][at]) for at, name in enumerate(_MOVE)}
                 cells.append(
                     {"first": column, "span": 0, "advantages": [], "scores": [], "said": step["said"], **texts}
@@ -68,9 +72,3 @@ def _ordered(
     for move in sorted(branches, key=lambda move: worth(branches[move])):
         order += branches[move] if move is None else _ordered(records, steps, branches[move], depth + 1)
     return order
-
-
-def _continues(cell: Row, column: int, left: Sequence[Row], right: Sequence[Row], depth: int) -> bool:
-    return cell["first"] + cell["span"] == column and [one["move"] for one in left[: depth + 1]] == [
-        one["move"] for one in right[: depth + 1]
-    ]

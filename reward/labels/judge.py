@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from configs.errors import whole_letters
-from configs.reward import StepJudgeConfig
+from configs.reward import JudgeConfig
 from reward.judge_client import Bill, ChatClient, ChatError, Message, as_data
 from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
@@ -122,6 +122,8 @@ def _last_object(text: str) -> dict[str, Any] | None:
 
 
 SCHEMA = 1
+MAX_SPREAD = 0.4
+"""Votes that are further apart disagree, and the step gets no label."""
 
 View = Literal["blind", "hindsight"]
 
@@ -181,7 +183,7 @@ BLIND = "<step>\n{text}</step>\nGrade the last step by what could be known when 
 HINDSIGHT = "<step>\n{text}</step>\n<result>\n{result}</result>\nGrade the last step in the light of what it led to."
 
 
-def judge_name(config: StepJudgeConfig) -> str:
+def judge_name(config: JudgeConfig) -> str:
     """Return the labeller name in this judge's labels."""
     return f"judge:{config.model}"
 
@@ -193,7 +195,7 @@ class StepJudge:
     """
 
     def __init__(
-        self, config: StepJudgeConfig, *, receipts: Path, client: ChatClient | None = None, rubric: str = RUBRIC
+        self, config: JudgeConfig, *, receipts: Path, client: ChatClient | None = None, rubric: str = RUBRIC
     ) -> None:
         self.name = judge_name(config)
         self._config = config
@@ -264,10 +266,10 @@ class StepJudge:
         votes = tuple(verdict.score for verdict in blind)
         # Rounded, so that 0.7 - 0.3 and 0.9 - 0.5 are the same disagreement.
         spread = round(max(votes) - min(votes), 9)
-        if spread > self._config.max_spread:
+        if spread > MAX_SPREAD:
             raise LabelError(
                 f"{self.name} disagrees with itself about trajectory {step.trajectory_id}, step {step.step}: "
-                f"votes {votes} are {spread} apart, at most label.judge.max_spread = {self._config.max_spread}"
+                f"votes {votes} are {spread} apart, at most {MAX_SPREAD}"
             )
         bill = sum((bill for _, bill in paid), start=Bill())
         return StepLabel.of(

@@ -26,6 +26,8 @@ from reward.types import PrmError
 from rollout.files import whole_folder
 
 WEIGHTS = "prm.safetensors"
+LORA_ALPHA = 32.0
+"""Numerator of the adapter's scale; the delta of a weight is alpha / rank * B A."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class ProcessRewardModel:
         self.config = config
         self.backbone = Backbone(
             model_path,
-            ModelConfig(lora_rank=config.lora_rank, lora_alpha=config.lora_alpha),
+            ModelConfig(lora_rank=config.lora_rank, lora_alpha=LORA_ALPHA),
             device=config.device,
             seed=seed,
             mixed_precision=fastest_precision(config.device) == "bfloat16",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from configs.reward import PrmConfig
 from learner.packing import split_microbatches
 from reward.labels import StepLabel
 from reward.prm.decoys import junk_steps, spoilt_steps
@@ -18,6 +17,14 @@ from reward.prm.step_text import StepText, step_texts
 from reward.types import PrmDataError
 from rollout.types import Trajectory
 
+HELD_OUT_SHARE = 0.25
+"""Share of the tasks whose steps are not trained on."""
+BATCH_TASKS = 4
+"""Tasks whose steps make one optimizer step."""
+JUNK_SHARE = 0.5
+"""Worthless decisions with label 0 in a batch, as a share of its steps."""
+SPOILT_SHARE = 0.5
+"""Corrupted copies of right steps with label 0 in a batch, as a share of its right steps."""
 RIGHT = 0.9
 """Steps with at least this label are right, so that a corrupted copy of them is wrong."""
 
@@ -38,7 +45,7 @@ class PrmData:
     held_out: tuple[LabelledStep, ...]
 
 
-def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *, held_out_share: float) -> PrmData:
+def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
     Raises PrmDataError if a label belongs to another text than its step has now, or if a half is empty.
@@ -54,7 +61,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *,
                 f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
             )
         joined.append(LabelledStep(step=step, label=label.score))
-    held_out = held_out_tasks({labelled.step.task_id for labelled in joined}, share=held_out_share)
+    held_out = held_out_tasks({labelled.step.task_id for labelled in joined}, share=HELD_OUT_SHARE)
     data = PrmData(
         train=tuple(labelled for labelled in joined if labelled.step.task_id not in held_out),
         held_out=tuple(labelled for labelled in joined if labelled.step.task_id in held_out),
@@ -62,7 +69,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel], *,
     if not data.train or not data.held_out:
         raise PrmDataError(
             f"a PRM needs labelled steps of tasks to train on and of others to be measured on, got {len(data.train)} "
-            f"and {len(data.held_out)}; collect more tasks, or change prm.held_out_share"
+            f"and {len(data.held_out)}; raise collect.num_tasks"
         )
     return data
 
@@ -81,12 +88,12 @@ def train_prm(
 ) -> Iterator[float]:
     """Minimise the mean squared error of the score; yield the loss of every optimizer step.
 
-    A batch contains the steps of `batch_tasks` tasks, junk, and corrupted copies of right steps. The learning rate
+    A batch contains the steps of BATCH_TASKS tasks, junk, and corrupted copies of right steps. The learning rate
     falls linearly to zero. Raises PrmDataError if a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
-    batches = [batch for epoch in range(config.num_epochs) for batch in _batches(steps, config, seed=f"{seed}|{epoch}")]
+    batches = [batch for epoch in range(config.num_epochs) for batch in _batches(steps, seed=f"{seed}|{epoch}")]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / len(batches))
     for batch in batches:
         loss = _accumulate(prm, batch)
@@ -100,25 +107,25 @@ def train_prm(
         yield loss
 
 
-def num_batches(steps: Sequence[LabelledStep], *, num_epochs: int, batch_tasks: int) -> int:
+def num_batches(steps: Sequence[LabelledStep], *, num_epochs: int) -> int:
     """Return the number of optimizer steps that `train_prm` takes."""
-    return num_epochs * -(-len({labelled.step.task_id for labelled in steps}) // batch_tasks)
+    return num_epochs * -(-len({labelled.step.task_id for labelled in steps}) // BATCH_TASKS)
 
 
-def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> Iterator[list[LabelledStep]]:
+def _batches(steps: Sequence[LabelledStep], *, seed: str) -> Iterator[list[LabelledStep]]:
     rng = random.Random(f"prm|{seed}")
     by_task: dict[str, list[LabelledStep]] = {}
     for labelled in steps:
         by_task.setdefault(labelled.step.task_id, []).append(labelled)
     order = sorted(by_task)
     rng.shuffle(order)
-    for start in range(0, len(order), config.batch_tasks):
-        batch = [labelled for task_id in order[start : start + config.batch_tasks] for labelled in by_task[task_id]]
+    for start in range(0, len(order), BATCH_TASKS):
+        batch = [labelled for task_id in order[start : start + BATCH_TASKS] for labelled in by_task[task_id]]
         draw = rng.randrange(2**31)
         worthless = [
-            *junk_steps([labelled.step for labelled in batch], share=config.junk_share, seed=draw),
+            *junk_steps([labelled.step for labelled in batch], share=JUNK_SHARE, seed=draw),
             *spoilt_steps(
-                [labelled.step for labelled in batch if labelled.label >= RIGHT], share=config.spoilt_share, seed=draw
+                [labelled.step for labelled in batch if labelled.label >= RIGHT], share=SPOILT_SHARE, seed=draw
             ),
         ]
         yield batch + [LabelledStep(step=step, label=0.0) for step in worthless]
@@ -126,7 +133,7 @@ def _batches(steps: Sequence[LabelledStep], config: PrmConfig, *, seed: str) -> 
 
 def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:
     """Run backward over the batch in microbatches and return the loss; its denominator is the whole batch."""
-    rows = prm.rows([one.step for one in batch])
+    rows = prm.rows([labelled.step for labelled in batch])
     total = 0.0
     for microbatch in split_microbatches(rows, prm.config.microbatch_tokens):
         labels = prm.backbone.tensor(np.array([batch[row.index].label for row in microbatch], dtype=np.float32))

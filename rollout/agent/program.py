@@ -32,24 +32,24 @@ class Program:
     def __init__(self, command: str, code_path: str | None) -> None:
         """Find the program. Raises UserError."""
         try:
-            words = shlex.split(command)
+            arguments = shlex.split(command)
         except ValueError as error:
             raise UserError(f"agent.command: '{command}' cannot be parsed: {error}") from None
         places = [*([Path(code_path)] if code_path else []), Path.cwd()]
         self._words = [
             next((str((place / word).absolute()) for place in places if (place / word).is_file()), word)
-            for word in words
+            for word in arguments
         ]
         self.files = tuple(Path(word) for word in self._words if Path(word).is_file())
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-        if not words or shutil.which(self._words[0], path=self._path) is None:
-            if words and Path(self._words[0]).is_file():
+        if not arguments or shutil.which(self._words[0], path=self._path) is None:
+            if arguments and Path(self._words[0]).is_file():
                 raise UserError(
-                    f"agent.command: '{words[0]}' is not executable; run `chmod +x` on it, or name its interpreter, as "
-                    f"in `python {words[0]}`"
+                    f"agent.command: '{arguments[0]}' is not executable; run `chmod +x` on it, or name its "
+                    f"interpreter, as in `python {arguments[0]}`"
                 )
-            raise UserError(f"agent.command: there is no program '{words[0] if words else ''}'")
-        script = self._words[1] if len(words) > 1 and _INTERPRETER.fullmatch(Path(words[0]).name) else "-"
+            raise UserError(f"agent.command: there is no program '{arguments[0] if arguments else ''}'")
+        script = self._words[1] if len(arguments) > 1 and _INTERPRETER.fullmatch(Path(arguments[0]).name) else "-"
         if not script.startswith("-") and not Path(script).is_absolute():
             raise UserError(
                 f"agent.command: the file '{script}' is neither beside the recipe nor in the current folder"

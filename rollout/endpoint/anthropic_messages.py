@@ -19,10 +19,10 @@ from rollout.endpoint.request import (
     Fields,
     ModelRequest,
     fingerprint,
+    form_grammar,
     functions_of,
     named_event,
     read_fields,
-    schema_grammar,
     texts,
     tools_and_grammar,
     whole_number,
@@ -159,7 +159,7 @@ def _form(given: Mapping[str, object]) -> str | None:
     config = given.get("output_config", {})
     match {name: value for name, value in config.items() if value is not None} if isinstance(config, Mapping) else None:
         case {"format": {"type": "json_schema", "schema": schema}, **more} if not more:
-            return schema_grammar(schema)
+            return form_grammar({"type": "json_schema", "schema": schema}, "output_config.format")
         case {**more} if not more:
             return None
     raise RequestError("output_config can only hold a format, json_schema with a schema", param="output_config")
@@ -176,12 +176,7 @@ def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
 def _content(reply: Reply) -> list[dict[str, object]]:
     words = [{"type": "text", "text": reply.message.content}] if reply.message.content else []
     uses = [
-        {
-            "type": "tool_use",
-            "id": f"toolu_{name}",
-            "name": call.name,
-            "input": json.loads(call.arguments),
-        }
+        {"type": "tool_use", "id": f"toolu_{name}", "name": call.name, "input": json.loads(call.arguments)}
         for name, call in zip(reply.call_names, reply.message.calls, strict=True)
     ]
     return [*words, *uses]
@@ -212,10 +207,8 @@ def events(reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
         if block["type"] == "text":
             empty, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
         else:
-            empty, delta = (
-                block | {"input": {}},
-                {"type": "input_json_delta", "partial_json": json.dumps(block["input"])},
-            )
+            empty = block | {"input": {}}
+            delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
         yield named_event({"type": "content_block_start", "index": index, "content_block": empty})
         yield named_event({"type": "content_block_delta", "index": index, "delta": delta})
         yield named_event({"type": "content_block_stop", "index": index})

@@ -22,13 +22,13 @@ from rollout.endpoint.request import (
     ModelRequest,
     event,
     fingerprint,
+    form_grammar,
     functions_of,
-    object_grammar,
     read_fields,
-    schema_grammar,
     texts,
     tools_and_grammar,
     whole_number,
+    word_choice,
 )
 
 PATH = "/v1/chat/completions"
@@ -126,32 +126,14 @@ def _choice(given: Mapping[str, object]) -> Choice:
     match given.get("tool_choice"):
         case {"function": {"name": name}}:
             return Choice(kind="named", name=name)
-    return choice_by_word(given)
-
-
-def choice_by_word(given: Mapping[str, object]) -> Choice:
-    """Return the choice of a request that names no function. Raises RequestError."""
-    single = "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
-    match given.get("tool_choice", "auto"):
-        case "auto" | "none" | "required" as kind:
-            return Choice(kind=kind, single=single)
-        case choice:
-            raise RequestError(
-                f"tool_choice = {choice!r} must be auto, none, required or a function", param="tool_choice"
-            )
+    return word_choice(given)
 
 
 def _form(given: Mapping[str, object]) -> str | None:
-    match given.get("response_format", {"type": "text"}):
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return object_grammar()
-        case {"type": "json_schema", "json_schema": {"schema": schema}}:
-            return schema_grammar(schema)
-    raise RequestError(
-        "response_format must be text, json_object or json_schema with a schema", param="response_format"
-    )
+    form = given.get("response_format", {"type": "text"})
+    if fields_of(form).get("type") == "json_schema":
+        form = {**fields_of(fields_of(form).get("json_schema")), "type": "json_schema"}
+    return form_grammar(form, "response_format")
 
 
 def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
@@ -165,22 +147,17 @@ def message_of(reply: Reply) -> AssistantMessage:
 
 def events(reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
     head = _head(reply, "chat.completion.chunk", model)
-    for delta, finish_reason in _deltas(reply):
+    message = message_of(reply)
+    deltas: list[Mapping[str, object]] = [{"role": "assistant", "content": ""}]
+    if message["content"]:
+        deltas.append({"content": message["content"]})
+    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(message.get("tool_calls", []))]
+    for delta, finish_reason in (*((delta, None) for delta in deltas), ({}, _finish_reason(reply))):
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         yield event(head | {"choices": [choice]})
     if request.with_usage:
         yield event(head | {"choices": [], "usage": _usage(reply)})
     yield "data: [DONE]\n\n"
-
-
-def _deltas(reply: Reply) -> Iterator[tuple[dict[str, object], str | None]]:
-    message = message_of(reply)
-    yield {"role": "assistant", "content": ""}, None
-    if message["content"]:
-        yield {"content": message["content"]}, None
-    for index, call in enumerate(message.get("tool_calls", [])):
-        yield {"tool_calls": [{"index": index, **call}]}, None
-    yield {}, _finish_reason(reply)
 
 
 def _head(reply: Reply, kind: str, model: str) -> dict[str, object]:

@@ -192,14 +192,28 @@ def calls_grammar(functions: Sequence[Function], most: int = MAX_PARALLEL_CALLS)
     return _compiled("calls", json.dumps([*functions]), most)
 
 
-def object_grammar() -> str:
-    """Return the grammar of any JSON object."""
-    return _compiled("object", "", 1)
+def form_grammar(form: object, param: str) -> str | None:
+    """Return the grammar of a requested form, or None for any text. Raises RequestError that names `param`."""
+    match form:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return _compiled("object", "", 1)
+        case {"type": "json_schema", "schema": schema}:
+            return _compiled("schema", json.dumps(schema), 1)
+    raise RequestError(f"{param} must be text, json_object or json_schema with a schema", param=param.partition(".")[0])
 
 
-def schema_grammar(schema: object) -> str:
-    """Return the grammar of a JSON schema. Raises RequestError."""
-    return _compiled("schema", json.dumps(schema), 1)
+def word_choice(given: Mapping[str, object]) -> Choice:
+    """Return the choice of an OpenAI request that names no function. Raises RequestError."""
+    single = "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
+    match given.get("tool_choice", "auto"):
+        case "auto" | "none" | "required" as kind:
+            return Choice(kind=kind, single=single)
+        case choice:
+            raise RequestError(
+                f"tool_choice = {choice!r} must be auto, none, required or a function", param="tool_choice"
+            )
 
 
 @lru_cache(maxsize=256)

@@ -20,13 +20,13 @@ from rollout.endpoint.request import (
     Fields,
     ModelRequest,
     fingerprint,
+    form_grammar,
     functions_of,
     named_event,
-    object_grammar,
     read_fields,
-    schema_grammar,
     tools_and_grammar,
     whole_number,
+    word_choice,
 )
 
 PATH = "/v1/responses"
@@ -158,21 +158,14 @@ def _choice(given: Mapping[str, object]) -> Choice:
     match given.get("tool_choice"):
         case {"type": "function", "name": name}:
             return Choice(kind="named", name=name)
-    return chat_completions.choice_by_word(given)
+    return word_choice(given)
 
 
 def _form(given: Mapping[str, object]) -> str | None:
     text = given.get("text", {})
     if not isinstance(text, Mapping) or text.get("verbosity") not in (None, "medium"):
         raise RequestError("text can only hold a format", param="text")
-    match text.get("format") or {"type": "text"}:
-        case {"type": "text"}:
-            return None
-        case {"type": "json_object"}:
-            return object_grammar()
-        case {"type": "json_schema", "schema": schema}:
-            return schema_grammar(schema)
-    raise RequestError("text.format must be text, json_object or json_schema with a schema", param="text")
+    return form_grammar(text.get("format") or {"type": "text"}, "text.format")
 
 
 def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
@@ -243,14 +236,17 @@ def _events(reply: Reply, request: ModelRequest, model: str) -> Events:
     for index, item in enumerate(_output(reply)):
         empty: dict[str, object] = {"content": []} if item["type"] == "message" else {"arguments": ""}
         yield "output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
-        where = {"item_id": item["id"], "output_index": index}
-        yield from _words(reply.message.content, where) if item["type"] == "message" else _call(item, where)
+        where: dict[str, object] = {"item_id": item["id"], "output_index": index}
+        if item["type"] == "message":
+            yield from _words(reply.message.content, where | {"content_index": 0})
+        else:
+            yield "function_call_arguments.delta", {**where, "delta": item["arguments"]}
+            yield "function_call_arguments.done", {**where, "name": item["name"], "arguments": item["arguments"]}
         yield "output_item.done", {"output_index": index, "item": item}
     yield _status(reply), {"response": whole(reply, request, model)}
 
 
-def _words(text: str, where: Mapping[str, object]) -> Events:
-    place = {**where, "content_index": 0}
+def _words(text: str, place: Mapping[str, object]) -> Events:
     yield "content_part.added", {**place, "part": _part("")}
     if text:
         yield "output_text.delta", {**place, "delta": text, "logprobs": []}
@@ -258,13 +254,7 @@ def _words(text: str, where: Mapping[str, object]) -> Events:
     yield "content_part.done", {**place, "part": _part(text)}
 
 
-def _call(item: Mapping[str, object], where: Mapping[str, object]) -> Events:
-    yield "function_call_arguments.delta", {**where, "delta": item["arguments"]}
-    yield "function_call_arguments.done", {**where, "name": item["name"], "arguments": item["arguments"]}
-
-
-def refusal(error: RequestError) -> dict[str, object]:
-    return chat_completions.refusal(error)
+refusal = chat_completions.refusal
 
 
 def refusal_event(error: RequestError) -> str:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from configs.plugins import failure
 from envs.types import Task, ToolCall
@@ -59,9 +59,7 @@ class EngineWriter:
     trajectory_id: str
     temperature: float
 
-    @property
-    def by_engine(self) -> bool:
-        return True
+    by_engine: ClassVar[bool] = True
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:
@@ -156,9 +154,7 @@ class TeacherWriter:
     task: Task
     chat: ChatFormat
 
-    @property
-    def by_engine(self) -> bool:
-        return False
+    by_engine: ClassVar[bool] = False
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         tools: list[Message] = [{"type": "function", "function": json.loads(tool)} for tool in request.tools]
@@ -182,9 +178,7 @@ class RecordedWriter:
         self._replies = iter(replies)
         self._chat = chat
 
-    @property
-    def by_engine(self) -> bool:
-        return False
+    by_engine: ClassVar[bool] = False
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:

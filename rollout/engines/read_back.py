@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUM_COLUMNS = 8
-"""Columns read of every merged matrix: one or two per cent of the weights, which costs as much as a prompt of so many
-tokens. A step of 1e-6 changes one weight in some thousand."""
+"""Columns read of every merged matrix: one or two per cent of the weights, which costs as much as a prompt of that
+many tokens. A step of 1e-6 changes one weight in some thousand."""
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """The layers that vLLM computes as one, in the Llama, Qwen2 and Qwen3 families."""
@@ -33,7 +33,7 @@ class ReadBack:
 
     @property
     def fault(self) -> str | None:
-        """None where the engine holds what it was given."""
+        """The difference between given and held weights, or None if there is none."""
         if not self.given:
             return "no weights could be read back out of the engine's memory"
         if self.given != self.held:
@@ -59,7 +59,7 @@ class MergedColumns:
             yield name, weight
 
     def read(self, model: Any) -> ReadBack:
-        """Of vLLM's model in this process."""
+        """Read the weights of vLLM's model in this process."""
         import torch
 
         left, given, held = set(self._given), hashlib.sha256(), hashlib.sha256()
@@ -107,7 +107,7 @@ def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadB
 
 
 def together(parts: Sequence[ReadBack]) -> ReadBack:
-    """Of all workers that hold a share."""
+    """Combine the results of all workers that hold a share."""
     if len(parts) == 1:
         return parts[0]
     given, held = ("".join(one.given for one in parts), "".join(one.held for one in parts))
@@ -115,31 +115,31 @@ def together(parts: Sequence[ReadBack]) -> ReadBack:
 
 
 def _read_back(given: "hashlib._Hash", held: "hashlib._Hash", *, num_read: int, missing: Iterable[str]) -> ReadBack:
-    """What was given and found nowhere is not held."""
+    """Return the digests; weights that were given and are missing in the model are not held."""
     given.update(" ".join(sorted(missing)).encode())
     return ReadBack(given=given.hexdigest(), held=held.hexdigest()) if num_read else ReadBack(given="", held="")
 
 
 def _modules_of(name: str, packed: dict[str, list[str]]) -> list[str]:
-    """The base model's modules that vLLM holds as this one."""
+    """Return the base model's modules that vLLM holds as this one."""
     stem, dot, last = name.rpartition(".")
     return [f"{stem}{dot}{part}" for part in packed.get(last) or [last]]
 
 
 def _columns(num: int) -> "Tensor":
-    """The same in every process, so that what two engines read can be compared."""
+    """Return the same columns in every process, so that the results of two engines can be compared."""
     import torch
 
     return torch.randperm(num, generator=torch.Generator().manual_seed(num))[:NUM_COLUMNS]
 
 
 def _share(slice_of: Any, factors: "list[Tensor | None]") -> "list[Tensor | None]":
-    """A rank's part of an adapter's factors; vLLM cuts those of packed layers together."""
+    """Return a rank's part of an adapter's factors; vLLM cuts those of packed layers together."""
     return list(slice_of(factors)) if len(factors) > 1 else [slice_of(factors[0])]
 
 
 def _bits(tensor: "Tensor") -> bytes:
-    """Without the sign of zero and without what is too small for a kernel to keep."""
+    """Return the bytes of a tensor without the sign of zero and without values too small for a kernel to keep."""
     import torch
 
     kept = torch.nn.functional.hardshrink(tensor.float(), torch.finfo(tensor.dtype).tiny)

@@ -142,11 +142,11 @@ def open_stage(
 
 
 def end_actors() -> None:
-    """Kill all actors; the next test looks for its own by the names of their processes."""
+    """Kill all actors, and wait until their processes and names are gone: the next test uses the same names."""
     for name in ray.util.list_named_actors():
         with suppress(ValueError):
             ray.kill(ray.get_actor(name))
-    wait_until(lambda: not any(map(processes, PARTS)))
+    wait_until(lambda: not any(map(processes, PARTS)) and not ray.util.list_named_actors())
 
 
 def processes(part: str) -> list[psutil.Process]:

@@ -19,7 +19,6 @@ from configs.errors import UserError
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.sandbox.protocol import (
     BoundedOutput,
-    ConnectionError,
     encode_frame,
     find_answer,
     parse_answer,

@@ -1,7 +1,6 @@
 """A scripted policy for evaluations: the real agent, tools that answer from a table, no model."""
 
 from contextlib import contextmanager
-from pathlib import Path
 
 from scripted import decision, make_agent
 
@@ -39,9 +38,6 @@ def broken(task, seed):
 def hesitant(task, answer):
     """Score all answers but one."""
     return None if answer == "unclear" else float(answer == task.answer)
-
-
-HESITANT = (f"code_path={Path(__file__).parent}", "reward.scorer=evaluating:hesitant")
 
 
 def config_for(tmp_path, *overrides):

@@ -1,4 +1,4 @@
-"""What tests of real runs ask of a run folder, also while its job goes on."""
+"""Helpers that read the folder of a real run, also while its job runs."""
 
 import json
 import time

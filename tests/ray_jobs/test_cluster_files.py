@@ -37,43 +37,21 @@ def ray_up():
     return yaml.safe_load((DEPLOY / "ray-up.yaml").read_text())
 
 
-def test_rayjob_is_what_kuberay_takes():
+def test_rayjob_matches_the_schema():
     assert rayjob()["apiVersion"] == "ray.io/v1"
     jsonschema.validate(rayjob(), RAYJOB)
 
 
-def test_raycluster_is_what_kuberay_takes():
+def test_raycluster_matches_the_schema():
     assert raycluster()["apiVersion"] == "ray.io/v1"
     jsonschema.validate(raycluster()["spec"], CLUSTER)
 
 
-@pytest.mark.parametrize(
-    "break_it",
-    [
-        lambda job: job["spec"].pop("rayClusterSpec") and job["spec"].update(rayClusterspec={}),
-        lambda job: job["spec"].update(ttlSecondsAfterFinished="soon"),
-        lambda job: job["spec"]["rayClusterSpec"]["autoscalerOptions"].update(upscalingMode="Fast"),
-        lambda job: job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0].pop("groupName"),
-    ],
-)
-def test_the_schema_that_is_held_here_refuses_what_kuberay_would(break_it):
-    job = rayjob()
-    break_it(job)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(job, RAYJOB)
-
-
-def test_ray_up_file_is_what_ray_takes():
+def test_ray_up_file_matches_the_schema():
     jsonschema.validate(ray_up(), RAY_UP)
 
 
-def test_all_files_ask_for_the_ray_that_is_locked():
-    assert rayjob()["spec"]["rayClusterSpec"]["rayVersion"] == ray.__version__
-    assert raycluster()["spec"]["rayVersion"] == ray.__version__
-    assert f"rayproject/ray:{ray.__version__}-" in (DEPLOY / "Dockerfile").read_text()
-
-
-def test_the_jobs_command_is_a_recipe_that_loads_with_all_its_overrides():
+def test_command_of_the_job_is_valid():
     """Cards and keys, which a dry run asks for as well, are those of the cluster."""
     program, phase, recipe, *overrides = shlex.split(rayjob()["spec"]["entrypoint"])
     assert (program, phase) == ("agentflow", "train")
@@ -81,16 +59,6 @@ def test_the_jobs_command_is_a_recipe_that_loads_with_all_its_overrides():
     check_recipe(config)
     check_labelling(config)
     assert config.rollout.max_workers > config.rollout.num_workers
-
-
-def test_every_machine_mounts_the_folder_that_the_run_writes_to():
-    spec = rayjob()["spec"]["rayClusterSpec"]
-    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
-    for group in groups:
-        (container,) = group["template"]["spec"]["containers"]
-        assert "/mnt/agentflow" in [mount["mountPath"] for mount in container["volumeMounts"]]
-    assert "output_dir=/mnt/agentflow/runs" in rayjob()["spec"]["entrypoint"]
-    assert "-v /mnt/agentflow:/mnt/agentflow" in ray_up()["docker"]["run_options"]
 
 
 def clusters():
@@ -109,13 +77,8 @@ def keys_of(container):
     return {one["name"] for one in container.get("env", ()) if "secretKeyRef" in one.get("valueFrom", {})}
 
 
-def test_every_file_is_one_that_these_tests_know():
-    """Another manifest with a head or a dashboard would have to ask for a token too."""
-    assert {path.name for path in DEPLOY.glob("*.yaml")} == {*clusters(), "ray-up.yaml"}
-
-
 @pytest.mark.parametrize("name", clusters())
-def test_every_head_asks_for_a_token_and_only_its_cluster_and_its_operator_reach_it(name):
+def test_head_requires_a_token_and_is_isolated(name):
     cluster = clusters()[name]
     assert cluster["authOptions"] == {"mode": "token"}
     policy = documents(name)["NetworkPolicy"]["spec"]
@@ -131,7 +94,7 @@ def test_every_head_asks_for_a_token_and_only_its_cluster_and_its_operator_reach
     assert names == ([rayjob()["metadata"]["name"]] if name == "rayjob.yaml" else [])
 
 
-def test_every_container_has_the_keys_that_it_uses_and_no_other():
+def test_containers_have_only_their_keys():
     recipe = Path(shlex.split(rayjob()["spec"]["entrypoint"])[2]).relative_to("/opt/agentflow")
     config = load_run_config(ROOT / recipe)
     names = set(key_variables(config))
@@ -143,13 +106,13 @@ def test_every_container_has_the_keys_that_it_uses_and_no_other():
     assert {f"{name}_FILE" for name in names} <= given
 
 
-def test_an_image_holds_no_key_and_nothing_else_that_a_submitted_job_leaves_behind():
+def test_image_excludes_secrets():
     """It is made of the whole folder, and pushed."""
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert {f"**/{one.rstrip('/')}" for one in LEFT_BEHIND} <= set(ignored)
 
 
-def test_machines_of_a_cloud_ask_for_a_token_and_get_it_and_the_keys_as_files():
+def test_cloud_machines_use_a_token_and_key_files():
     given = dict(
         option.removeprefix("-e ").split("=", 1)
         for option in ray_up()["docker"]["run_options"]
@@ -159,12 +122,3 @@ def test_machines_of_a_cloud_ask_for_a_token_and_get_it_and_the_keys_as_files():
     for path in given.values():
         assert any(Path(path).is_relative_to(mounted) for mounted in ray_up()["file_mounts"]), path
     assert "--dashboard-host=127.0.0.1" in " ".join(ray_up()["head_start_ray_commands"])
-
-
-def test_the_largest_cluster_has_room_for_all_workers_of_the_job():
-    """Learner and engines claim 0.4 of a card each, so that two of them share one."""
-    overrides = shlex.split(rayjob()["spec"]["entrypoint"])[3:]
-    most = load_run_config(None, [one for one in overrides if one.startswith("rollout.")]).rollout.max_workers
-    (workers,) = rayjob()["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-    limits = workers["template"]["spec"]["containers"][0]["resources"]["limits"]
-    assert 1 + most == 2 * workers["maxReplicas"] * int(limits["nvidia.com/gpu"])

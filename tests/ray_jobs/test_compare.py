@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from evaluating import HESITANT, ScriptedSolver, broken, config_for, right_answer, use
+from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 
 from configs.base import fastest_precision
 from envs.types import Task
@@ -48,17 +48,6 @@ def compared(before, after, **options):
     return json.loads((page.parent / "comparison.json").read_text())
 
 
-def test_comparison_overwrites_no_other_report(evaluate, tmp_path):
-    before, after = evaluate("before", none), evaluate("after", every)
-    with RunFolder.create(config_for(tmp_path)) as run:
-        (run.path / "report.html").write_text("the run's")
-    pages = {folder: (folder / "report.html").read_bytes() for folder in (before, after, run.path)}
-    for folder in pages:
-        with pytest.raises(EvaluationError, match="--out"):
-            compared(before, after, out=folder)
-    assert {folder: (folder / "report.html").read_bytes() for folder in pages} == pages
-
-
 def test_gain_is_paired_by_item_and_benchmark(evaluate):
     result = compared(evaluate("before", none), evaluate("after", lambda task, seed: task.dataset == "lookup"))
     row = result["benchmarks"]["lookup"]
@@ -70,56 +59,19 @@ def test_gain_is_paired_by_item_and_benchmark(evaluate):
     assert result["all"]["gain_ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
 
 
-def test_small_gain_is_not_significant_and_needs_more_items(evaluate):
-    def two_of_branch(task, seed):
-        return task.dataset == "branch" and int(task.id.split("-")[-1]) < 2
-
-    result = compared(evaluate("before", none), evaluate("after", two_of_branch))
-    assert result["all"]["p"] == 0.5
-    # A gain of 2 of 40 with no item lost: (1.959964 sqrt(.05) + .841621 sqrt(.05 - .0025))^2 / .0025 + 1 / .05.
-    assert result["all"]["items_for_this_gain"] == 175
-
-
 @pytest.mark.parametrize(
     ("override", "part"),
     [
         ("agent.max_steps=2", "agent"),
-        ("rollout.max_turn_tokens=100", "sampling"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
-        ("rollout.engine.adapter_mode=native", "adapter_mode"),
-        ("envs.search_results=3", "tools"),
+        ("envs.search_latency_s=0.5", "tools"),
         ("evaluation.num_tasks=20", "items"),
-        ("seed=1", "items"),
     ],
 )
-def test_evaluations_that_differ_in_more_than_the_policy_are_rejected(evaluate, override, part):
+def test_different_settings_are_rejected(evaluate, override, part):
     before, after = evaluate("before", none), evaluate("after", every, override)
     with pytest.raises(EvaluationError, match=part):
         compared(before, after)
-
-
-def test_other_package_version_is_rejected_and_flagged_if_compared_anyway(evaluate):
-    before, after = evaluate("before", none), evaluate("after", every)
-    facts = json.loads((after / "evaluation.json").read_text())
-    facts["identity"]["version"] = "0.0.0"
-    (after / "evaluation.json").write_text(json.dumps(facts))
-    with pytest.raises(EvaluationError, match="version"):
-        compared(before, after)
-    assert compared(before, after, anyway=True)["differs_in"] == ["version"]
-
-
-def test_item_with_another_question_under_the_same_id_is_never_paired(evaluate):
-    before, after = evaluate("before", none, benchmarks=("musique",)), evaluate("after", every, benchmarks=("musique",))
-    items = after / "items.jsonl"
-    items.write_text(items.read_text().replace("capital of the country where", "capital of that country where"))
-    with pytest.raises(EvaluationError, match="musique/musique-0"):
-        compared(before, after, anyway=True)
-
-
-def test_evaluations_without_a_common_item_are_rejected(evaluate):
-    before, after = evaluate("before", none, benchmarks=("musique",)), evaluate("after", every, benchmarks=("gaia",))
-    with pytest.raises(EvaluationError):
-        compared(before, after, anyway=True)
 
 
 def test_seeds_are_averaged_by_item(evaluate):
@@ -143,15 +95,6 @@ def test_items_that_one_side_could_not_score_are_left_out(evaluate):
     assert result["all"]["num_items"] == 36
     assert result["left_out"] == sorted(f"branch/branch-eval-1000000-{number}" for number in range(4))
     assert (result["infrastructure_failures"], result["undecided"]) == ([0, 4], [0, 0])
-
-
-def test_undecided_items_are_left_out(evaluate):
-    settings = ("evaluation.mix={lookup=1}", "evaluation.num_tasks=10", *HESITANT)
-    before = evaluate("before", none, *settings)
-    after = evaluate("after", lambda task, seed: "unclear" if task.id.endswith("-3") else task.answer, *settings)
-    result = compared(before, after)
-    assert (result["infrastructure_failures"], result["undecided"]) == ([0, 0], [0, 1])
-    assert result["all"]["num_items"] == 9
 
 
 def test_page_escapes_hostile_text(evaluate, tmp_path):

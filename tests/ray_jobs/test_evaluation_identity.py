@@ -1,4 +1,3 @@
-import json
 import sys
 
 import pytest
@@ -8,8 +7,7 @@ from ollama_protocol import ScriptedOllama, serving
 from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.types import Task
-from ray_jobs.evaluation_identity import FIXED, differences, identity_of, unproven
-from tests.changed import replace
+from ray_jobs.evaluation_identity import differences, identity_of, unproven
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 
@@ -106,33 +104,3 @@ def test_custom_code_has_the_digest_of_its_file(tmp_path, written, text, setting
         found.append(local(tmp_path, *settings))
     assert differences(found[0], found[1]) == []
     assert differences(found[0], found[2]) == ["code"]
-
-
-def test_custom_scorer_has_its_file_and_the_metadata_that_it_reads(tmp_path, written):
-    def scored(text, hint):
-        written(f"def score(task, answer):\n    return {text}\n")
-        return local(tmp_path, tasks=[replace(TASKS[0], scorer="custom_code:score", metadata={"hint": hint})])
-
-    strict = scored("0.00", "a")
-    assert differences(strict, scored("1.0", "a")) == ["code"]
-    assert differences(strict, scored("0.00", "b")) == ["items"]
-
-
-def test_files_of_a_command_and_blocked_questions_have_digests(tmp_path):
-    def of(script, data, blocked):
-        for name, text in (("solve.py", script), ("data.json", data), ("blocked.txt", blocked)):
-            (tmp_path / name).write_text(text)
-        settings = ["cold_start.num_demonstrations=0", "reward.credit=outcome", f"code_path={tmp_path}"]
-        command = "agent.command=python solve.py --data data.json"
-        return local(tmp_path, command, *settings, f"envs.web.blocked_questions={tmp_path / 'blocked.txt'}")
-
-    first = of("print(1)", "{}", "Who?")
-    assert differences(first, of("print(1)", "{}", "Who?")) == []
-    for changed in (("print(2)", "{}", "Who?"), ("print(1)", "[]", "Who?"), ("print(1)", "{}", "Where?")):
-        assert differences(first, of(*changed)) == ["code"]
-
-
-def test_identity_is_equal_after_it_was_read_back(tmp_path):
-    identity = local(tmp_path)
-    assert json.loads(json.dumps(identity)) == identity
-    assert set(FIXED) < set(identity)

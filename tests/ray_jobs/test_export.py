@@ -1,7 +1,5 @@
 import hashlib
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,11 +9,9 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
 from learner.demo_model import demo_model_dir
-from ray_jobs import export
 from ray_jobs.export import find_source, planner_openings, read_export, run_export
 from ray_jobs.gguf import greedy_answer, loaded_model
 from rollout.agent.agent import build_chat
-from rollout.engines.adapters import AdapterMerger, weights_in
 
 OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0", "num_prompts": 2}
 
@@ -55,7 +51,7 @@ def run(tmp_path, model_path, adapter):
     return make_run(tmp_path / "runs" / "tiny", model_path, adapter)
 
 
-def test_export_holds_both_models_a_modelfile_and_their_origin(run, model_path, adapter, tmp_path):
+def test_export_files_and_manifest(run, model_path, adapter, tmp_path):
     run_export(str(run), None, tmp_path / "out", **OPTIONS)
     manifest = read_export(tmp_path / "out", ("model-q8_0.gguf", "Modelfile", "hf/model.safetensors"))
     assert manifest["source"] == {
@@ -82,114 +78,8 @@ def test_export_holds_both_models_a_modelfile_and_their_origin(run, model_path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_export_has_the_precision_of_the_engine(tmp_path, model_path, precision):
-    engine = {"max_model_len": 128, "dtype": precision}
-    small = random_adapter(model_path, scale=0.003)
-    run = make_run(tmp_path / "run", model_path, small, rollout={"max_turn_tokens": 12, "engine": engine})
-    run_export(str(run), None, tmp_path / "out", formats=("hf", "gguf"), quantization="bf16", num_prompts=1)
-    folder = tmp_path / "out" / "hf"
-    merger = AdapterMerger(model_path, 2.0, dtype=precision)
-    sampled_with, exported = (dict(weights) for weights in (merger.merged_weights(small), weights_of(folder)))
-    assert exported.keys() == sampled_with.keys()
-    assert all(exported[name].dtype == weight.dtype for name, weight in sampled_with.items())
-    assert all(exported[name].equal(weight) for name, weight in sampled_with.items())
-    assert json.loads((folder / "config.json").read_text())["dtype"] == precision
-    gap = read_export(tmp_path / "out", ())["gguf"]["gap"]["mean_abs_logprob"]
-    # 16 bits hold all of bfloat16, but not all of float32.
-    assert (gap > 0) == (precision == "float32")
-
-
-def weights_of(folder):
-    return ((name, tensors.get_tensor(name)) for name, tensors in weights_in(folder))
-
-
-OWN_TASKS = """
-def load():
-    return [{"question": f"own {n}?", "answer": "a", "split": split} for n, split in enumerate(("train", "eval"))]
-"""
-
-
-@pytest.fixture
-def run_of_elsewhere(tmp_path, model_path, adapter, monkeypatch):
-    """A run that was started in `home`, where its relative paths start; commands run elsewhere."""
-    home = tmp_path / "home"
-    (home / "recipes").mkdir(parents=True)
-    (home / "recipes" / "tasks_of_an_exported_run.py").write_text(OWN_TASKS)
-    rows = ({"question": f"written {n}?", "answer": "a", "split": part} for n, part in enumerate(("train", "eval")))
-    (home / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (home / "model").symlink_to(model_path)
-    envs = {
-        "mix": {"own_text": 0.5, "mine": 0.5},
-        "data_path": "mine.jsonl",
-        "datasets": {"mine": {"source": "tasks_of_an_exported_run:load"}},
-        "actions": ["think", "answer"],
-    }
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-    yield make_run(home / "runs" / "tiny", "model", adapter, envs=envs, code_path="recipes")
-    sys.modules.pop("tasks_of_an_exported_run", None)
-
-
-def test_run_is_exported_from_any_folder_with_its_own_model_data_and_tasks(run_of_elsewhere, monkeypatch):
-    openings = []
-    draw = export.planner_openings
-    monkeypatch.setattr(export, "planner_openings", lambda *args: openings.extend(draw(*args)) or openings)
-    run_export(str(run_of_elsewhere), None, Path("out"), **OPTIONS)
-    assert sorted(user.splitlines()[0] for _, user in openings) == ["Task: own 1?", "Task: written 1?"]
-    assert read_export(Path("out"), ())["gguf"]["gap"]["num_prompts"] == 2
-
-
-def test_custom_agent_has_no_planner_prompts_that_measure_the_quantization(tmp_path, model_path, adapter):
-    agent = {"type": "function", "function": "mine:solve"}
-    rollout = {"max_turn_tokens": 12, "engine": {"max_model_len": 128}}
-    own = {"agent": agent, "envs": {}, "rollout": rollout, "cold_start": {"num_demonstrations": 0}}
-    run = make_run(tmp_path / "runs" / "own", model_path, adapter, reward={"credit": "outcome"}, **own)
-    run_export(str(run), None, tmp_path / "out", **OPTIONS)
-    manifest = read_export(tmp_path / "out", ("model-q8_0.gguf",))
-    assert (manifest["source"]["agent"], manifest["gguf"]["gap"]) == ("function", None)
-
-
-def test_run_checkpoint_and_adapter_file_name_the_same_policy(run):
-    checkpoint = run / "checkpoints" / "v000003"
-    for source in (run, checkpoint, checkpoint / "adapter.safetensors"):
-        found = find_source(str(source), None)
-        assert (found.checkpoint, found.config.name) == (checkpoint, "tiny")
-    assert find_source("none", None).checkpoint is None
-
-
-def test_full_disk_leaves_nothing_behind(run, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("ray_jobs.export.write_gguf", full)
-    with pytest.raises(UserError, match="No space left on device"):
-        run_export(str(run), None, tmp_path / "out", **OPTIONS)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
-
-
-def test_model_without_a_gguf_form_is_exported_for_hugging_face(tmp_path):
-    model = save_tiny_export_model(tmp_path / "m", "gemma", head_dim=16)
-    run = make_run(tmp_path / "run", model, random_adapter(model))
-    with pytest.raises(UserError, match="--format hf"):
-        run_export(str(run), None, tmp_path / "out", **OPTIONS)
-    run_export(str(run), None, tmp_path / "out", formats=("hf",), quantization="q8_0", num_prompts=0)
-
-
-def test_changed_export_is_rejected(run, tmp_path):
-    run_export(str(run), None, tmp_path / "out", formats=("gguf",), quantization="f16", num_prompts=0)
-    (tmp_path / "out" / "Modelfile").write_text("FROM other")
-    with pytest.raises(UserError, match="Modelfile"):
-        read_export(tmp_path / "out", ("Modelfile",))
-    (tmp_path / "out" / "export.json").write_text("{")
-    with pytest.raises(UserError, match="export"):
-        read_export(tmp_path / "out", ())
-
-
 @pytest.mark.parametrize("fault", ["changed", "exists", "scale", "lonely", "missing", "full"])
-def test_unusable_source_or_target_is_rejected_before_anything_is_written(
-    fault, run, model_path, tmp_path, monkeypatch
-):
+def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path, monkeypatch):
     recipe, source = None, run
     checkpoint = run / "checkpoints" / "v000003"
     if fault == "changed":
@@ -211,7 +101,7 @@ def test_unusable_source_or_target_is_rejected_before_anything_is_written(
 
 
 @pytest.mark.slow
-def test_demo_model_answers_planner_prompts_the_same_after_the_export(tmp_path):
+def test_exported_model_gives_the_same_answers(tmp_path):
     """Compare unmerged adapter, merged model and GGUF file on the same prompts."""
     import torch
     from peft import get_peft_model, set_peft_model_state_dict

@@ -9,7 +9,7 @@ from ray_jobs import train
 
 
 @pytest.mark.parametrize(("num_steps", "kept"), [(0, 0), (3, 1), (5, 0), (7, 1)])
-def test_the_steps_since_the_last_checkpoint_are_kept_when_the_tasks_end(monkeypatch, num_steps, kept):
+def test_checkpoint_is_saved_when_the_tasks_end(monkeypatch, num_steps, kept):
     """Regression: with `max_tasks` a run ended with weights that were in no checkpoint: evaluated, and nowhere to be
     loaded from."""
     calls = []

@@ -41,7 +41,7 @@ def pages():
         yield server.url
 
 
-def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tmp_path, monkeypatch, capsys, ray_token):
+def test_submitted_jobs_leak_no_key(keys, pages, tmp_path, monkeypatch, capsys, ray_token):
     machines = Machines(tmp_path, keys.variables)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(submit, "COMMAND", KEYED)
@@ -79,7 +79,7 @@ def test_nothing_that_submitted_jobs_write_or_answer_holds_a_key(keys, pages, tm
 
         for name in ("ended", "crashed"):
             run = tmp_path / "runs" / name
-            # The tools were asked, had their keys and quoted them.
+            # The tools were called, had their keys and quoted them.
             assert "[key] the MCP server" in (run / "trajectories.jsonl").read_text()
             assert keys.found_in(viewer_answers(run)) == []
         assert (tmp_path / "runs" / "ended" / "report.html").exists()
@@ -94,7 +94,7 @@ REAL = ("python", "-m", "ray_jobs.cli")
 
 
 @pytest.mark.parametrize(("command", "num_steps"), [(KEYED, 1), (REAL, 0)], ids=["simulated", "real"])
-def test_nothing_that_a_run_with_a_ray_of_its_own_writes_holds_a_key(command, num_steps, keys, pages, tmp_path):
+def test_local_runs_leak_no_key(command, num_steps, keys, pages, tmp_path):
     """Once to its end, and once killed with all its processes while it rolls out. The real model never solves a task
     with pages that only quote keys, and so makes no train step."""
     with tempfile.TemporaryDirectory(prefix="ray-") as sessions:
@@ -131,7 +131,7 @@ def begin_training(command, pages, folder, variables, name, *, num_steps):
         )
 
 
-def test_the_search_finds_what_is_there(keys, tmp_path):
+def test_key_search_finds_a_key(keys, tmp_path):
     (tmp_path / "some.log").write_text(f"x{keys.values['URL_KEY']}x")
     assert keys.found_below([tmp_path]) == [f"{tmp_path / 'some.log'}: URL_KEY"]
 

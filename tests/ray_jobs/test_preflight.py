@@ -3,23 +3,18 @@
 import json
 import os
 import shlex
-import subprocess
-import sys
 
 import pytest
 
-from configs.api_keys import ApiKeyError
 from configs.loading import RECIPES, load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs import cli
 from ray_jobs.run import model_folder, preflight
-from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS, resolve_model
+from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
 from ray_jobs.run.preflight import (
     PreflightError,
     check_before_acting,
     check_before_start,
-    check_judge_key,
-    check_labelling,
     check_machine,
 )
 from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
@@ -92,85 +87,34 @@ def refusal(config):
     return str(caught.value)
 
 
-def test_valid_configuration_gives_the_model_folder_and_creates_nothing(config, model, sandbox, tmp_path):
+def test_valid_configuration_passes(config, model, sandbox, tmp_path):
     ready = check_before_start(config())
     assert (ready.model_path, ready.sandbox.tier) == (model, "landlock")
     assert not (tmp_path / "runs").exists()
     assert len(sandbox) == 1
 
 
-def test_checks_of_a_cpu_run_import_no_heavy_library():
-    code = (
-        "import sys\nfrom configs.loading import load_run_config\nfrom ray_jobs.run import preflight\n"
-        "given = ['model.path=/none', 'envs.actions=[\"answer\"]']\n"
-        "for more in ([], ['cold_start.num_demonstrations=0']):\n"
-        "    try: preflight.check_before_start(load_run_config(None, [*given, *more]))\n"
-        "    except preflight.PreflightError: pass\n"
-        "sys.exit(len({'torch', 'ray', 'vllm', 'transformers'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
-
-
 # --- models -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_folder_without_configuration_or_weights_is_rejected(config, model, missing, monkeypatch):
-    monkeypatch.chdir(model.parent)
-    assert resolve_model("model") == model
-    (model / missing).unlink()
-    assert "model.path" in refusal(config())
-
-
-def test_model_without_a_download_or_weights_is_rejected(config, model, monkeypatch, hub):
-    (model / "model.safetensors").unlink()
-    assert "model.path = 'some/model'" in refusal(config("model.path=some/model"))
-    check_before_start(config("model.path=some/model"), download=False)
-
-    def offline(path, **_):
-        raise ConnectionError("https://...\nmany\nlines")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    assert "model.path = 'some/model'" in refusal(config("model.path=some/model"))
-
-
-def test_model_is_checked_by_its_small_files_before_its_weights_are_downloaded(config, model, hub):
+def test_small_files_are_checked_before_the_download(config, model, hub):
     for template in (MISTRAL_V03, GEMMA2):
         tokenizer_of(template).save_pretrained(model)
         check_before_start(config("model.path=some/model"))
     assert hub == [SMALL_FILES, [*SMALL_FILES, WEIGHTS]] * 2
     (model / "chat_template.jinja").unlink()
     assert "chat template" in refusal(config("model.path=some/model"))
-    with pytest.raises(PreflightError, match="chat template"):
+    with pytest.raises(PreflightError):
         check_before_acting(config("model.path=some/model"), draws_tasks=False)
     assert hub[4:] == [SMALL_FILES] * 2
-
-
-def test_only_needed_files_of_a_hub_model_are_downloaded(model, monkeypatch):
-    """Llama's repositories repeat all weights below original/, SmolLM2's nine times below onnx/."""
-    from huggingface_hub.utils import filter_repo_objects
-
-    needed = ["config.json", "merges.txt", "model-00001-of-00001.safetensors", "tokenizer.json"]
-    others = ["original/consolidated.00.pth", "onnx/model_q4.onnx", "8bit/model.safetensors", "pytorch_model.bin"]
-    fetched = []
-
-    def download(path, **patterns):
-        fetched.extend(filter_repo_objects([*needed, *others], **patterns))
-        return str(model)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    resolve_model("some/model")
-    assert fetched == needed
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "gemma3_text"},
         {"model_type": "qwen3_moe", "num_experts": 128},
         {"quantization_config": {"quant_method": "fp8"}},
         {"model_type": "qwen2", "use_sliding_window": True},
-        {"hidden_size": None},
     ],
 )
 def test_untrainable_model_is_rejected_before_the_download(config, model, hub, changes):
@@ -181,42 +125,22 @@ def test_untrainable_model_is_rejected_before_the_download(config, model, hub, c
     assert hub == [SMALL_FILES] * 2
 
 
-@pytest.mark.parametrize(("layers", "rejected"), [(36, True), (2, False)])
-def test_large_model_on_a_card_is_not_merged_for_every_version(config, tmp_path, layers, rejected):
-    """The shape of Qwen3-8B: 8,190,735,360 weights, or with 2 of its 36 layers 1.6e9."""
-    sizes = {"hidden_size": 4096, "intermediate_size": 12_288, "num_attention_heads": 32, "num_key_value_heads": 8}
-    shape = {"model_type": "qwen3", "vocab_size": 151_936, "head_dim": 128, "max_position_embeddings": 40_960}
-    shape |= {"num_hidden_layers": layers, "tie_word_embeddings": False}
-    (tmp_path / "config.json").write_text(json.dumps(sizes | shape))
-    large = (f"model.path={tmp_path}", "rollout.engine.device=cuda")
-    if rejected:
-        with pytest.raises(PreflightError, match=r"rollout\.engine\.adapter_mode"):
-            model_folder._check_trainable(config(*large), tmp_path)
-    else:
-        model_folder._check_trainable(config(*large), tmp_path)
-    model_folder._check_trainable(config(*large, "rollout.engine.adapter_mode=native"), tmp_path)
-    model_folder._check_trainable(config(*large, "rollout.engine.device=cpu"), tmp_path)
-
-
 # --- machine ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("overrides", "num_gpus", "rejected"),
     [
-        (CARDS, 0, True),
         ((*CARDS, "rollout.num_workers=2"), 1, True),
         ((*CARDS, "rollout.num_workers=2"), 2, False),
         # 0.4 + 0.4 + 0.3 of one card.
         ((*CARDS, "prm.device=cuda", "card.prm=0.3"), 1, True),
-        ((*CARDS, "prm.device=cuda", "card.prm=0.2"), 1, False),
         # 0.6 + 0.3 on one card, 0.6 on the other.
         ((*CARDS, "prm.device=cuda", "card.learner=0.6", "card.engine=0.6", "card.prm=0.3"), 2, False),
         ((*CARDS, "card.learner=0.6", "card.engine=0.6", "rollout.num_workers=2"), 2, True),
         # The shared card is whole; a further engine needs another.
         ((*CARDS, "card.shared=true", "rollout.num_workers=2"), 1, True),
         ((*CARDS, "card.shared=true", "rollout.num_workers=3"), 2, False),
-        (("prm.device=cuda",), 0, True),
         ((*CARDS, "rollout.engine.adapter_mode=native", "rollout.engine.tensor_parallel=2"), 1, True),
         # Another cluster's machines are not those of this one.
         ((*CARDS, "cluster.address=auto", "learner.num_threads=64"), 0, False),
@@ -233,14 +157,7 @@ def test_processes_are_counted_by_their_shares_of_cards(config, monkeypatch, ove
         check_machine(run)
 
 
-def test_old_driver_is_rejected(config, monkeypatch):
-    monkeypatch.setattr(preflight, "card_driver", lambda: "535.183.01")
-    monkeypatch.setattr(preflight, "_num_gpus", lambda: 1)
-    with pytest.raises(PreflightError, match=r"535.*580"):
-        check_before_start(config("learner.device=cuda"))
-
-
-def test_run_continues_with_the_threads_and_workers_of_a_smaller_machine(config, tmp_path, monkeypatch, capsys):
+def test_resumed_run_is_reduced_to_a_smaller_machine(config, tmp_path, monkeypatch, capsys):
     large = ("rollout.engine.num_threads=8", "learner.num_threads=2", "prm.num_threads=8", "rollout.num_workers=6")
     started = config(*large, "reward.credit=outcome_gated", "label=plan")
     folder = tmp_path / "runs" / "run"
@@ -251,7 +168,7 @@ def test_run_continues_with_the_threads_and_workers_of_a_smaller_machine(config,
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     runs = []
     monkeypatch.setattr("ray_jobs.train.run_training", lambda config, *_, **__: runs.append(config))
-    monkeypatch.setattr("ray_jobs.run.begun.begun_config", lambda _: started)
+    monkeypatch.setattr("ray_jobs.run.origin.saved_config", lambda _: started)
     cli.resume(folder)
     [run] = runs
     threads = (run.rollout.engine.num_threads, run.learner.num_threads, run.prm.num_threads)
@@ -267,10 +184,7 @@ def test_run_continues_with_the_threads_and_workers_of_a_smaller_machine(config,
     ("overrides", "named"),
     [
         (["rollout.engine.max_model_len=4096"], "rollout.engine.max_model_len"),
-        (["envs.data_path=/does/not/exist"], "envs.data_path"),
         (["learner.num_threads=100000"], "learner.num_threads"),
-        (["rollout.num_workers=100000"], "rollout.num_workers"),
-        (["rollout.engine.adapter_mode=native", "model.lora_rank=12"], "model.lora_rank"),
         (['model.lora_targets=["c_attn"]'], "model.lora_targets"),
         (["rollout.engine.tensor_parallel=3", *CARDS, "rollout.engine.adapter_mode=native"], "CUDA"),
         (["reward.credit={prm_path='/does/not/exist'}"], "reward.credit.prm_path"),
@@ -291,11 +205,6 @@ def test_setting_that_cannot_work_is_named(config, overrides, named, monkeypatch
     assert named in refusal(config(*overrides))
 
 
-def test_example_may_contain_unicode_line_separators(config):
-    example = 'Task: q\n{"thought":"a\u2028b","action":"answer","action_input":"x"}'
-    check_before_start(config(NO_COLD_START, f"agent.prompt.examples={json.dumps([example])}"))
-
-
 def test_web_search_needs_its_key_and_no_message_holds_it(config, monkeypatch):
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
     assert "TAVILY_API_KEY" in refusal(config("envs.search=tavily"))
@@ -304,26 +213,7 @@ def test_web_search_needs_its_key_and_no_message_holds_it(config, monkeypatch):
     assert "secret" not in refusal(config("envs.search=tavily", "envs.mix={nonsense=1}"))
 
 
-def test_judge_needs_its_key(config, monkeypatch):
-    judge = config("label.type=judge", "label.judge.model=m", "label.judge.api_key_env=SOME_KEY")
-    monkeypatch.delenv("SOME_KEY", raising=False)
-    with pytest.raises(ApiKeyError, match="SOME_KEY"):
-        check_judge_key(judge)
-    monkeypatch.setenv("SOME_KEY", "k")
-    check_judge_key(judge)
-
-
-def test_labeller_fits_the_tasks_and_the_agent(config):
-    with pytest.raises(PreflightError, match=r"label\.type"):
-        check_labelling(config("envs.mix={lookup=0.5, aime=0.5}"))
-    check_labelling(config("envs.mix={lookup=0.5, aime=0.5}", "label.type=monte_carlo"))
-    custom = ("agent.function=mine:solve", NO_COLD_START, "reward.credit=outcome")
-    with pytest.raises(PreflightError, match=r"label\.type"):
-        check_labelling(config(*custom, "label.type=judge", "label.judge.model=m"))
-    check_labelling(config(*custom, "label.type=monte_carlo"))
-
-
-def test_sandbox_is_needed_only_for_the_code_tool_and_the_advice_works(config, monkeypatch):
+def test_sandbox_is_required_for_the_code_tool_only(config, monkeypatch):
     def refuse(settings):
         raise SandboxRefusedError("no landlock")
 
@@ -338,19 +228,6 @@ def test_sandbox_is_needed_only_for_the_code_tool_and_the_advice_works(config, m
 
 
 # --- run folder ---------------------------------------------------------------------------------------
-
-
-def test_collected_trajectories_of_another_policy_do_not_train_a_new_runs_prm(config, tmp_path):
-    collected = tmp_path / "runs" / "run" / "collected"
-    collected.mkdir(parents=True)
-    with_prm = config("reward.credit=outcome_gated", "label=plan")
-    check_before_start(with_prm, with_prm=True)
-    (collected / "shard-00000.jsonl").touch()
-    with pytest.raises(PreflightError, match=r"reward\.credit\.prm_path"):
-        check_before_start(with_prm, with_prm=True)
-    check_before_start(with_prm)
-    (collected.parent / "config.json").write_text(with_prm.model_dump_json())
-    check_before_start(with_prm, with_prm=True)
 
 
 def test_run_folder_is_writable_and_of_the_same_run(config, tmp_path):
@@ -368,7 +245,7 @@ def test_run_folder_is_writable_and_of_the_same_run(config, tmp_path):
     check_before_acting(config(), draws_tasks=True)
 
 
-def test_every_recipe_passes_the_checks_of_a_machine_with_enough_cores_and_cards(monkeypatch):
+def test_every_recipe_fits_a_large_machine(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     monkeypatch.setattr(preflight, "_num_gpus", lambda: 8)

@@ -27,14 +27,14 @@ def warehouse(project):
     return importlib.import_module("warehouse")
 
 
-def test_the_run_has_the_folders_name_and_trains_the_agent_with_its_teacher_and_reward(project):
+def test_starter_recipe_names_its_functions(project):
     config = load_run_config(project / "recipe.toml", [])
     assert config.name == "my-first.agent"
     assert (config.agent.function, config.cold_start.function) == ("agent:solve", "warehouse:teach")
     assert (config.envs.datasets["orders"].source, config.reward.scorer) == ("warehouse:tasks", "warehouse:score")
 
 
-def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_in_two(project):
+def test_starter_tasks_are_disjoint(project):
     from envs.datasets.custom import CustomSources
 
     config = load_run_config(project / "recipe.toml", [])
@@ -47,52 +47,8 @@ def test_there_are_tasks_enough_for_teacher_training_and_evaluation_and_none_is_
     assert not {task.id for task in held_out} & (demonstrated | trained)
 
 
-def test_the_two_functions_lead_from_every_order_to_its_shelf(warehouse):
-    for task in warehouse.tasks():
-        assert warehouse.shelf_of(warehouse.article_of(task["id"])) == task["answer"]
-    assert warehouse.article_of("no order") == "unknown order"
-
-
-async def test_the_teacher_is_right_in_two_of_seven_tasks(warehouse, project):
-    """The demonstrations leave something to learn."""
-    from types import SimpleNamespace
-
-    agent = importlib.import_module("agent")
-    right = 0
-    for row in warehouse.tasks():
-        task, messages = SimpleNamespace(**row), [{"role": "user", "content": row["question"]}]
-        while not isinstance(said := await warehouse.teach(task, messages, agent.TOOLS), str):
-            function = SimpleNamespace(**said["tool_calls"][0]["function"])
-            messages += [said, {"role": "tool", "content": agent.result_of(function)}]
-        right += warehouse.score(task, said)
-    assert 0.23 < right / len(warehouse.tasks()) < 0.34
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "result"),
-    [
-        ("shelf_of", '{"article": "red owls"}', "unknown article"),
-        ("fly", "{}", "no such function, or wrong arguments"),
-        ("shelf_of", "{", "no such function, or wrong arguments"),
-        ("shelf_of", '{"shelf": "A1"}', "no such function, or wrong arguments"),
-        ("shelf_of", "3", "no such function, or wrong arguments"),
-    ],
-)
-def test_whatever_the_model_calls_is_answered_with_a_text(project, name, arguments, result):
-    from types import SimpleNamespace
-
-    agent = importlib.import_module("agent")
-    assert agent.result_of(SimpleNamespace(name=name, arguments=arguments)) == result
-
-
-def test_nothing_is_written_over(project):
+def test_existing_project_is_not_overwritten(project):
     before = (project / "agent.py").read_text()
-    with pytest.raises(UserError, match="already exists"):
+    with pytest.raises(UserError):
         init(project)
     assert (project / "agent.py").read_text() == before
-
-
-def test_a_folder_whose_name_is_no_runs_name_is_refused_and_not_made(tmp_path):
-    with pytest.raises(UserError, match="'a b'"):
-        init(tmp_path / "a b")
-    assert not (tmp_path / "a b").exists()

@@ -1,11 +1,9 @@
 import json
-import math
 import re
 
 import pytest
 
 from configs.loading import load_run_config
-from envs.sandbox import SandboxState
 from envs.types import Task, ToolResult
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.viewer.pages import TEMPLATES
@@ -101,66 +99,6 @@ def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
     assert cells == ["5", "1", "2", "1", "1", "2", "1.2"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [
-        ({}, "better"),
-        ({"solve_rate_after": 0.05}, "unsure worse"),
-        ({"mcnemar_p": 0.3}, "unsure"),
-        ({"mcnemar_p": None}, "unsure"),
-    ],
-)
-def test_answer_follows_the_test(folder, changes, kind):
-    folder.write_summary(make_summary(**changes))
-    assert re.findall(r'class="verdict ([\w ]+)"', render(folder)) == [kind]
-
-
-def test_families_have_a_chart_if_there_are_several(folder):
-    folder.log_metrics(1, METRICS | {"solved/lookup": 0.25})
-    assert len(figures(render(folder))) == 1
-    folder.log_metrics(2, METRICS | {"solved/lookup": 0.25, "solved/chain": 0.75})
-    _, families = figures(render(folder))
-    assert re.findall(r"<title>(\w+)</title>", families) == ["lookup", "chain"]
-    # A family without a value at some step shortens no other line.
-    assert [families.count(f'class="dot s{line}"') for line in (0, 1)] == [2, 1]
-
-
-def test_evaluations_while_training_are_curves_with_intervals(folder):
-    for step, rate in ((2, 0.25), (4, 0.5)):
-        row = {"held_out/solve_rate": rate, "held_out/low": rate - 0.1, "held_out/high": rate + 0.1}
-        parts = {f"{name}/{data}": value for name, value in row.items() for data in ("lookup", "branch")}
-        folder.log_metrics(step, METRICS)
-        folder.log_metrics(step, row | parts)
-    folder.write_summary(make_summary(num_steps=4))
-    _, whole, parts = figures(render(folder))
-    assert whole.count('class="reach s0"') == 2
-    assert re.findall(r'class="mark (\w+)"', whole) == ["before", "after"]
-    assert [parts.count(f'class="reach s{line}"') for line in (0, 1)] == [2, 2]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_leave_a_gap(folder, value):
-    for step, rate in ((1, 0.5), (2, value), (3, 0.5)):
-        folder.log_metrics(step, METRICS | {"rollout/solve_rate": rate})
-    (curve,) = figures(render(folder))
-    assert curve.count('class="dot s0"') == 2
-    assert "nan" not in curve
-    assert "inf" not in curve
-
-
-def test_report_of_an_empty_or_unfinished_run(tmp_path, folder):
-    assert "Unfinished run" in render(folder)
-    (tmp_path / "empty").mkdir()
-    assert "Unfinished run" in write_report(tmp_path / "empty").read_text()
-
-
-@pytest.mark.parametrize("missing", sorted(make_summary()))
-def test_report_renders_without_any_one_number(folder, missing):
-    folder.log_metrics(1, METRICS)
-    folder.write_summary({name: value for name, value in make_summary().items() if name != missing})
-    assert render(folder)
-
-
 def test_untrusted_text_is_escaped_and_nothing_is_loaded(folder):
     folder.log_metrics(
         1, METRICS | {f"solved/{EVIL}": 1.0, f"held_out/solve_rate/{EVIL}": 1.0, "held_out/solve_rate": 1}
@@ -174,13 +112,6 @@ def test_untrusted_text_is_escaped_and_nothing_is_loaded(folder):
     assert "<b onclick" not in page
     assert "49" not in re.findall(r"\{\{.*?\}\}", page)
     assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\(""", page)
-
-
-def test_footer_names_the_sandbox(tmp_path):
-    state = SandboxState(tier="landlock", layers=("rlimits", "landlock"), without="namespaces: <forbidden>")
-    config = load_run_config(None, [f"output_dir={tmp_path}", "name=walled"])
-    with RunFolder.create(config, sandbox=state) as folder:
-        assert "&lt;forbidden&gt;" in render(folder)
 
 
 def test_templates_mark_only_drawings_and_styles_as_safe():

@@ -1,15 +1,8 @@
-import json
-from contextlib import contextmanager
-from types import SimpleNamespace
-
-import pytest
 from ollama_protocol import ScriptedOllama, said, serving
-from scripted import decision, make_agent, run
+from scripted import decision
 
-from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
 from rollout.codec import read_trajectories
-from rollout.engines.engine import EngineError
 
 ACTIONS = 'envs.actions=["think", "answer"]'
 
@@ -20,7 +13,7 @@ def solve(url, *arguments):
     )
 
 
-def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_writes_them(tmp_path, capsys):
+def test_solve_command_over_ollama(tmp_path, capsys):
     ollama, trace = ScriptedOllama(), tmp_path / "trace.jsonl"
     ollama.replies = [said(decision("think", "6*7=42")), said(decision("answer", "42"))] * 2
     with serving(ollama) as url:
@@ -34,7 +27,7 @@ def test_a_question_is_solved_over_ollama_and_its_trace_is_a_record_as_training_
     assert ollama.faults == []
 
 
-def test_what_a_model_or_a_tool_writes_cannot_command_the_terminal(capsys):
+def test_solve_removes_control_characters(capsys):
     ollama, hostile = ScriptedOllama(), "a\\u001b]52;c;aGk=\\u0007\\u001b[2Jb\\u009b31mc"
     ollama.replies = [said(decision("think", hostile, hostile)), said(decision("answer", hostile))]
     with serving(ollama) as url:
@@ -42,36 +35,3 @@ def test_what_a_model_or_a_tool_writes_cannot_command_the_terminal(capsys):
     out = capsys.readouterr().out
     assert "answer a]52;c;aGk=b31mc" in out
     assert not {"\x1b", "\x07", "\x9b"} & {*out}
-
-
-@pytest.mark.parametrize(
-    ("texts", "why"),
-    [
-        ([EngineError("the engine stopped")], "engine"),
-        (["nonsense"] * 6, "malformed"),
-    ],
-)
-def test_without_an_answer_the_exit_code_says_so(texts, why, tmp_path, monkeypatch, capsys):
-    @contextmanager
-    def scripted(config, adapter):
-        agent = make_agent(texts)
-        yield SimpleNamespace(attempt=lambda task, *_, **__: run(agent, task))
-
-    monkeypatch.setattr("ray_jobs.solve.open_worker", scripted)
-    assert solve("http://127.0.0.1:9", "--trace", str(tmp_path / "trace.jsonl")) == 1
-    assert why in " ".join(capsys.readouterr().out.split())
-    assert len(list(read_trajectories(tmp_path / "trace.jsonl"))) == 1
-
-
-def test_an_adapter_and_a_server_exclude_each_other(tmp_path, capsys):
-    (tmp_path / "adapter.safetensors").touch()
-    write_manifest(tmp_path, policy_version=1, step=1)
-    assert solve("http://127.0.0.1:9", "--adapter", str(tmp_path)) == 2
-    assert "export the checkpoint" in capsys.readouterr().err
-
-
-def test_training_over_a_server_is_refused_before_anything_starts(tmp_path, capsys):
-    arguments = ["train", "backend.type=ollama", "backend.model=planner", f"output_dir={json.dumps(str(tmp_path))}"]
-    assert main(arguments) == 2
-    assert "backend.type" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

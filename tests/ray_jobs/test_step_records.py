@@ -5,10 +5,10 @@ import pytest
 
 from learner.types import StepResult
 from ray_jobs.run.step_records import group_rows, step_trajectories
-from rollout.codec import encode_group, flat_record
+from rollout.codec import flat_record
 from rollout.lifecycle import State
 from rollout.types import StepScores
-from tests.ray_jobs.view_world import Fetched, make_batch, make_group, make_group_row, make_trajectory
+from tests.ray_jobs.view_world import Fetched, make_batch, make_group, make_group_row
 
 Z = math.sqrt(0.5)
 """One right, one wrong: (1 - 0.5) / 0.7071."""
@@ -28,7 +28,7 @@ def scored_pair():
     return group
 
 
-def test_an_advantage_is_its_outcome_part_and_its_process_part():
+def test_advantage_is_the_sum_of_its_parts():
     first, second = shown(scored_pair())
     assert first["outcome_parts"] == pytest.approx([Z, Z], abs=1e-5)
     assert first["process_parts"] == pytest.approx([0.5, 0.0], abs=1e-5)
@@ -42,19 +42,7 @@ def test_an_advantage_is_its_outcome_part_and_its_process_part():
     assert (first["verdict"], first["trained_as"], first["step"]) == ("trained", 4, 3)
 
 
-def test_a_refused_batch_says_why_and_names_no_version():
-    first, _ = shown(scored_pair(), skipped="because")
-    assert (first["verdict"], first["reason"]) == ("refused", "because")
-    assert "trained_as" not in first
-
-
-def test_without_scores_all_of_it_is_the_outcome():
-    first, _ = shown(make_group(0, outcomes=(1.0, 0.0), scored=False))
-    assert (first["credit"]["scheme"], first["credit"]["weight"]) == ("outcome", 0.0)
-    assert (first["process_parts"], first["advantages"]) == ([0.0, 0.0], first["outcome_parts"])
-
-
-def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
+def test_learner_log_probs_of_trained_tokens():
     """Version 1 sampled two tokens of the first turn and version 2 the others; version 1 was too old."""
     group = make_group(0, outcomes=(1.0, 0.0))
     first, second = shown(group, logprobs={"g000000/0": np.array([-2.25, -2.5], dtype=np.float32)}, version_ages={2: 0})
@@ -62,32 +50,9 @@ def test_learner_log_probs_stand_beside_the_tokens_that_were_trained():
     assert "learner_logprobs" not in second["turns"][0]
 
 
-def test_siblings_that_made_a_step_in_the_same_state_are_shown_with_their_advantages():
-    group = make_group(0, outcomes=(1.0, 0.0, 0.0, None))
-    rows = shown(group)
-    wrong = [row["advantages"][0] for row in rows[1:3]]
-    assert rows[1]["same_steps"] == rows[2]["same_steps"] == [wrong]
-    assert rows[0]["same_steps"] == [[value] for value in rows[0]["advantages"]]
-
-
-def test_some_groups_without_signal_are_there_with_their_reason(monkeypatch):
-    monkeypatch.setattr("ray_jobs.run.step_records.ray.get", lambda refs: refs)
-    filtered = encode_group(make_group(7, outcomes=(0.0, 0.0), scored=False))
-    rows = shown(scored_pair(), untrained=((State.FAILED, "1 of 2 infrastructure", filtered),))
-    assert [row["verdict"] for row in rows] == ["trained"] * 2 + ["failed"] * 2
-    assert (rows[-1]["step"], rows[-1]["reason"]) == (3, "1 of 2 infrastructure")
-    assert "advantages" not in rows[-1]
-
-
 @pytest.mark.parametrize(("skipped", "state"), [(None, State.TRAINED), ("because", State.REFUSED)])
-def test_rows_of_groups_say_what_became_of_the_batch(skipped, state):
+def test_group_rows_have_their_final_state(skipped, state):
     rows = (make_group_row(0, State.IN_BATCH, 3), make_group_row(1, State.ALL_WRONG, 3))
     result = StepResult(policy_version=4, metrics={}, skipped=skipped)
     first, second = group_rows(make_batch(3, rows=rows), result)
     assert (first.state, first.reason, second.state) == (state, skipped or "", State.ALL_WRONG)
-
-
-def test_a_trajectory_without_a_turn_has_no_advantage():
-    group = make_group(0, outcomes=(1.0, 0.0), scored=False)
-    group.trajectories = (*group.trajectories[:1], make_trajectory(1, turns=()))
-    assert shown(group)[1]["advantages"] == []

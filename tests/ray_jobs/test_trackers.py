@@ -1,14 +1,11 @@
 import json
-import sqlite3
 import sys
 
 import pytest
 
-from configs.errors import UserError
 from configs.loading import load_run_config
 from ray_jobs.run import trackers
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.trackers import check_trackers
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -87,43 +84,6 @@ def test_report_of_a_failure_quotes_no_key(tmp_path, recorder, monkeypatch):
         train(folder, 1)
     assert len(notes) == 1
     assert KEY not in notes[0]
-
-
-def test_files_of_trackers_are_not_synced(tmp_path, recorder, monkeypatch):
-    """A tracker may delete its files at any time."""
-    synced = []
-    monkeypatch.setattr("rollout.files.sync", synced.append)
-    with opened(tmp_path) as folder:
-        train(folder, 1)
-        folder.finish_phase("rl", 1.0, {})
-    assert folder.path / "metrics.jsonl" in synced
-    assert [path for path in synced if "trackers" in path.parts] == []
-
-
-def test_tracker_that_is_not_installed_is_rejected(monkeypatch):
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(UserError, match="trackers"):
-        check_trackers(["trackio"])
-
-
-def test_mlflow_file_store(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    expected = two_sessions(tmp_path, "mlflow")
-    [history] = (tmp_path / "r" / "trackers").rglob("metrics/policy/loss")
-    lines = [line.split() for line in history.read_text().splitlines()]
-    assert [(int(step), float(value)) for _, value, step in (line[:3] for line in lines)] == expected
-
-
-def test_trackio_database(tmp_path, monkeypatch):
-    # It reads the variable when it is imported.
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
-    expected = two_sessions(tmp_path, "trackio")
-    [database] = (tmp_path / "trackio").glob("*.db")
-    with sqlite3.connect(database) as rows:
-        found = rows.execute("select step, metrics from metrics order by step").fetchall()
-    assert [(step, json.loads(metrics)["policy/loss"]) for step, metrics in found] == expected
 
 
 def test_wandb_gets_the_scalars_and_no_secret(tmp_path, monkeypatch):

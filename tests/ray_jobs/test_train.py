@@ -34,7 +34,7 @@ def run(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder):
-    """The same recipe and seed, left in peace, and evaluated only before and after."""
+    """The same recipe and seed, undisturbed, and evaluated only before and after."""
     return end(begin(folder, "undisturbed"))
 
 
@@ -55,7 +55,7 @@ def newest_manifest(folder):
     return read(max((folder / "checkpoints").glob("v*")) / "manifest.json")
 
 
-def test_a_run_that_was_killed_and_resumed_ends_with_the_very_adapter_of_one_that_was_not(run, undisturbed):
+def test_killed_run_ends_with_the_same_adapter(run, undisturbed):
     whole, killed = newest_manifest(undisturbed), newest_manifest(run)
     assert whole["step"] == killed["step"] == 3
     assert whole["files"]["adapter.safetensors"] == killed["files"]["adapter.safetensors"]
@@ -63,7 +63,7 @@ def test_a_run_that_was_killed_and_resumed_ends_with_the_very_adapter_of_one_tha
     assert counts[0]["trained"] == counts[1]["trained"]
 
 
-def test_each_step_but_the_last_is_evaluated_once_on_the_same_tasks_as_the_end(run):
+def test_every_step_is_evaluated_once(run):
     rows = [row for row in read_records(run / "metrics.jsonl") if "held_out/unscored" in row]
     assert [(row["step"], row["held_out/tasks"] + row["held_out/unscored"]) for row in rows] == [(1, 4), (2, 4)]
     attempts = [row for row in attempts_of(run) if row["phase"] in ("held_out", "eval_after")]
@@ -73,21 +73,12 @@ def test_each_step_but_the_last_is_evaluated_once_on_the_same_tasks_as_the_end(r
     assert all(row["versions"] == [versions[row["step"]]] * 2 for row in attempts if row["step"])
 
 
-def test_nothing_is_lost_or_double_after_a_kill_and_a_resume(run):
+def test_nothing_is_lost_or_duplicated_after_a_resume(run):
     assert faults_of(run) == []
     assert read(run / "summary.json")["groups"]["trained"] == 6
 
 
-def test_engine_and_learner_agree_on_log_probs_at_version_zero(run):
-    assert 0 < read(run / "summary.json")["logprob_gap_version0"] < 0.1
-
-
-def test_every_published_version_was_acknowledged(undisturbed):
-    summary = read(undisturbed / "summary.json")
-    assert summary["versions_published"] == summary["versions_acked"] == 4
-
-
-def test_synchronous_run_is_never_stale_not_even_when_it_is_resumed(run, undisturbed):
+def test_synchronous_run_is_never_stale(run, undisturbed):
     """A resumed one gives the same weights another number, which makes what they sampled before no older."""
     assert read(undisturbed / "summary.json")["staleness"]["max"] == 0
     assert read(run / "summary.json")["staleness"]["max"] == 0

@@ -1,8 +1,6 @@
 """The viewer's server: data of a run folder, and rejected requests."""
 
 import json
-import re
-import shutil
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,19 +10,13 @@ from starlette.testclient import TestClient
 from view_world import (
     append,
     evaluation_row,
-    make_group,
-    make_group_row,
     make_run,
     metric_row,
-    trained,
 )
 
-from configs.errors import UserError
 from envs.serving import new_token, with_token
-from ray_jobs.run.summary import held_out_rates
-from ray_jobs.viewer.run import ViewedRun, ViewError
-from ray_jobs.viewer.server import STATIC, build_app, door_to, finite, follow, run_view
-from rollout.codec import trajectory_line
+from ray_jobs.viewer.run import ViewedRun
+from ray_jobs.viewer.server import build_app, door_to, finite, follow
 from rollout.types import packed_floats
 
 TOKEN = new_token()
@@ -79,57 +71,6 @@ def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
     assert shown["record"]["credit"]["scheme"] == "outcome_gated"
 
 
-def test_groups_have_a_state_and_a_reason(folder):
-    client = client_of(folder)
-    groups = ask(client, "groups")["rows"]
-    assert [group["state"] for group in groups] == ["trained"] * 3 + ["all_wrong", "expired", "failed"]
-    assert [group["reason"] for group in groups[3:6]] == ["", "older than version 3", "2 of 2 infrastructure"]
-    assert groups[0]["outcomes"] == [1.0, 0.0, 0.0]
-    assert ask(client, "groups", verdict="all_right,all_wrong")["total"] == 1
-    filtered = ask(client, "group", id="g000003")
-    assert [row["verdict"] for row in filtered["siblings"]] == ["all_wrong", "all_wrong"]
-
-
-def test_every_group_names_its_family_whether_or_not_its_attempts_are_recorded(folder):
-    client = client_of(folder)
-    groups = ask(client, "groups")["rows"]
-    assert {group["family"] for group in groups} == {"lookup"}
-    assert min(len(group["outcomes"]) for group in groups) == 0
-    assert ask(client, "group", id="g000003")["family"] == "lookup"
-    assert (ask(client, "groups", text="lookup")["total"], ask(client, "groups", text="chain")["total"]) == (6, 0)
-
-
-def test_group_that_asks_a_task_again_says_which(folder):
-    append(folder / "groups.jsonl", [make_group_row(9, "all_right", 3, repeats=1)])
-    client = client_of(folder)
-    assert [ask(client, "group", id=f"g00000{number}")["repeats"] for number in (2, 9)] == [None, 1]
-
-
-def test_refresh_reads_only_new_rows(folder):
-    client = client_of(folder)
-    before = ask(client, "state")[0]
-    append(folder / "trajectories.jsonl", trained(make_group(9), 4))
-    append(folder / "metrics.jsonl", [metric_row(4)])
-    client.runs[0].refresh()
-    after = ask(client, "state")[0]
-    assert (before["trajectories"], after["trajectories"]) == (19, 22)
-    assert (after["steps"], after["generation"]) == (4, before["generation"])
-    assert [row["step"] for row in ask(client, "metrics")] == [1, 2, 3, 4]
-
-
-def test_unfinished_line_is_not_read(folder):
-    client = client_of(folder)
-    line = trajectory_line(evaluation_row(77, "eval_after", right=True)).decode()
-    with (folder / "trajectories.jsonl").open("a") as file:
-        file.write(line[:50])
-        file.flush()
-        client.runs[0].refresh()
-        assert ask(client, "state")[0]["trajectories"] == 19
-        file.write(line[50:])
-    client.runs[0].refresh()
-    assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
-
-
 def test_rewound_run_is_read_again(folder):
     client = client_of(folder)
     path = folder / "trajectories.jsonl"
@@ -141,24 +82,6 @@ def test_rewound_run_is_read_again(folder):
     state = ask(client, "state")[0]
     assert (state["trajectories"], state["generation"]) == (3, "1.0")
     assert client.get("/api/trajectory", params={"id": "eval_after/0"}).status_code == 404
-
-
-def test_before_and_after_are_paired_by_task(folder):
-    answer = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after")
-    assert answer["counts"] == {"gained": 2, "both_right": 1, "both_wrong": 1}
-    assert [pair["task"] for pair in answer["rows"][:2]] == ["lookup-1", "lookup-2"]
-    gained = ask(client_of(folder), "pairs", left="0:eval_before", right="0:eval_after", only="gained", limit=1)
-    assert (gained["total"], len(gained["rows"])) == (2, 1)
-
-
-def test_two_runs_are_paired(folder, tmp_path):
-    other = make_run(tmp_path / "runs" / "other")
-    client = client_of(folder, other)
-    assert [about["name"] for about in ask(client, "about")] == ["demo", "other"]
-    assert ask(client, "pairs", left="0:eval_after", right="1:eval_after")["counts"] == {
-        "both_right": 3,
-        "both_wrong": 1,
-    }
 
 
 def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
@@ -175,7 +98,7 @@ def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
     assert sorted(pair["task"] for pair in pairs["rows"]) == ["lookup-0", "lookup-2", "lookup-3"]
 
 
-def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
+def test_values_that_json_cannot_represent(folder):
     attempt = evaluation_row(50, "eval_after", right=True)
     attempt.turns[0].logprobs = packed_floats([float("-inf"), float("nan")])
     attempt.answer = "half a pair: \ud800"
@@ -190,7 +113,7 @@ def test_numbers_and_characters_that_json_has_no_word_for_do_no_harm(folder):
     assert finite({"a": [float("inf"), 1.0]}) == {"a": [None, 1.0]}
 
 
-TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b"12\n", b"[1]\n", b'{"wall_s": 1.0}\n', b"[" * 100_000 + b"\n"]
+TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b'{"wall_s": 1.0}\n', b"[" * 100_000 + b"\n"]
 
 
 @pytest.mark.parametrize("torn", TORN)
@@ -214,14 +137,6 @@ def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
         stop.set()
     assert (state["trajectories"], state["metrics"], state["unreadable"]) == (20, 4, 1)
     assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
-
-
-def test_a_trajectory_whose_turns_are_torn_is_answered_with_a_sentence(folder):
-    line = trajectory_line(evaluation_row(77, "eval_after", right=True)).decode()
-    with (folder / "trajectories.jsonl").open("a") as file:
-        file.write(line[: line.index('"turns"') + 40] + "\n")
-    answer = client_of(folder).get("/api/trajectory", params={"id": "eval_after/77"})
-    assert answer.status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -314,118 +229,3 @@ def test_post_is_rejected(folder):
 def test_page_size_is_bounded(folder):
     append(folder / "trajectories.jsonl", (evaluation_row(number, "eval_after", right=True) for number in range(600)))
     assert len(ask(client_of(folder), "trajectories", limit=999_999_999)["rows"]) == 500
-
-
-def test_long_question_is_cut_in_lists_only(folder):
-    text = "<script>alert(1)</script>" + "x" * 1_000_000
-    append(folder / "trajectories.jsonl", trained(make_group(8, question=text), 4))
-    client = client_of(folder)
-    shown = ask(client, "trajectories", step=4)["rows"][0]["question"]
-    assert (len(shown), shown[-2:]) == (300, "x…")
-    assert ask(client, "trajectory", id="g000008/0")["record"]["question"] == text
-    assert ask(client, "group", id="g000008")["question"] == text
-    assert client.get("/api/trajectories").headers["content-type"] == "application/json"
-
-
-def test_without_a_tokenizer_tokens_have_no_text(folder):
-    (folder / "tokenizer.json").unlink()
-    assert "pieces" not in ask(client_of(folder), "trajectory", id="g000000/0")["record"]["turns"][0]
-
-
-def test_20000_trajectories_are_indexed_in_seconds(tmp_path):
-    """CPU time for 20,000 lines of 7 kB."""
-    folder = make_run(tmp_path / "big")
-    line = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)[0]
-    line = line.replace(b"Iron bolts: 12 kg.", b"y" * 6000)
-    with (folder / "trajectories.jsonl").open("ab") as file:
-        file.writelines(line.replace(b"g000000", b"g%06d" % number) for number in range(10, 20_010))
-    started = time.process_time()
-    run = ViewedRun(folder)
-    run.refresh()
-    assert time.process_time() - started < 5
-    assert run.state()["trajectories"] == 20_019
-
-
-def test_folder_without_a_run_is_rejected(tmp_path):
-    with pytest.raises(ViewError, match=r"trajectories\.jsonl"):
-        ViewedRun(tmp_path)
-    with pytest.raises(ViewError):
-        run_view([tmp_path] * 3, port=0, browser=False)
-
-
-def test_used_port_is_rejected(folder):
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="--port"):
-        run_view([folder], port=taken.getsockname()[1], browser=False)
-
-
-def test_empty_run_is_opened_and_followed(tmp_path):
-    done = make_run(tmp_path / "done")
-    new = tmp_path / "new"
-    new.mkdir()
-    (new / "config.json").write_text("{}")
-    client = client_of(new)
-    assert ask(client, "state")[0]["trajectories"] == 0
-    assert ask(client, "groups")["total"] == 0
-    for name in ("trajectories.jsonl", "metrics.jsonl", "groups.jsonl"):
-        shutil.copyfile(done / name, new / name)
-    client.runs[0].refresh()
-    assert ask(client, "state")[0]["trajectories"] == 19
-    assert ask(client, "groups")["total"] == 6
-
-
-def test_changed_tasks_have_the_attempt_before(folder):
-    client = client_of(folder)
-    found = ask(client, "trajectories", phase="changed")
-    assert ids(found) == ["eval_after/1", "eval_after/2"]
-    assert [row["before"]["id"] for row in found["rows"]] == ["eval_before/1", "eval_before/2"]
-    assert ask(client, "about")[0]["facets"]["changed"] == 2
-    assert ask(client, "trajectories", phase="any")["total"] == 19
-    assert ask(client, "trajectories", phase="changed", outcome="wrong")["total"] == 0
-
-
-def test_unscored_task_is_neither_gained_nor_lost(folder):
-    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_before", right=None)])
-    append(folder / "trajectories.jsonl", [evaluation_row(9, "eval_after", right=True)])
-    client = client_of(folder)
-    assert "eval_after/9" not in ids(ask(client, "trajectories", phase="changed"))
-    counts = ask(client, "pairs", left="0:eval_before", right="0:eval_after")["counts"]
-    assert counts == {"gained": 2, "both_right": 1, "both_wrong": 1}
-
-
-def test_group_has_the_tree_of_its_attempts(folder):
-    tree = ask(client_of(folder), "group", id="g000000")["tree"]
-    assert tree["order"] == ["g000000/0", "g000000/1", "g000000/2"]
-    assert [[cell["span"] for cell in row] for row in tree["rows"]] == [[1, 2], [1]]
-
-
-def test_untouched_model_has_no_step():
-    (untouched,) = held_out_rates({"num_untouched_tasks": 100, "num_eval_tasks": 0, "solve_rate_untouched": 0.1})
-    assert (untouched.policy, untouched.step, untouched.num_tasks) == ("untouched", None, 100)
-
-
-STYLES = [
-    path.read_text(encoding="utf-8") for path in (STATIC / "style.css", STATIC.with_name("templates") / "style.css")
-]
-PALETTE = (STATIC / "palette.css").read_text(encoding="utf-8")
-COLOUR = re.compile(r"#[0-9a-fA-F]{3,8}\b")
-
-
-def test_colours_are_defined_once_for_viewer_and_report():
-    scripts = [path.read_text(encoding="utf-8") for path in STATIC.glob("*.js")]
-    for text in (*STYLES, *scripts):
-        assert COLOUR.findall(text) == []
-    defined = re.findall(r"(--[\w-]+):", PALETTE)
-    assert len(defined) == len(set(defined))
-    own = {"--row", "--sans", "--mono", "--hue", "--content", "--columns", "--depth"}
-    used = {name for text in STYLES for name in re.findall(r"var\((--[\w-]+)", text)}
-    assert used - own <= set(defined)
-
-
-def test_states_of_groups_have_one_colour():
-    style = (STATIC / "style.css").read_text(encoding="utf-8")
-    for state in ("trained", "all_right", "all_wrong", "overlong", "expired", "failed", "refused"):
-        assert re.findall(rf"\.v-{state} {{ --hue: var\((--[\w-]+)\)", style) == [f"--{state.replace('_', '-')}"]
-    curves = (STATIC / "curves.js").read_text(encoding="utf-8")
-    assert "`v-${metric.slice(7)}`" in curves

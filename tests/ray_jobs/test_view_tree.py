@@ -37,35 +37,6 @@ def test_equal_steps_are_merged_and_right_attempts_come_first():
     ]
 
 
-def test_merged_cell_keeps_the_values_of_each_attempt():
-    tree = prefix_tree(
-        [
-            attempt(0, LOOK, turn("answer", "408"), outcome=1.0, advantages=[0.93, 0.9]),
-            attempt(1, LOOK, turn("answer", "9"), advantages=[-1.23, -1.3], prm_scores=[0.4, None]),
-        ]
-    )
-    assert tree["rows"][0][0]["advantages"] == [0.93, -1.23]
-    assert tree["rows"][0][0]["scores"] == [0.5, 0.4]
-    assert tree["rows"][1][1]["scores"] == [None]
-
-
-def test_another_result_is_another_state():
-    failed = turn("search", "iron bolts", "", tool_error="unavailable")
-    tree = prefix_tree([attempt(0, LOOK, turn("answer", "1")), attempt(1, failed, turn("answer", "1"))])
-    assert [len(row) for row in tree["rows"]] == [2, 2]
-
-
-def test_malformed_turns_are_merged_by_text():
-    lost = [turn(None, None, None, format_error="no JSON", text=text) for text in ("a", "a", "b")]
-    tree = prefix_tree([attempt(number, one) for number, one in enumerate(lost)])
-    assert [(cell["span"], cell["said"]) for cell in tree["rows"][0]] == [(2, "a"), (1, "b")]
-
-
-def test_no_attempts_are_an_empty_tree():
-    assert prefix_tree([]) == {"order": [], "rows": []}
-    assert prefix_tree([attempt(0)]) == {"order": ["g/0"], "rows": []}
-
-
 def test_every_attempt_is_in_every_row_until_it_ends():
     attempts = [attempt(n, *[turn("search", str(n % k), "r") for k in range(1, 2 + n % 4)]) for n in range(12)]
     tree = prefix_tree(attempts)

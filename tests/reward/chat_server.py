@@ -6,7 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from configs.reward import StepJudgeConfig
+from configs.reward import JudgeConfig
 
 
 def completion(text="fine", *, read=1000, written=100):
@@ -96,4 +96,4 @@ class FakeChatServer:
 
 def judge_config(server, **settings):
     url = server if isinstance(server, str) else server.url
-    return StepJudgeConfig(**{"base_url": url, "model": "judge-1", "requests_per_minute": 1_000_000, **settings})
+    return JudgeConfig(**{"base_url": url, "model": "judge-1", **settings})

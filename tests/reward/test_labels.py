@@ -1,9 +1,9 @@
-import json
-
 import pytest
 
 from configs.errors import UserError
-from reward.labels import StepLabel, append_label, read_labels
+from reward.labels import LabelError, MonteCarloLabeller, StepLabel, append_label, read_labels
+from reward.prm.step_text import step_texts
+from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 
 def make_label(step=0, **changes):
@@ -37,43 +37,12 @@ def path(tmp_path):
     ],
     ids=["whole", "without hindsight", "any text", "no short number"],
 )
-def test_a_label_comes_back_as_it_was(path, label):
+def test_labels_are_read_as_written(path, label):
     append_label(path, label)
     assert list(read_labels(path)) == [label]
 
 
-def test_labels_come_back_in_the_order_they_were_given(path):
-    labels = [make_label(step, labeller=name) for step in range(3) for name in ("plan", "monte_carlo")]
-    for label in labels:
-        append_label(path, label)
-    assert list(read_labels(path)) == labels
-
-
-def test_a_label_is_on_disk_when_it_was_appended(path):
-    append_label(path, make_label())
-    [line] = path.read_text().splitlines()
-    assert json.loads(line)["score"] == 0.7
-
-
-def test_no_file_holds_no_labels(path):
-    assert list(read_labels(path)) == []
-    assert not path.exists()
-
-
-def test_a_label_that_a_crash_cut_off_is_not_read(path):
-    append_label(path, make_label(0))
-    append_label(path, make_label(1))
-    path.write_bytes(path.read_bytes()[:-10])
-    assert list(read_labels(path)) == [make_label(0)]
-
-
-def test_a_label_that_only_lacks_its_line_end_is_not_read_but_given_again(path):
-    append_label(path, make_label(0))
-    path.write_bytes(path.read_bytes()[:-1])
-    assert list(read_labels(path)) == []
-
-
-def test_a_label_that_a_crash_cut_off_never_becomes_part_of_the_next(path):
+def test_a_truncated_label_is_not_read(path):
     append_label(path, make_label(0))
     append_label(path, make_label(1))
     path.write_bytes(path.read_bytes()[:-10])
@@ -82,8 +51,88 @@ def test_a_label_that_a_crash_cut_off_never_becomes_part_of_the_next(path):
     assert path.read_bytes().count(b"\n") == 2
 
 
-def test_labels_of_another_schema_are_refused(path):
+def test_labels_of_another_schema_are_rejected(path):
     append_label(path, make_label())
     path.write_text(path.read_text().replace('"schema": 1', '"schema": 0'))
     with pytest.raises(UserError, match=r"labels\.jsonl"):
         list(read_labels(path))
+
+
+# Monte Carlo.
+
+EPISODE = make_trajectory(
+    decided("search", "iron bolts", "One crate of iron bolts weighs 47 kg."),
+    malformed("hm"),
+    decided("code", "3*47", "141"),
+    decided("answer", "141", "141"),
+)
+
+
+def ending(answer, stop_reason="answered"):
+    return make_trajectory(decided("answer", str(answer)), id="new", answer=answer, stop_reason=stop_reason)
+
+
+class Ends:
+    """A sampler of scripted continuations that records its requests."""
+
+    def __init__(self, *ends):
+        self.requests = []
+        self._ends = ends
+
+    async def __call__(self, trajectory, num_turns, count):
+        self.requests.append((trajectory.id, num_turns, count))
+        return self._ends
+
+
+async def label(step, ends, *, trajectory=EPISODE, continuations=4):
+    labeller = MonteCarloLabeller([trajectory], ends, continuations=continuations)
+    return await labeller.label(step_texts(trajectory)[step])
+
+
+@pytest.mark.parametrize(
+    ("answers", "score"),
+    [
+        (("141", "141", "140", "141"), 0.75),
+        (("140", "0", "1", "2"), 0.0),
+        (("141", "141", "141", "141"), 1.0),
+        (("141", None, None, None), 0.25),
+        (("140", "141", None), 1 / 3),
+    ],
+)
+async def test_the_label_is_the_share_of_continuations_that_end_right(answers, score):
+    labelled = await label(0, Ends(*(ending(answer) for answer in answers)))
+    assert labelled.score == pytest.approx(score)
+    assert labelled.score_hindsight == labelled.score
+    assert labelled.votes == tuple(float(answer == "141") for answer in answers)
+    assert labelled.spread == (1.0 if 0 < score < 1 else 0.0)
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+async def test_continuations_start_after_the_step(step):
+    ends = Ends(ending("141"))
+    labelled = await label(step, ends, continuations=7)
+    assert ends.requests == [("g1/0", step + 1, 7)]
+    assert (labelled.step, labelled.trajectory_id, labelled.task_id) == (step, "g1/0", "t1")
+    assert (labelled.labeller, labelled.text_digest) == ("monte_carlo", step_texts(EPISODE)[step].digest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "score"),
+    [({"answer": "141"}, 1.0), ({"answer": "140"}, 0.0), ({"answer": None, "stop_reason": "format"}, 0.0)],
+)
+async def test_the_last_step_is_labelled_by_its_outcome_and_nothing_is_continued(changes, score):
+    ends = Ends()
+    labelled = await label(3, ends, trajectory=make_trajectory(*EPISODE.turns, **changes))
+    assert (labelled.score, labelled.votes, labelled.spread) == (score, (score,), 0.0)
+    assert ends.requests == []
+
+
+async def test_failed_or_missing_continuations_give_no_label():
+    failed = make_trajectory(*EPISODE.turns, answer=None, stop_reason="infrastructure")
+    for step, ends, trajectory in (
+        (0, Ends(ending("141"), ending(None, "infrastructure")), EPISODE),
+        (1, Ends(), EPISODE),
+        (3, Ends(), failed),
+    ):
+        with pytest.raises(LabelError):
+            await label(step, ends, trajectory=trajectory)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from envs.types import Task, ToolCall, ToolResult
+from envs.types import Task
 from reward.prm.decoys import CANARIES
 from reward.prm.quality import (
     ScoredStep,
@@ -21,8 +21,7 @@ from reward.prm.quality import (
 )
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
-from reward.types import PrmDataError
-from rollout.types import Completion, Trajectory, Turn
+from tests.reward.test_step_text import decided, make_trajectory
 
 LABEL = np.array([0.0, 0.2, 0.4, 0.4, 0.8, 1.0])
 PRED = np.array([0.1, 0.1, 0.5, 0.3, 0.9, 0.8])
@@ -41,7 +40,7 @@ def test_mse_by_hand():
     assert mse(LABEL, PRED) == near(0.09 / 6)
 
 
-def test_ties_share_the_mean_of_their_ranks():
+def test_equal_values_share_the_mean_of_their_ranks():
     assert list(average_ranks(np.array([3.0, 1.0, 3.0, 2.0]))) == [3.5, 1.0, 3.5, 2.0]
 
 
@@ -71,7 +70,7 @@ def test_best_of_n_shares_the_pick_between_ties():
     assert best_of_n(np.array([0.9, 0.9, 0.1]), np.array([1.0, 0.0, 1.0])) == (0.5, near(2 / 3), 1.0)
 
 
-def test_interval_of_a_mean_covers_as_often_as_it_says():
+def test_coverage_of_the_interval_of_a_mean():
     covered = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -82,10 +81,6 @@ def test_interval_of_a_mean_covers_as_often_as_it_says():
         )
         covered += low <= 0 <= high
     assert 0.86 <= covered / 200 <= 0.99
-
-
-def test_one_cluster_has_no_interval():
-    assert clustered_interval(mean, ["a"] * 3, [np.arange(3.0)], seed=0) is None
 
 
 def make_steps(*, num_tasks=20, score=lambda label, rng: label):
@@ -108,7 +103,7 @@ def make_steps(*, num_tasks=20, score=lambda label, rng: label):
     return steps
 
 
-def test_a_perfect_prm_is_perfect_by_every_figure():
+def test_figures_of_a_perfect_prm():
     report = quality_report(make_steps(), baseline=0.5, seed=0)
     assert [report[name] for name in ("auroc_step", "spearman_within_group", "auroc_outcome")] == near([1.0] * 3)
     assert [report[name] for name in ("mse", "ece")] == near([0.0] * 2)
@@ -116,15 +111,7 @@ def test_a_perfect_prm_is_perfect_by_every_figure():
     assert (report["num_tasks_held_out"], report["num_steps"], report["num_trajectories"]) == (20, 240, 80)
 
 
-def test_a_constant_prm_knows_nothing():
-    report = quality_report(make_steps(score=lambda *_: 0.5), baseline=0.5, seed=0)
-    assert report["auroc_step"] == report["auroc_outcome"] == 0.5
-    assert report["spearman_within_group"] is None
-    assert report["mse"] == report["mse_baseline"]
-    assert report["best_of_4"] == near(report["best_of_4_random"])
-
-
-def test_figures_lie_in_their_intervals_and_do_not_depend_on_the_order():
+def test_figures_are_in_their_intervals_and_do_not_depend_on_the_order():
     steps = make_steps(score=lambda label, rng: 0.2 + 0.6 * label + rng.gauss(0, 0.25))
     report = quality_report(steps, baseline=0.5, seed=0)
     for name in ("mse", "auroc_step", "spearman_within_group", "auroc_outcome", "best_of_4"):
@@ -134,35 +121,21 @@ def test_figures_lie_in_their_intervals_and_do_not_depend_on_the_order():
     assert shuffled["auroc_outcome"] == near(report["auroc_outcome"])
 
 
-def test_no_scored_step_is_an_error_that_names_the_setting():
-    with pytest.raises(PrmDataError, match=r"prm\.max_tokens"):
-        quality_report([], baseline=0.5, seed=0)
-
-
-def make_trajectory(index):
-    completion = Completion(token_ids=(1,), logprobs=(0.0,), text="x", finish_reason="stop", policy_version=1)
-    turn = Turn.of(
-        role="planner",
-        prompt_token_ids=(1,),
-        completion=completion,
-        trainable=True,
-        thought=f"thought {index}",
-        tool_call=ToolCall(name="answer", arguments="42" if index % 2 else "0"),
-        tool_result=ToolResult(text="done"),
-    )
+def make_one_step(index):
+    answer = "42" if index % 2 else "0"
     task = Task(id=f"t{index}", dataset="arith", question="What?", answer="42")
-    answer = turn.tool_call.arguments
-    return Trajectory(id=f"t{index}/0", group_id="g", task=task, turns=(turn,), answer=answer, stop_reason="answered")
+    turn = decided("answer", answer, thought=f"thought {index}")
+    return make_trajectory(turn, task=task, id=f"t{index}/0", answer=answer)
 
 
 def test_evaluation_scores_held_out_steps_and_junk():
-    trajectories = [make_trajectory(index) for index in range(8)]
+    trajectories = [make_one_step(index) for index in range(8)]
     steps = [LabelledStep(step=step_texts(each)[0], label=float(index % 2)) for index, each in enumerate(trajectories)]
     data = PrmData(train=tuple(steps[:4]), held_out=tuple(steps[4:]))
     report = evaluate_prm(
         data,
         trajectories,
-        score=lambda asked: [None if "thought 4" in step.text else float("Input: 42" in step.text) for step in asked],
+        score=lambda scored: [None if "thought 4" in step.text else float("Input: 42" in step.text) for step in scored],
         seed=0,
     )
     assert (report["num_steps"], report["num_unscored"], report["auroc_outcome"]) == (3, 1, 1.0)

@@ -1,272 +1,351 @@
+"""The scorers: tables of right and wrong answers, properties, and hostile texts."""
+
+import os
+import resource
+import signal
 import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.datasets import game24
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import generate
 from envs.types import Task
-from reward.scorers import score_aime, score_answer, score_game24, score_integer
+from reward.scorers import partial_credit, score_aime, score_answer, score_game24, score_integer
+from reward.scorers.math import _CHECKER, NotANumberError, parse_number, same_number, score_math
+from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 EXPRESSION_TEXT = st.text("0123456789+-*/×÷−()= .x^!", max_size=80)
+MATH_TEXT = st.text("0123()[]{}+-/$ .,\\sqrtfracpi", max_size=20)
+CHOICE = "C. Colorectal cancer"
+HAND = (4, 9, 10, 13)  # (10-4)*(13-9) = 6*4
 
+
+def cases(gold, *texts):
+    """Return pairs of a text and its reference."""
+    return [(text, gold) for text in texts]
+
+
+SHORT_RIGHT = [
+    *cases("james madison", "James Madison", "  the James  Madison. "),
+    *cases("Let'S Make Money", "Let's Make Money", "Let’s Make Money"),
+    *cases("United States\nUSA\nU.S.", "USA", "us"),
+]
+SHORT_RIGHT += [("“Archibald, certainly not!”", '"Archibald, certainly not!"'), ("323-272 BC", "323–272 BC")]
+SHORT_RIGHT += [("Gülçiçek Hatun", "Gu\u0308lc\u0327ic\u0327ek Hatun"), ("138535", "138,535"), ("A yes", "yes")]
+SHORT_RIGHT += [("35.", "35"), ("$1,250.5", "1250.5"), ("−5 °C", "-5 °C")]
+SHORT_RIGHT += [("Apollo-11", "Apollo 11".replace(" ", "")), ("(1,2)", "(1, 2)")]
+SHORT_RIGHT += [("3,-4 and 1,000", "3, -4 and 1000"), ("1914-1918", "1914 – 1918"), ("Hepatitis A.", "hepatitis a")]
+SHORT_WRONG = [
+    *cases("yes", "", "yes and no", "yes " * 400),
+    *cases("james madison", "president James Madison", "James", "madison james"),
+    *cases("United States\nUSA", "United States USA", "United States\nUSA"),
+]
+SHORT_WRONG += [("35", "3.5"), ("5", ".5"), ("5", "-5"), ("−5", "5"), ("12.5 million", "125 million"), ("34", "3/4")]
+SHORT_WRONG += [("123", "1,2,3"), ("11/2/2020", "1/12/2020"), ("hepatitis", "Hepatitis A"), ("B", "A, B")]
+SHORT_WRONG += [("Gulcicek Hatun", "Gülçiçek Hatun")]
+CHOICE_RIGHT = [
+    *cases(
+        CHOICE, "C", "c", " C. ", "(C)", "(c).", "C)", "$C$", "\\boxed{C}", "$\\boxed{C}$", "\\boxed{\\text{C}}", "C:"
+    ),
+    *cases(CHOICE, "C. Colorectal cancer", "C) colorectal cancer.", "(C) Colorectal  cancer", "Colorectal cancer"),
+    *cases("A. .", "A", "."),
+]
+CHOICE_WRONG = [
+    *cases(
+        CHOICE, "", "D", "CC", "C D", "C, D", "C or D", "A. Colorectal cancer", "C. Oral ulcers", "C. cancer", "cancer"
+    ),
+    *cases(CHOICE, "The answer is C", "not C", "\\boxed{C", "$C", "С", "Ｃ", "C" * 700, "C\nD", "1", "ABCD"),
+    *cases(CHOICE, "(C) Colorectal cancer (D) Oral ulcers"),
+    *cases("A. .", "", "..."),
+]
+GAIA_RIGHT = [
+    *cases("17", "17", "17.0"),
+    *cases("b,e", "b, e", "b; e"),
+]
+GAIA_RIGHT += [("$1,700", "1700"), ("35%", "35"), ("1e3", "1000"), ("Right", "right")]
+GAIA_RIGHT += [("St. Petersburg", "Saint Petersburg".replace("Saint", "St")), ("seagull", "sea gull")]
+GAIA_RIGHT += [("3, 4.0, 5", "3,4,5"), ("+", "+")]
+GAIA_WRONG = [
+    *cases("17", "", "18", "17 apples", "1_7", "１７", "inf", "nan"),
+    *cases("b,e", "b, e, f", "e, b", "b"),
+    *cases("3,4,5", "3, 4, 6"),
+    *cases("right", "Left", "x" * 1001),
+    *cases("+", "", "-", "++"),
+]
+MATH_RIGHT = [
+    *cases("27", "27", "27.0", " $27$ ", "$\\boxed{27}$", "\\(27\\)", "\\[\n\\boxed{27}\n\\]"),
+    *cases("27", "\\(\\left(30-3\\right)\\)", "\\boxed{027}", "54/2", "\\frac{54}{2}", "\\dfrac{54}{2}", "3^3"),
+    *cases("27", "3**3", "\\sqrt{729}", "sqrt(729)", "\\sqrt[3]{19683}", "3\\sqrt{81}", "3(9)", "27\\pi/\\pi"),
+    *cases("27", "3 \\cdot 9", "3×9", "\\left(30-3\\right)"),
+    *cases("-1", "−1", "(-1)^3"),
+    *cases("1/2", "0.5", "2-1\\frac{1}{2}", "\\frac12"),
+    *cases("1", "(-1)^{2024}", "1^{999999999}"),
+    *cases("9/5", "1\\frac{4}{5}", "1\\frac45"),
+    *cases("3/2", "3(\\frac{1}{2})", "\\frac{\\frac12}{\\frac{1}3}"),
+]
+MATH_RIGHT += [("27", "\\( \\frac{54}{2} \\)"), ("3,159", "3159"), ("\\sqrt{8}", "2\\sqrt{2}")]
+MATH_RIGHT += [("2^{100}", "1267650600228229401496703205376"), ("10^{-3}", "1/1000")]
+MATH_RIGHT += [("\\sqrt[3]{2^{99}}", "8589934592"), ("1.8", "1\\frac{4}{5}"), ("$1 \\dfrac{4}{5}$", "\\frac{9}{5}")]
+MATH_RIGHT += [("-1\\tfrac{4}{5}", "-9/5"), ("\\boxed{1,000\\frac{1}{2}}", "1000.5"), ("0\\frac{0}{5}", "0")]
+MATH_RIGHT += [("2\\cdot 1\\frac{1}{2}", "3"), ("1\\frac{1}{2}\\pi", "3\\pi/2")]
+MATH_RIGHT += [("3\\frac{\\sqrt{2}}{2}", "3\\sqrt{2}/2"), ("3\\frac{5}{2}", "15/2"), ("3\\frac{-1}{2}", "-3/2")]
+MATH_RIGHT += [("1.5\\frac{1}{2}", "3/4"), ("2^3\\frac{1}{2}", "4"), ("2^-1\\frac{1}{2}", "1/4")]
+MATH_RIGHT += [("\\sqrt3\\frac{1}{2}", "\\sqrt{3}/2"), ("$-\\dfrac 34$", "-3/4"), ("\\frac1{72}", "1/72")]
+MATH_RIGHT += [("\\frac{13}2", "6.5")]
+MATH_WRONG = [
+    *cases("27", "\\(27\\) \\(27\\)", "\\(27\\]", "\\(27", "\\[1\\]+\\[26\\]", "", "28", "27 or 28", "27, 28"),
+    *cases("27", "\\boxed{27}\\boxed{28}", "27 miles", "x=27", "=27", "27 = 27", "2 7", "٢٧", "1/0", "0/0"),
+    *cases("27", "26.999999999", "$27", "\\boxed{27", "27)", "__import__('os')", "27!", "(" * 50 + "27" + ")" * 50),
+    *cases("27", "9" * 201, "2.7e1", "\\frac{54}", "\\sqrt"),
+    *cases("1", "\\frac1", "\\frac{1"),
+]
+MATH_WRONG += [("4/5", "1\\frac{4}{5}"), ("1\\frac{4}{5}", "4/5"), ("-1\\frac{4}{5}", "-1/5")]
+MATH_WRONG += [("-1\\frac{4}{5}", "-4/5"), ("1\\frac{4}", "9/5"), ("\\frac12", "12"), ("\\frac123", "1/23")]
 AIME_RIGHT = [
-    ("204", "204"),
-    (" 204 ", "204"),
-    ("204\n", "204"),
-    ("\t204\r\n", "204"),
-    ("0204", "204"),
-    ("000204", "204"),
-    ("204.0", "204"),
-    ("0204.0", "204"),
-    ("$204$", "204"),
-    ("$ 204 $", "204"),
-    ("$204.0$", "204"),
-    ("$$204$$", "204"),
-    ("\\boxed{204}", "204"),
-    ("\\boxed{ 204 }", "204"),
-    (" \\boxed{204} ", "204"),
-    ("\\boxed{204.0}", "204"),
-    ("\\boxed{0204}", "204"),
-    ("$\\boxed{204}$", "204"),
-    ("$ \\boxed{204} $", "204"),
-    ("$$\\boxed{204}$$", "204"),
-    ("73", "073"),
-    ("073", "073"),
-    ("073", "73"),
-    ("\\boxed{073}", "73"),
-    ("0", "0"),
-    ("000", "0"),
-    ("0.0", "000"),
-    ("$0$", "0"),
-    ("7", "007"),
-    ("999", "999"),
+    *cases("204", "204", " 204 ", "204\n", "\t204\r\n", "0204", "000204", "204.0", "0204.0", "$204$", "$ 204 $"),
+    *cases("204", "$204.0$", "$$204$$", "\\boxed{204}", "\\boxed{ 204 }", " \\boxed{204} ", "\\boxed{204.0}"),
+    *cases("204", "\\boxed{0204}", "$\\boxed{204}$", "$ \\boxed{204} $", "$$\\boxed{204}$$"),
+    *cases("073", "73", "073"),
+    *cases("73", "073", "\\boxed{073}"),
+    *cases("0", "0", "000", "$0$"),
+    *cases("000", "0.0"),
+    *cases("007", "7"),
+    *cases("999", "999"),
 ]
 AIME_WRONG = [
-    "",
-    " ",
-    "205",
-    "2 04",
-    "20 4",
-    "100+104",
-    "\\boxed{100+104}",
-    "2^2*51",
-    "408/2",
-    "204, 205",
-    "204 or 205",
-    "204 204",
-    "\\boxed{204}\\boxed{204}",
-    "\\boxed{203} \\boxed{204}",
-    "204 minutes",
-    "204^\\circ",
-    "204°",
-    "204%",
-    "x=204",
-    "x = 204",
-    "The answer is 204",
-    "204.",
-    "204.5",
-    "204.00",
-    "2.04e2",
-    "0xcc",
-    "-204",
-    "+204",
-    "٢٠٤",
-    "２０４",
-    "２04",
-    "²⁰⁴",
-    "204\u200b",
-    "\\boxed{204",
-    "204}",
-    "\\boxed204",
-    "$204",
-    "204$",
-    "$$204$",
-    "$$$204$$$",
-    "\\boxed{\\boxed{204}}",
-    "\\fbox{204}",
-    "{204}",
-    "'204'",
-    "[204]",
-    "two hundred and four",
-    "2_04",
-    "204\x00",
-    "0" * 70 + "204",
-    "204" * 1000,
+    *cases("204", "", " ", "205", "2 04", "20 4", "100+104", "\\boxed{100+104}", "2^2*51", "408/2", "204, 205"),
+    *cases("204", "204 or 205", "204 204", "\\boxed{204}\\boxed{204}", "\\boxed{203} \\boxed{204}", "204 minutes"),
+    *cases("204", "204^\\circ", "204°", "204%", "x=204", "x = 204", "The answer is 204", "204.", "204.5", "204.00"),
+    *cases("204", "2.04e2", "0xcc", "-204", "+204", "٢٠٤", "２０４", "２04", "²⁰⁴", "204\u200b", "\\boxed{204", "204}"),
+    *cases("204", "\\boxed204", "$204", "204$", "$$204$", "$$$204$$$", "\\boxed{\\boxed{204}}", "\\fbox{204}"),
+    *cases("204", "{204}", "'204'", "[204]", "two hundred and four", "2_04", "204\x00", "0" * 70 + "204"),
+    *cases("204", "204" * 1000),
 ]
-
-
-@pytest.mark.parametrize(("text", "gold"), AIME_RIGHT)
-def test_aime_accepts(text, gold):
-    assert score_aime(text, gold) == 1.0
-
-
-@pytest.mark.parametrize("text", AIME_WRONG)
-def test_aime_refuses(text):
-    assert score_aime(text, "204") == 0.0
-
-
-HAND = (4, 9, 10, 13)  # (10-4)*(13-9) = 6*4
 GAME24_RIGHT = [
-    ("(10-4)*(13-9)", HAND),
-    ("(10 - 4) * (13 - 9)", HAND),
-    ("(13-9)*(10-4)", HAND),
-    ("(10-4)×(13-9)", HAND),
-    ("(10−4)×(13−9)", HAND),
-    ("(10-4)*(13-9) = 24", HAND),
-    ("(10-4)*(13-9)=24", HAND),
-    ("(10-4)*(13-9)= 24 ", HAND),
-    ("  (10-4)*(13-9)\n", HAND),
-    ("(10-4)\n*\t(13-9)", HAND),
-    ("((10-4)*(13-9))", HAND),
-    ("((((10-4))))*(13-9)", HAND),
-    ("(10)-(4)*(9-13)-(2)", (10, 4, 9, 13, 2)),  # 10+16-2
-    ("(1+1+1)×8", (1, 1, 1, 8)),
-    ("8*(1+1+1)", (1, 1, 1, 8)),
-    ("(1+1+1)*8=24", (1, 1, 1, 8)),
-    ("6/(1-3/4)", (1, 3, 4, 6)),
-    ("6÷(1−3÷4)", (1, 3, 4, 6)),
-    ("8/(3-8/3)", (3, 3, 8, 8)),
-    ("8÷(3-8÷3) = 24", (3, 3, 8, 8)),
-    ("5*(5-1/5)", (1, 5, 5, 5)),
-    ("(10*10-4)/4", (4, 4, 10, 10)),
-    ("(11+1)*(1+1)", (1, 1, 1, 11)),
-    ("12*(1+1)*1", (1, 1, 1, 12)),
-    ("12/1*(1+1)", (1, 1, 1, 12)),
-    ("4*6*1*1", (1, 1, 4, 6)),
-    ("4+6+6+8", (4, 6, 6, 8)),
-    ("8-6+4*6-2", (8, 6, 4, 6, 2)),  # 8-6 = 2, 2+24-2
-    ("1-1+4*6", (1, 1, 4, 6)),
-    ("4*6/(1*1)", (1, 1, 4, 6)),
-    ("13+13-4/2", (2, 4, 13, 13)),
-    ("(3*7+3/1)", (1, 3, 3, 7)),
+    *cases(HAND, "(10-4)*(13-9)", "(10 - 4) * (13 - 9)", "(13-9)*(10-4)", "(10-4)×(13-9)", "(10−4)×(13−9)"),
+    *cases(HAND, "(10-4)*(13-9) = 24", "(10-4)*(13-9)=24", "(10-4)*(13-9)= 24 ", "  (10-4)*(13-9)\n"),
+    *cases(HAND, "(10-4)\n*\t(13-9)", "((10-4)*(13-9))", "((((10-4))))*(13-9)"),
+    *cases((1, 1, 1, 8), "(1+1+1)×8", "8*(1+1+1)", "(1+1+1)*8=24"),
+    *cases((1, 3, 4, 6), "6/(1-3/4)", "6÷(1−3÷4)"),
+    *cases((3, 3, 8, 8), "8/(3-8/3)", "8÷(3-8÷3) = 24"),
+    *cases((1, 1, 1, 12), "12*(1+1)*1", "12/1*(1+1)"),
+    *cases((1, 1, 4, 6), "4*6*1*1", "1-1+4*6", "4*6/(1*1)"),
 ]
+GAME24_RIGHT += [("(10)-(4)*(9-13)-(2)", (10, 4, 9, 13, 2)), ("5*(5-1/5)", (1, 5, 5, 5))]
+GAME24_RIGHT += [("8-6+4*6-2", (8, 6, 4, 6, 2)), ("13+13-4/2", (2, 4, 13, 13))]
 GAME24_WRONG = [
-    ("", HAND),
-    ("24", HAND),
-    ("= 24", HAND),
-    ("4+9+10+13", HAND),  # 36
-    ("(10-4)*(13-9) = 25", HAND),
-    ("(10-4)*(13-9) = 24 = 24", HAND),
-    ("24 = (10-4)*(13-9)", HAND),
-    ("(10-4)*(13-9)*1", HAND),
-    ("(10-4)*4", HAND),
-    ("(10-4)*(13-9)+4-4", HAND),
-    ("The answer is (10-4)*(13-9)", HAND),
-    ("(10-4)*(13-9).", HAND),
-    ("10-4*13-9", HAND),  # -51
-    ("(10-4)(13-9)", HAND),
-    ("(10-4)x(13-9)", HAND),
-    ("(10-4)**(13-9)", HAND),
-    ("(10-4)*(13-9", HAND),
-    ("10-4)*(13-9)", HAND),
-    ("()(10-4)*(13-9)", HAND),
-    ("[10-4]*[13-9]", HAND),
-    ("(10-4)*(13-9);import os", HAND),
-    ("__import__('os')", HAND),
-    ("(１０-4)*(13-9)", HAND),
-    ("(1 0-4)*(13-9)", HAND),
-    ("(010-4)*(13-9)", HAND),
-    ("(10.0-4)*(13-9)", HAND),
-    ("1(1+1)*12", (1, 1, 1, 12)),
-    ("12*1+12", (1, 1, 2, 12)),
-    ("11+13", (1, 1, 1, 3)),
-    ("1 1+13", (1, 1, 13)),
-    ("4!*1*1*1", (1, 1, 1, 4)),
-    ("(1+1+1+1)!", (1, 1, 1, 1)),
-    ("5^2-1*1", (1, 1, 2, 5)),
-    ("5²-1*1", (1, 1, 2, 5)),
-    ("-1+1+4*6", (1, 1, 4, 6)),
-    ("+4*6*1*1", (1, 1, 4, 6)),
-    ("4*-6*(1-2)", (1, 2, 4, 6)),
-    ("4*6--1-1", (1, 1, 4, 6)),
-    ("24/(1-1)", (1, 1, 24)),
-    ("4*6+1//1-1", (1, 1, 1, 4, 6)),
-    ("4*6+0*(1-1)", (1, 1, 4, 6)),
-    ("49//2", (2, 49)),
-    ("7%4*8", (4, 7, 8)),
-    ("4*6*1*1e0", (1, 1, 4, 6)),
-    ("4*6\x00*1*1", (1, 1, 4, 6)),
-    ("4·6·1·1", (1, 1, 4, 6)),
-    ("8*3.0000000001", (3, 8)),
-    ("(" * 90 + "4*6*1*1" + ")" * 90, (1, 1, 4, 6)),
-    ("4*6*1*1" + " " * 300, (1, 1, 4, 6)),
-    ("9" * 199, HAND),
+    *cases(HAND, "", "24", "= 24", "4+9+10+13", "(10-4)*(13-9) = 25", "(10-4)*(13-9) = 24 = 24"),
+    *cases(HAND, "24 = (10-4)*(13-9)", "(10-4)*(13-9)*1", "(10-4)*4", "(10-4)*(13-9)+4-4"),
+    *cases(HAND, "The answer is (10-4)*(13-9)", "(10-4)*(13-9).", "10-4*13-9", "(10-4)(13-9)", "(10-4)x(13-9)"),
+    *cases(HAND, "(10-4)**(13-9)", "(10-4)*(13-9", "10-4)*(13-9)", "()(10-4)*(13-9)", "[10-4]*[13-9]"),
+    *cases(HAND, "(10-4)*(13-9);import os", "__import__('os')", "(１０-4)*(13-9)", "(1 0-4)*(13-9)", "(010-4)*(13-9)"),
+    *cases(HAND, "(10.0-4)*(13-9)", "9" * 199),
+    *cases((1, 1, 2, 5), "5^2-1*1", "5²-1*1"),
+    *cases((1, 1, 4, 6), "-1+1+4*6", "+4*6*1*1", "4*6--1-1", "4*6+0*(1-1)", "4*6*1*1e0", "4*6\x00*1*1", "4·6·1·1"),
+    *cases((1, 1, 4, 6), "(" * 90 + "4*6*1*1" + ")" * 90, "4*6*1*1" + " " * 300),
+]
+GAME24_WRONG += [("12*1+12", (1, 1, 2, 12)), ("4!*1*1*1", (1, 1, 1, 4)), ("4*-6*(1-2)", (1, 2, 4, 6))]
+GAME24_WRONG += [("24/(1-1)", (1, 1, 24)), ("4*6+1//1-1", (1, 1, 1, 4, 6)), ("49//2", (2, 49)), ("7%4*8", (4, 7, 8))]
+GAME24_WRONG += [("8*3.0000000001", (3, 8))]
+INTEGER_RIGHT = [
+    *cases("1888", "1888", " 1888\n", "+1888", "01888", "1,888", "+1,888", "\t1888", "1888 "),
+    *cases("-60", "-60"),
+    *cases("0", "-0"),
+]
+INTEGER_WRONG = [
+    *cases("1888", "", "1889", "-1888", "--1888", "+-1888", "1888.0", "1888.", "1 888", "18,88", "1,8,8,8", "1888,"),
+    *cases("1888", ",1888", "1,888,", "1_888", "1888 kg", "37*48+112", "1888 or 1889", "x = 1888", "$1888$"),
+    *cases("1888", "\\boxed{1888}", "1.888e3", "0x760", "１８８８", "١٨٨٨", "−1888", "None", "1888" * 100),
+    *cases("-60", "60"),
+]
+RIGHT = {
+    exact_match: SHORT_RIGHT,
+    token_f1: SHORT_RIGHT,
+    score_choice: CHOICE_RIGHT,
+    score_gaia: GAIA_RIGHT,
+    score_math: MATH_RIGHT,
+    score_aime: AIME_RIGHT,
+    score_game24: GAME24_RIGHT,
+    score_integer: INTEGER_RIGHT,
+}
+WRONG = {
+    exact_match: SHORT_WRONG,
+    score_choice: CHOICE_WRONG,
+    score_gaia: GAIA_WRONG,
+    score_math: MATH_WRONG,
+    score_aime: AIME_WRONG,
+    score_game24: GAME24_WRONG,
+    score_integer: INTEGER_WRONG,
+}
+
+
+@pytest.mark.parametrize("scorer", RIGHT, ids=lambda scorer: scorer.__name__)
+def test_right_answers_score_one(scorer):
+    assert [case for case in RIGHT[scorer] if scorer(*case) != 1.0] == []
+
+
+@pytest.mark.parametrize("scorer", WRONG, ids=lambda scorer: scorer.__name__)
+def test_wrong_answers_score_zero(scorer):
+    assert [case for case in WRONG[scorer] if scorer(*case) != 0.0] == []
+
+
+@pytest.mark.parametrize(
+    ("scorer", "gold"),
+    [(score_aime, "080 or 081"), (score_aime, ""), (score_integer, "x"), (score_choice, "Colorectal cancer")],
+)
+def test_a_malformed_reference_is_an_error_and_not_a_zero(scorer, gold):
+    with pytest.raises(ValueError):
+        scorer("80", gold)
+
+
+LETTERS, SIGNS = ("A", "B", "C", "D"), ("+", "-", "*", "/", "%", "...")
+
+
+@pytest.mark.parametrize("gold", [*LETTERS, "The", *SIGNS])
+@pytest.mark.parametrize("scorer", [exact_match, token_f1])
+def test_reference_of_only_an_article_or_punctuation_equals_only_itself(scorer, gold):
+    texts = ("", " ", ".", "the", "an", *LETTERS, *SIGNS)
+    assert [text for text in texts if text.casefold() != gold.casefold() and scorer(text, gold)] == []
+    assert scorer(f" {gold.lower()} ", gold) == 1.0
+
+
+def test_a_letter_that_is_an_article_may_have_punctuation():
+    for letter in LETTERS:
+        texts = (f"{letter}.", f"({letter.lower()})", f"{letter}:", f"{letter} {letter}", f"not {letter}")
+        assert [exact_match(text, letter) for text in texts] == [1.0, 1.0, 1.0, 0.0, 0.0]
+
+
+def test_a_blank_line_of_a_reference_is_not_an_alias():
+    for gold in ("Paris\n", "\nParis", "Paris\n \nParigi"):
+        assert [exact_match(text, gold) for text in ("paris", "", " ")] == [1.0, 0.0, 0.0]
+        assert [token_f1(text, gold) for text in ("paris", "", " ")] == [1.0, 0.0, 0.0]
+
+
+def test_token_f1_is_the_harmonic_mean_of_shared_words_over_the_best_alias():
+    # 2 of 3 words of the answer, 2 of 2 of the alias: 2 * 2 / (3 + 2).
+    assert token_f1("president James Madison", "adams\nJames Madison") == pytest.approx(0.8)
+    # A repeated word is shared as often as both texts have it.
+    assert token_f1("new new york", "new york") == pytest.approx(0.8)
+    assert token_f1("no James", "no") == 0.0
+    assert token_f1("nothing", "james") == 0.0
+
+
+TOWERS = [
+    "9^9^9",
+    "9^9^9^9",
+    "9^(9^(9^9))",
+    "(9^999)^9",
+    "2^{-99999999}",
+    "\\sqrt[1/999999999]{9}",
+    "\\frac{1}{3}^{123456789}",
+    "\\sqrt{2}^{123456789}",
+    "\\pi^{9^9}",
+    "9^{9^{999}}",
+    "2^{\\pi^{30}}",
+    "(1+\\sqrt{2})^{100000}",
+    "0.5^{1000000000}",
 ]
 
 
-@pytest.mark.parametrize(("text", "numbers"), GAME24_RIGHT)
-def test_game24_accepts(text, numbers):
-    assert score_game24(text, numbers) == 1.0
+@pytest.mark.parametrize("text", TOWERS)
+def test_power_of_too_many_digits_is_rejected_before_it_is_computed(text):
+    with pytest.raises((NotANumberError, OverflowError)):
+        parse_number(text)
+    assert same_number({"text": text, "gold": "3"}) is False
 
 
-@pytest.mark.parametrize(("text", "numbers"), GAME24_WRONG)
-def test_game24_refuses(text, numbers):
-    assert score_game24(text, numbers) == 0.0
+def test_tower_costs_the_checking_process_nothing():
+    assert score_math("9*3", "27") == 1.0
+    process = _CHECKER._process
+    assert [score_math(tower, "27") for tower in TOWERS] == [0.0] * len(TOWERS)
+    assert score_math("9*3", "27") == 1.0
+    assert _CHECKER._process is process
 
 
-def test_game24_is_exact_where_floats_are_not():
-    assert 8 / (3 - 8 / 3) != 24
-    assert score_game24("8/(3-8/3)", (3, 3, 8, 8)) == 1.0
-    assert score_game24("(8/3+8/3)*9/2", (3, 8, 3, 8, 9, 2)) == 1.0
-    assert score_game24("9999/9998*24", (9999, 9998, 24)) == 0.0
+def test_check_that_hangs_is_wrong_after_the_limit_and_the_next_one_is_checked(monkeypatch):
+    assert score_math("9*3", "27") == 1.0
+    _CHECKER._process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr(_CHECKER, "_limit_s", 0.2)
+    assert score_math("9*3", "27") == 0.0
+    monkeypatch.undo()
+    assert score_math("9*3", "27") == 1.0
+
+
+def test_checking_process_that_died_between_two_answers_costs_neither():
+    assert score_math("9*3", "27") == 1.0
+    _CHECKER._process.kill()
+    _CHECKER._process.wait()
+    assert score_math("9*3", "27") == 1.0
+
+
+def test_answers_are_checked_in_a_process_with_more_than_a_thousand_open_files():
+    _CHECKER.close()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert score_math("9*3", "27") == 1.0
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        _CHECKER.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(ANY_TEXT | EXPRESSION_TEXT, MATH_TEXT)
+def test_no_text_makes_a_scorer_raise(text, formula):
+    for scorer, gold in (
+        (exact_match, "yes"),
+        (token_f1, "a b"),
+        (score_gaia, "3, x"),
+        (score_choice, CHOICE),
+        (score_aime, "204"),
+        (score_integer, "204"),
+        (score_game24, (1, 1, 1, 8)),
+    ):
+        assert 0.0 <= scorer(text, gold) <= 1.0
+    assert same_number({"text": formula, "gold": "27"}) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer", "gold"),
+    [
+        ("bamboogle", "James Madison", "james madison"),
+        ("2wiki", "yes", "yes"),
+        ("hotpotqa", "U2", "U2"),
+        ("musique", "1932", "1932"),
+        ("gaia", "$17", "17"),
+        ("aime24", "\\boxed{025}", "25"),
+        ("amc23", "27.0", "27"),
+        ("game24", "(1+1+1)×8 = 24", "1 1 1 8"),
+        ("gpqa", "(C)", CHOICE),
+        ("medqa", "C", CHOICE),
+    ],
+)
+def test_every_benchmark_has_its_scorer(dataset, answer, gold):
+    task = Task(id="1", dataset=dataset, question="?", answer=gold)
+    assert score_answer(task, answer) == 1.0
+    assert score_answer(task, None) == 0.0
+    assert score_answer(task, "something else entirely") == 0.0
+
+
+def test_only_short_answers_have_partial_credit():
+    task = Task(id="1", dataset="musique", question="?", answer="George Sarton")
+    assert partial_credit(task, "Sarton") == pytest.approx(2 / 3)
+    assert partial_credit(task, None) == 0.0
+    assert partial_credit(Task(id="1", dataset="medqa", question="?", answer=CHOICE), "C") is None
 
 
 def test_every_solution_of_the_solver_scores():
     tasks = game24.generate_game24(split="train", count=150, seed=0)
     for task in tasks:
         assert score_answer(task, game24.solve([int(n) for n in task.answer.split()])) == 1.0
-
-
-@pytest.mark.parametrize("text", ["1888", " 1888\n", "+1888", "01888", "1,888", "+1,888", "\t1888", "1888 "])
-def test_integer_accepts(text):
-    assert score_integer(text, "1888") == 1.0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "1889",
-        "-1888",
-        "--1888",
-        "+-1888",
-        "1888.0",
-        "1888.",
-        "1 888",
-        "18,88",
-        "1,8,8,8",
-        "1888,",
-        ",1888",
-        "1,888,",
-        "1_888",
-        "1888 kg",
-        "37*48+112",
-        "1888 or 1889",
-        "x = 1888",
-        "$1888$",
-        "\\boxed{1888}",
-        "1.888e3",
-        "0x760",
-        "１８８８",
-        "١٨٨٨",
-        "−1888",
-        "None",
-        "1888" * 100,
-    ],
-)
-def test_integer_refuses(text):
-    assert score_integer(text, "1888") == 0.0
-
-
-def test_integer_compares_signs():
-    assert score_integer("-60", "-60") == 1.0
-    assert score_integer("60", "-60") == 0.0
-    assert score_integer("-0", "0") == 1.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -276,34 +355,10 @@ def test_every_generated_task_is_scored_by_its_own_answer(family):
     assert score_answer(task, str(int(task.answer) + 1)) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("dataset", "gold", "right"),
-    [("aime", "73", "\\boxed{073}"), ("game24", "1 1 1 8", "(1+1+1)×8"), ("arith", "1888", "1,888")],
-)
-def test_the_data_set_decides_the_scorer(dataset, gold, right):
-    task = Task(id="t", dataset=dataset, question="?", answer=gold)
-    assert score_answer(task, right) == 1.0
-    assert score_answer(task, None) == 0.0
-    assert score_answer(task, "nonsense") == 0.0
-
-
-def test_an_unknown_data_set_is_refused_even_without_an_answer():
+def test_an_unknown_data_set_is_rejected_even_without_an_answer():
     task = Task(id="t", dataset="gsm8k", question="?", answer="1")
     with pytest.raises(ValueError):
         score_answer(task, None)
-
-
-@pytest.mark.parametrize(("scorer", "gold"), [(score_aime, "080 or 081"), (score_aime, ""), (score_integer, "x")])
-def test_a_malformed_reference_is_an_error_and_not_a_zero(scorer, gold):
-    with pytest.raises(ValueError):
-        scorer("80", gold)
-
-
-@given(ANY_TEXT | EXPRESSION_TEXT)
-def test_no_text_makes_a_scorer_raise(text):
-    assert score_aime(text, "204") in (0.0, 1.0)
-    assert score_integer(text, "204") in (0.0, 1.0)
-    assert score_game24(text, (1, 1, 1, 8)) in (0.0, 1.0)
 
 
 def render(tree) -> str:
@@ -349,19 +404,9 @@ def test_integer_accepts_plain_and_grouped_digits(number):
     assert score_integer(f"{number:,}", str(number)) == 1.0
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "(" * 1_000_000,
-        "1+" * 1_000_000,
-        "$" * 1_000_000,
-        " " * 1_000_000,
-        "9" * 1_000_000,
-        "\\boxed{" * 200_000,
-    ],
-)
-def test_hostile_texts_take_no_time(text):
-    started = time.process_time()
+@pytest.mark.parametrize("piece", ["(", "1+", "$", " ", "9", "\\boxed{"])
+def test_hostile_texts_take_no_time(piece):
+    text, started = piece * 1_000_000, time.process_time()
     for candidate in (text, text[:200], text[:64]):
         assert score_aime(candidate, "204") == 0.0
         assert score_integer(candidate, "204") == 0.0

@@ -9,6 +9,7 @@ import pytest
 
 from configs.reward import AlarmConfig
 from learner.advantages import outcome_gated, pooled
+from reward.prm import alarms
 from reward.prm.alarms import HackingMonitor
 from tests.reward.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train
 
@@ -50,18 +51,13 @@ def test_gated_credit_keeps_the_accuracy_of_outcome_only(padding):
     assert min(accuracies(gated(0.5), padding=padding)) > outcome_only() - 0.03
 
 
-@pytest.mark.parametrize("padding", [0.3, 0.6])
-def test_prm_alone_is_fine_where_padding_scores_below_work(padding):
-    assert min(accuracies(prm_only, padding=padding)) > outcome_only() - 0.03
-
-
 def test_prm_alone_collapses_where_padding_scores_above_work():
-    """What the gate is for: without it the policy pads and never answers."""
+    """Without the gate the policy pads and never answers."""
     assert max(accuracies(prm_only, padding=0.85)) < 0.05
 
 
 def test_weight_without_alarms_fails_where_padding_scores_above_everything():
-    """The limit of the gate, and what the alarms are for."""
+    """The alarms are needed beyond this limit of the gate."""
     assert max(*accuracies(gated(0.5), padding=0.95), *accuracies(gated(0.5), padding=1.0)) < 0.1
     assert min(accuracies(gated(0.25), padding=1.0)) > outcome_only() - 0.03
 
@@ -95,8 +91,8 @@ def test_weight_that_returns_does_not_take_over_again():
 
 @pytest.mark.parametrize("padding", [0.95, 1.0])
 @pytest.mark.parametrize("seed", range(2))
-def test_solve_rate_alone_tells_a_takeover(padding, seed):
-    """A PRM whose ranking of the siblings nobody sees."""
-    monitor = HackingMonitor(AlarmConfig(ranking_deviations=1e9), 0.5)
+def test_solve_rate_alone_detects_a_takeover(padding, seed, monkeypatch):
+    monkeypatch.setattr(alarms, "RANKING_DEVIATIONS", 1e9)
+    monitor = HackingMonitor(AlarmConfig(), 0.5)
     assert train(monitored(monitor), padding=padding, seed=seed) > 0.9
     assert {alarm.name for alarm in monitor.alarms} == {"solve rate"}

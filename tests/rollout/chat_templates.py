@@ -4,13 +4,6 @@ CHATML = """
 {%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
-# A default system message where none is given.
-QWEN2 = (
-    """
-{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{% endif %}"""
-    + CHATML
-)
-
 # The thinking of earlier replies is dropped; an empty one opens the next where thinking is off.
 QWEN3 = """
 {%- for m in messages %}
@@ -67,7 +60,6 @@ MISTRAL_V03 = (
   {%- else %}{{ '[INST] ' + m.content + '[/INST]' }}{% endif %}
 {%- endfor %}"""
 )
-MISTRAL_SMALL_2409 = MISTRAL_V03.replace("'[INST] '", "'[INST]'").replace("' ' + m.content | trim", "m.content")
 
 _GEMMA_TURNS = """
 {%- for m in messages %}
@@ -89,9 +81,9 @@ GEMMA3 = (
     + _GEMMA_TURNS
 )
 
-ROLES = {"chatml": CHATML, "qwen2": QWEN2, "qwen3": QWEN3, "llama2": LLAMA2, "llama3": LLAMA3, "gemma3": GEMMA3}
+ROLES = {"chatml": CHATML, "qwen3": QWEN3, "llama2": LLAMA2, "llama3": LLAMA3, "gemma3": GEMMA3}
 """Templates with a place for the system's words."""
-NO_ROLE = {"mistral v0.3": MISTRAL_V03, "mistral small 2409": MISTRAL_SMALL_2409, "gemma2": GEMMA2}
+NO_ROLE = {"mistral v0.3": MISTRAL_V03, "gemma2": GEMMA2}
 """Templates that refuse them, or move them from turn to turn."""
 
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 import openai
 from scripted import ScriptedEngine, ScriptedTokenizer
 
-from rollout.agent.custom import AgentError, CustomAgent
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import EngineWriter, ReplayWriter, engine_writers
-from tests.changed import replace
+from rollout.endpoint.writer import EngineWriter, ReplayWriter
 
 RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000)
 ADD = {
@@ -85,30 +83,3 @@ async def play(*texts, rules=RULES, engine=None, **more):
     async with new_client(endpoint, api_key=attempt.key) as client:
         yield Play(engine, endpoint, attempt, client)
     endpoint.close()
-
-
-class _Solving:
-    def __init__(self, solve):
-        self.solve = solve
-
-    async def answer(self, task, attempt, endpoint):
-        try:
-            return await self.solve(task, new_client(endpoint, api_key=attempt.key))
-        except RuntimeError as error:
-            raise AgentError(str(error)) from error
-
-
-async def play_agent(solve, task, *texts, timeout_s=60):
-    """An attempt of an agent's function, and the engine that answered it with these texts."""
-    endpoint, engine = Endpoint(), ScriptedEngine(texts)
-    agent = CustomAgent(
-        _Solving(solve),
-        endpoint,
-        writer=engine_writers(engine, 0.7),
-        chat=ChatFormat(ScriptedTokenizer()),
-        rules=replace(RULES, max_context_tokens=20_000),
-        timeout_s=timeout_s,
-    )
-    trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
-    endpoint.close()
-    return trajectory, engine

@@ -117,7 +117,3 @@ async def until_sampled(engine, num_tokens, num_requests=1):
     async with asyncio.timeout(120):
         while num_reached() < num_requests:  # noqa: ASYNC110 (nothing tells of a step)
             await asyncio.sleep(0.002)
-
-
-async def in_engine_thread(engine, work):
-    return await asyncio.wrap_future(engine._commands.submit(work))

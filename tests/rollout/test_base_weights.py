@@ -5,7 +5,7 @@ import torch
 from tiny import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from rollout.engines.base_weights import BaseWeights, empty_joined, rows_of, separate
+from rollout.engines.base_weights import BaseWeights
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
@@ -41,39 +41,6 @@ def test_order_of_joined_parts(base, weights):
     assert torch.equal(joined[f"{prefix}self_attn.qkv_proj.weight"][32:48], weights[f"{prefix}self_attn.k_proj.weight"])
     assert torch.equal(joined[f"{prefix}mlp.gate_up_proj.weight"][48:], weights[f"{prefix}mlp.up_proj.weight"])
     assert not [name for name in joined if "q_proj" in name or "gate_proj" in name]
-
-
-def test_parts_are_contiguous_views_of_one_memory():
-    shapes = {f"layers.0.self_attn.{part}_proj.weight": (2, 3) for part in "qkv"} | {"norm.weight": (3,)}
-    rows = rows_of(shapes)
-    joined = empty_joined(shapes, rows, device="cpu", dtype=torch.float32)
-    found = separate(joined, rows)
-    assert all(weight.is_contiguous() for weight in found.values())
-    found["layers.0.self_attn.v_proj.weight"][-1, -1] = 7.0
-    assert joined["layers.0.self_attn.qkv_proj.weight"][-1, -1] == 7.0
-    assert found["norm.weight"] is joined["norm.weight"]
-
-
-def test_biases_are_joined_as_the_weights_are():
-    shapes = {f"layers.0.self_attn.{part}_proj.bias": (length,) for part, length in zip("qkv", (4, 2, 2), strict=True)}
-    rows = rows_of(shapes)
-    joined = empty_joined(shapes, rows, device="cpu", dtype=torch.float32)
-    assert {name: tuple(bias.shape) for name, bias in joined.items()} == {"layers.0.self_attn.qkv_proj.bias": (8,)}
-    assert [len(bias) for bias in separate(joined, rows).values()] == [4, 2, 2]
-
-
-def test_model_with_joined_parts_is_refused(tmp_path):
-    from safetensors.torch import save_file
-
-    save_file({"layers.0.self_attn.q_proj.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="share_base"):
-        BaseWeights(tmp_path, device="cpu", precision="float32")
-
-
-def test_two_readers_use_the_same_memory(base):
-    one, other = base.export(), base.export()
-    assert one.file == other.file
-    assert torch.equal(one.joined()["model.norm.weight"], other.joined()["model.norm.weight"])
 
 
 def test_weights_outlive_the_holder(model, weights):

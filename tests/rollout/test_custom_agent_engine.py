@@ -3,7 +3,6 @@
 import pytest
 
 from configs.loading import load_run_config
-from envs.datasets.generated import GeneratedTask
 from envs.types import Task
 
 pytestmark = pytest.mark.slow
@@ -29,24 +28,13 @@ async def solve(task, client):
 """
 
 
-TEACHER = """
-async def teach(task, messages, tools):
-    if messages[-1]["role"] == "tool":
-        return "It is " + messages[-1]["content"]
-    if len(messages) > 1:
-        return '{"a": 4}' if messages[1]["content"] == "Hm." else "bread and"
-    function = {"name": "add", "arguments": '{"a": 4}'}
-    return {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]}
-"""
-
-
 @pytest.fixture(scope="module")
 def worker(model_path, tmp_path_factory):
     from rollout.worker import Worker
 
     folder = tmp_path_factory.mktemp("agent")
-    (folder / "agent_of_the_engine_test.py").write_text(AGENT + TEACHER)
-    own = ["agent.function=agent_of_the_engine_test:solve", "cold_start.function=agent_of_the_engine_test:teach"]
+    (folder / "agent_of_the_engine_test.py").write_text(AGENT)
+    own = ["agent.function=agent_of_the_engine_test:solve"]
     config = load_run_config(
         None, [*own, "reward.credit=outcome", "rollout.max_turn_tokens=48", "rollout.episode_timeout_s=3600"]
     )
@@ -82,25 +70,3 @@ async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled
         assert (end.failure, end.branches) == (None, root.branches)
         assert [turn.completion for turn in end.turns[:3]] == [turn.completion for turn in root.turns[:3]]
         assert [turn.trainable for turn in end.turns] == [False, False, False, True]
-
-
-async def test_what_a_teacher_says_is_imitated_token_by_token(worker, learner):
-    from learner.samples import samples_of
-
-    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
-    [trajectory] = await worker.demonstrate([GeneratedTask(task=task, plan=())])
-    assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
-    texts = [turn.text for turn in trajectory.turns]
-    assert texts == [
-        '<tool_call>\n{"name": "add", "arguments": {"a": 4}}\n</tool_call>',
-        "It is 4",
-        '{"a": 4}',
-        "br",
-    ]
-    said = [worker._own_chat._tokenizer.decode(turn.token_ids) for turn in trajectory.turns]
-    assert said[1] == "It is 4<|im_end|>"
-    assert said[3] == "bre"
-    samples = samples_of(trajectory, [1.0] * 4, temperature=1.0)
-    learner.reset_optimizer(1e-3)
-    losses = [learner.imitate_step(samples, learning_rate=1e-3).metrics["cold_start/loss"] for _ in range(3)]
-    assert losses[-1] < losses[0]

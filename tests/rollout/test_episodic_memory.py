@@ -1,13 +1,10 @@
 """Memory across episodes: what it keeps, whom it tells, and what a poisoned entry can do."""
 
-import asyncio
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
+import numpy as np
 import pytest
-from qdrant_server import API_KEY
+import qdrant_client
 from scripted import ScriptedEngine, ScriptedTokenizer, decision, text_of
 
 from configs.rollout import FolderMemoryConfig, LocalMemoryConfig, ServerMemoryConfig
@@ -15,14 +12,12 @@ from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
 from rollout.agent.planner import CLOSING, OPENING
 from rollout.chat import ChatFormat
-from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, experience_of, shared_embedder
+from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, shared_embedder
 from rollout.types import Completion, Trajectory, Turn
 from rollout.worker import Solver
 
-ROOT = Path(__file__).parents[2]
 WOOL = "A truck carries 35 crates of wool locks. What is the load in kg?"
 COPPER = "A truck carries 12 crates of copper wire. What is the load in kg?"
-NOVEL = "Who wrote the novel Middlemarch?"
 
 
 def make_trajectory(question, *calls, answer="434", task_id=None, error=None):
@@ -62,18 +57,10 @@ def memory():
     opened.close()
 
 
-@pytest.fixture(scope="module")
-def server():
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "qdrant_server.py")], stderr=subprocess.PIPE, text=True
-    )
-    yield process.stderr.readline().split()[-1]
-    process.kill()
-    process.wait()
-    process.stderr.close()
-
-
-# What is kept and told
+@pytest.mark.parametrize("text", ["", "\ud800", "\x00", "字" * 9000, "a" * 100_000])
+def test_embedding_of_any_text_is_a_finite_vector_of_length_one_or_zero(text):
+    vector = shared_embedder().embed(text)
+    assert np.isclose(np.linalg.norm(vector), 1.0, atol=1e-5) or not vector.any()
 
 
 async def test_a_similar_task_is_told_the_steps_but_not_the_answer(memory):
@@ -82,11 +69,6 @@ async def test_a_similar_task_is_told_the_steps_but_not_the_answer(memory):
     assert await memory.hints(ask(COPPER)) == (
         f"{HEADING}\n{OPENING}\n- {WOOL} -› search: wool locks weight; code: 35*12.4\n{CLOSING}"
     )
-
-
-async def test_an_unrelated_task_is_told_nothing(memory):
-    await memory.remember(WOOL_SOLVED)
-    assert await memory.hints(ask(NOVEL)) == ""
 
 
 @pytest.mark.parametrize(
@@ -102,24 +84,6 @@ async def test_a_task_is_never_told_of_itself(memory, task):
     assert await memory.hints(task) == ""
 
 
-def test_steps_that_hold_the_answer_are_not_kept():
-    lucky = make_trajectory(WOOL, ("code", "print(434)"), ("search", "is it 434 kg?"), ("search", "4340 kg crates"))
-    assert experience_of(lucky).steps == (("search", "4340 kg crates"),)
-
-
-@pytest.mark.parametrize(
-    "trajectory",
-    [
-        make_trajectory(WOOL, ("answer", "434")),
-        make_trajectory(WOOL, ("think", "hm"), ("code", "434")),
-        make_trajectory(WOOL, ("code", "1/0"), error="exception"),
-    ],
-)
-async def test_a_guess_a_thought_and_a_failed_call_teach_nothing(memory, trajectory):
-    assert not await memory.remember(trajectory)
-    assert await memory.size() == 0
-
-
 async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     short = make_trajectory(WOOL.upper(), ("code", "35*12.4"))
     assert [await memory.remember(one) for one in (WOOL_SOLVED, WOOL_SOLVED, short, WOOL_SOLVED)] == [
@@ -128,28 +92,6 @@ async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     ]
     assert await memory.size() == 1
     assert "search" not in await memory.hints(ask(COPPER))
-
-
-async def test_equal_ways_are_shown_once_and_at_most_max_hints(monkeypatch):
-    monkeypatch.setattr("rollout.memory.MAX_HINTS", 2)
-    memory = EpisodicMemory(LocalMemoryConfig(type="in_process"))
-    for number, step in enumerate(("same", "same", "same", "b", "c")):
-        await memory.remember(make_trajectory(f"{WOOL} Version {number}.", ("search", step)))
-    told = await memory.hints(ask(WOOL))
-    assert told.count("\n- ") == 2
-    assert told.count("search: same") == 1
-    memory.close()
-
-
-async def test_no_more_entries_than_the_bound(monkeypatch):
-    monkeypatch.setattr("rollout.memory.MAX_ENTRIES", 2)
-    memory = EpisodicMemory(LocalMemoryConfig(type="in_process"))
-    added = [await memory.remember(make_trajectory(f"{WOOL} {n}", ("search", "wool"))) for n in "abc"]
-    assert (added, await memory.size()) == ([True, True, False], 2)
-    memory.close()
-
-
-# Poison
 
 
 async def test_a_poisoned_entry_is_one_line_of_data_between_marks_it_cannot_close(monkeypatch):
@@ -191,14 +133,11 @@ async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
     assert "search: good" in told
 
 
-# Where it is kept
-
-
 async def test_a_folder_outlives_the_process_and_is_used_by_one_at_a_time(tmp_path):
     config = FolderMemoryConfig(path=str(tmp_path / "qdrant"))
     first, second = EpisodicMemory(config), EpisodicMemory(config)
     await first.remember(WOOL_SOLVED)
-    with pytest.raises(MemoryUnavailableError, match=r"check agent\.memory\.path"):
+    with pytest.raises(MemoryUnavailableError, match=r"agent\.memory\.path"):
         await second.hints(ask(COPPER))
     first.close()
     second.close()
@@ -207,39 +146,20 @@ async def test_a_folder_outlives_the_process_and_is_used_by_one_at_a_time(tmp_pa
     third.close()
 
 
-async def test_a_server_is_shared_by_all_workers(server, monkeypatch):
-    monkeypatch.setenv("QDRANT_KEY", API_KEY)
-    config = ServerMemoryConfig(url=server, api_key_env="QDRANT_KEY")
-    one, other = EpisodicMemory(config), EpisodicMemory(config)
-    await asyncio.gather(one.hints(ask(COPPER)), other.hints(ask(COPPER)))
-    assert [await one.remember(WOOL_SOLVED), await other.remember(WOOL_SOLVED)] == [True, False]
-    assert "wool locks weight" in await other.hints(ask(COPPER))
-    assert await other.hints(ask(WOOL)) == ""
-    assert await other.hints(ask(NOVEL)) == ""
-    assert await other.size() == 1
-    one.close()
-    other.close()
-
-
-async def test_a_server_that_refuses_or_is_gone_is_said_without_its_words_or_the_key(server, monkeypatch):
-    monkeypatch.setenv("QDRANT_KEY", "wrong-key")
-    for location in (server, "http://127.0.0.1:9"):
-        memory = EpisodicMemory(ServerMemoryConfig(url=location, api_key_env="QDRANT_KEY"))
-        with pytest.raises(MemoryUnavailableError) as caught:
-            await memory.hints(ask(COPPER))
-        assert str(caught.value).startswith(f"the memory at {location} failed (")
-        assert "wrong-key" not in str(caught.value)
-        memory.close()
-
-
-# In the agent
-
-
-def test_a_folder_for_several_workers_is_refused(tmp_path):
-    memory = {"type": "folder", "path": str(tmp_path)}
-    with pytest.raises(ValueError, match="is for one rollout worker, and there may be 2"):
-        RunConfig.model_validate({"agent": {"memory": memory}, "rollout": {"num_workers": 2}})
-    RunConfig.model_validate({"agent": {"memory": memory}})
+async def test_a_server_gets_the_key_and_a_failure_does_not_show_it(monkeypatch):
+    monkeypatch.setenv("QDRANT_KEY", "the-key")
+    memory = EpisodicMemory(ServerMemoryConfig(url="http://127.0.0.1:9", api_key_env="QDRANT_KEY"))
+    with pytest.raises(MemoryUnavailableError) as caught:
+        await memory.hints(ask(COPPER))
+    assert "the-key" not in str(caught.value)
+    memory.close()
+    local, asked = qdrant_client.QdrantClient(":memory:"), []
+    monkeypatch.setattr(qdrant_client, "QdrantClient", lambda **more: asked.append(more) or local)
+    memory = EpisodicMemory(ServerMemoryConfig(url="https://q:1", api_key_env="QDRANT_KEY"))
+    assert await memory.remember(WOOL_SOLVED)
+    assert "wool locks weight" in await memory.hints(ask(COPPER))
+    assert (asked[0]["url"], asked[0]["api_key"]) == ("https://q:1", "the-key")
+    memory.close()
 
 
 @pytest.mark.parametrize(("in_evaluation", "num_shown"), [(False, 0), (True, 3)])

@@ -15,22 +15,6 @@ def test_golden_decisions_on_accuracy_and_on_process_rewards():
                 assert has_signal(case[key], min_std=case["tol"]) == case["keep"], case["name"]
 
 
-def test_mixed_group_is_kept_and_unanimous_ones_are_dropped():
-    assert has_signal([1, 0, 0, 0])
-    assert not has_signal([1, 1, 1, 1])
-    assert not has_signal([0, 0, 0, 0])
-
-
-def test_one_scored_trajectory_is_no_comparison():
-    assert not has_signal([1, None, None])
-    assert not has_signal([])
-
-
-def test_equal_rewards_with_inexact_floats_have_no_signal():
-    assert not has_signal([0.1] * 3)
-    assert not has_signal([0.35] * 7, min_std=1e-12)
-
-
 @pytest.mark.parametrize(
     ("outcomes", "ending"),
     [

@@ -2,7 +2,7 @@ import asyncio
 
 from scripted import ScriptedEngine
 
-from rollout.engines.engine import EngineError, GenerationRequest
+from rollout.engines.engine import GenerationRequest
 from rollout.engines.wrappers import LockstepEngine
 
 
@@ -58,18 +58,6 @@ async def test_every_round_begins_with_an_empty_prefix_cache():
     assert engine.forgotten == [0, 2]
 
 
-async def test_trajectory_that_ends_no_longer_holds_the_others_up():
-    engine = ScriptedBatchEngine()
-    lockstep = LockstepEngine(engine, seed=0)
-    lockstep.begin_round(2)
-    waiting = asyncio.create_task(lockstep.generate(ask("a")))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    lockstep.release("b")
-    await waiting
-    assert engine.batches == [["a"]]
-
-
 async def seeds_of(seed, *requests):
     """Asked one after the other, each in a batch of its own."""
     engine = ScriptedBatchEngine()
@@ -86,14 +74,3 @@ async def test_each_call_has_a_seed_of_its_own_that_is_the_same_in_every_run():
     assert len(set(seeds)) == 4
     assert seeds == await seeds_of(0, *requests)
     assert not set(seeds) & set(await seeds_of(1, *requests))
-
-
-async def test_engine_that_fails_fails_every_request_of_the_batch():
-    class BrokenEngine(ScriptedBatchEngine):
-        async def generate_together(self, requests):
-            raise EngineError("dead")
-
-    lockstep = LockstepEngine(BrokenEngine(), seed=0)
-    lockstep.begin_round(2)
-    asked = await asyncio.gather(*(lockstep.generate(ask(name)) for name in "ab"), return_exceptions=True)
-    assert [str(error) for error in asked] == ["dead", "dead"]

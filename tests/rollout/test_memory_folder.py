@@ -47,15 +47,6 @@ def test_folder_of_a_process_that_lives_stays_whatever_its_number(memory):
     second.close()
 
 
-def test_folder_without_a_lock_goes_with_its_process(memory):
-    dead, living = memory / "agentflow-999999999-x", memory / "agentflow-1-x"
-    other = memory / "agentflow-view-x"
-    for folder in (dead, living, other):
-        folder.mkdir()
-    MemoryFolder().close()
-    assert sorted(path.name for path in memory.iterdir()) == [living.name, other.name]
-
-
 def test_folder_that_is_being_made_is_not_taken_for_one_that_was_left(memory, monkeypatch):
     """Regression: all workers of a host make theirs at the same moment, and one of them swept another's."""
     lock = disk.fcntl.flock

@@ -51,26 +51,6 @@ def test_merging_in_float32_keeps_a_step_that_bfloat16_would_lose(model):
     assert rounded["model.layers.0.q_proj.weight"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 
 
-def test_weights_without_factors_are_those_of_the_base_model(model):
-    merger = AdapterMerger(model, scale=0.5)
-    base, merged = dict(merger.base_weights()), dict(merger.merged_weights(query_adapter()))
-    assert (
-        merged.keys()
-        == base.keys()
-        == {"model.layers.0.q_proj.weight", "model.layers.0.up_proj.weight", "model.norm.weight"}
-    )
-    for name in base.keys() - {"model.layers.0.q_proj.weight"}:
-        assert torch.equal(merged[name], base[name])
-
-
-def test_every_version_is_computed_from_the_untouched_base(model):
-    merger = AdapterMerger(model, scale=0.5)
-    first = dict(merger.merged_weights(query_adapter()))
-    dict(merger.merged_weights(adapter(q_proj__A=[[0.1, 0.1, 0.1]], q_proj__B=[[9.0], [7.0]])))
-    again = dict(merger.merged_weights(query_adapter()))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -99,16 +79,11 @@ def test_adapter_folder_is_what_peft_reads(model, tmp_path):
     assert (folder / "adapter_model.safetensors").read_bytes() == query_adapter()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        adapter(other_proj__A=[[1.0]], other_proj__B=[[1.0]]),
-        adapter(q_proj__A=[[1.0] * 3] * 2, q_proj__B=[[1.0] * 2] * 2),
-        adapter(q_proj__A=[[1.0] * 4], q_proj__B=[[1.0]] * 2),
-        b"no adapter",
-    ],
-)
-def test_check_refuses_an_adapter_of_another_model_or_rank(model, data):
-    with pytest.raises(ValueError, match=r"adapter|rank"):
-        AdapterMerger(model, scale=0.5).check(data, rank=1)
-    AdapterMerger(model, scale=0.5).check(query_adapter(), rank=1)
+def test_check_refuses_an_adapter_of_another_model_or_rank(model):
+    merger = AdapterMerger(model, scale=0.5)
+    merger.check(query_adapter(), rank=1)
+    for data in (adapter(other_proj__A=[[1.0]], other_proj__B=[[1.0]]), query_adapter()[:50]):
+        with pytest.raises(ValueError, match="adapter"):
+            merger.check(data, rank=1)
+    with pytest.raises(ValueError):
+        merger.check(query_adapter(), rank=2)

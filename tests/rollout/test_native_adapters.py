@@ -1,12 +1,11 @@
 """The adapters in a scripted vLLM, and their files."""
 
-import errno
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from rollout.engines.adapters import KEPT, NativeAdapters
+from rollout.engines.adapters import NativeAdapters
 
 
 class ScriptedLlm:
@@ -78,75 +77,3 @@ def test_reused_version_has_another_number_and_name(llm, adapters):
     load(adapters, 0, b"")
     assert adapters.request(0).lora_int_id != first.lora_int_id
     assert adapters.request(0).name != first.name
-
-
-def test_two_engines_of_one_process_do_not_share_folders_and_leave_none(llm, adapters):
-    other = NativeAdapters(ScriptedLlm(), ScriptedMerger())
-    for one in (adapters, other):
-        load(one, 0, b"")
-    assert adapters.request(0).lora_path != other.request(0).lora_path
-    other.close()
-    assert not any(place.path.exists() for place in other._folders)
-    assert folders(adapters) == ["v0-1-abcdef01"]
-
-
-def in_memory(adapters):
-    return [place.in_memory for place in adapters._folders]
-
-
-@pytest.fixture
-def shm(tmp_path, monkeypatch):
-    """Simulate /dev/shm; `free` is its free room."""
-    place, disk = tmp_path / "shm", tmp_path / "disk"
-    place.mkdir()
-    disk.mkdir()
-    usage = SimpleNamespace(free=0)
-    monkeypatch.setattr("rollout.files.MEMORY", place)
-    monkeypatch.setattr("rollout.files.tempfile.gettempdir", lambda: str(disk))
-    monkeypatch.setattr("rollout.files.shutil.disk_usage", lambda path: usage)
-    return usage
-
-
-def test_adapters_are_in_memory_only_if_all_kept_ones_fit(llm, shm):
-    adapter = bytes(1000)
-    for free, expected in ((KEPT * 1000, True), (KEPT * 1000 - 1, False)):
-        shm.free = free
-        one = NativeAdapters(llm, ScriptedMerger())
-        one.write(0, "abcdef0123", adapter)
-        assert in_memory(one) == [expected]
-        one.close()
-
-
-class FullMerger(ScriptedMerger):
-    """Runs out of room in the middle of an adapter if the path holds one of `full`."""
-
-    def __init__(self, *full):
-        self.full = full
-
-    def write_adapter_folder(self, folder, adapter):
-        folder.mkdir()
-        if any(name in str(folder) for name in self.full):
-            (folder / "adapter").write_bytes(adapter[:1])
-            raise OSError(errno.ENOSPC, "No space left on device")
-        (folder / "adapter").write_bytes(adapter)
-
-
-def test_next_adapter_goes_to_disk_if_the_memory_is_full_meanwhile(llm, shm):
-    shm.free = 1000
-    merger = FullMerger()
-    adapters = NativeAdapters(llm, merger)
-    adapters.write(0, "abcdef0123", b"ab")
-    merger.full = ("/shm/",)
-    adapters.write(1, "abcdef0123", b"ab")
-    assert in_memory(adapters) == [True, False]
-    assert folders(adapters) == ["v0-1-abcdef01", "v1-2-abcdef01"]
-    adapters.close()
-
-
-def test_adapter_without_room_anywhere_names_the_shared_memory(llm, shm):
-    shm.free = 1000
-    adapters = NativeAdapters(llm, FullMerger("/shm/", "/disk/"))
-    with pytest.raises(ValueError, match="--shm-size"):
-        adapters.write(0, "abcdef0123", b"ab")
-    assert folders(adapters) == []
-    adapters.close()

@@ -73,20 +73,3 @@ async def test_started_dialogues_continue_before_others_start(engine):
     repeated = engine.load.repeated_tokens - before.repeated_tokens
     assert computed <= 1.5 * (sum(lengths) + len(SYSTEM))
     assert repeated <= 0.1 * computed
-
-
-async def test_tokens_that_are_computed_again_are_counted(engine):
-    """The second turn starts with 64 + 16 tokens: two whole blocks of 32. The third starts with 112 + 16, the last of
-    which was sampled and not computed: three blocks."""
-    rng, before = random.Random(0), engine.load.repeated_tokens
-    told = await turn(engine, "a", SYSTEM + words(rng), rng)
-    await engine.forget_prefixes()
-    told = await turn(engine, "a", told, rng)
-    assert engine.load.repeated_tokens - before == 64
-    told = await turn(engine, "a", told, rng)
-    assert engine.load.repeated_tokens - before == 64
-    await engine.forget_prefixes()
-    await turn(engine, "b", told, rng)  # another dialogue with the same start
-    assert engine.load.repeated_tokens - before == 64
-    await turn(engine, "a", told, rng)
-    assert engine.load.repeated_tokens - before == 64

@@ -12,8 +12,6 @@ from envs.tools.toolbox import Toolbox
 from envs.types import Task
 from rollout.agent.agent import build_agent
 from rollout.agent.planner import PlannerDialogue, opening, planner_grammar, planner_schema
-from rollout.chat import ChatFormat
-from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, make_task
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "planner_prompt.json").read_text())
 STEPS = [
@@ -51,26 +49,6 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
     assert json.dumps(planner_schema(settings.actions, settings.schemas)) == json.dumps(GOLDEN["schema"])
 
 
-async def test_an_attempt_reads_the_recipes_prompt(examples):
-    config = RunConfig(
-        envs={"actions": ("think", "answer")},
-        agent={"prompt": {"instructions": "Be brief.", "examples": str(examples)}},
-    )
-    engine = ScriptedEngine(['{"thought":"t","action":"answer","action_input":"42"}'])
-    with Toolbox(config.envs) as toolbox:
-        agent = build_agent(
-            config,
-            engine=engine,
-            chat=ChatFormat(ScriptedTokenizer()),
-            tools_for_episode=toolbox.episode,
-            temperature=0.0,
-        )
-        trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g")
-    text = ScriptedTokenizer().decode(trajectory.turns[0].prompt_token_ids, skip_special_tokens=False)
-    assert "Be brief.\nthink: note a thought" in text
-    assert EXAMPLE in text
-
-
 def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):
     config = load_run_config(None, [f"agent.prompt.examples={examples}", "agent.prompt.instructions=Be brief."])
     examples.unlink()
@@ -82,25 +60,18 @@ def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    "row",
     [
-        ("no json", r"line 1 must be \{\"question\": \.\.\., \"steps\": \[\.\.\.\]\}"),
-        ({"question": "q"}, "line 1 must be"),
-        ({"question": "q", "steps": []}, "line 1 must be"),
-        ({"question": "q", "steps": STEPS[:1]}, "the last one's action is answer, without a result"),
-        ({"question": "q", "steps": [{**STEPS[0], "result": None}, {**STEPS[1], "result": "x"}]}, "line 1 must be"),
-        ({"question": "q", "steps": [STEPS[1], STEPS[1]]}, "line 1 must be"),
+        "no json",
+        {"question": "q"},
+        {"question": "q", "steps": []},
+        {"question": "q", "steps": STEPS[:1]},
+        {"question": "q", "steps": [{**STEPS[0], "result": None}, {**STEPS[1], "result": "x"}]},
+        {"question": "q", "steps": [STEPS[1], STEPS[1]]},
     ],
 )
-def test_a_file_that_holds_no_examples_is_refused_in_one_line(tmp_path, row, said):
+def test_a_file_that_holds_no_examples_is_refused_in_one_line(tmp_path, row):
     path = write(tmp_path / "examples.jsonl", row)
-    with pytest.raises(UserError, match=rf"agent\.prompt\.examples: .*{said}") as caught:
+    with pytest.raises(UserError, match=r"agent\.prompt\.examples") as caught:
         load_run_config(None, [f"agent.prompt.examples={path}"])
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there_or_empty_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"agent\.prompt\.examples: .*none\.jsonl' cannot be read: "):
-        load_run_config(None, [f"agent.prompt.examples={tmp_path / 'none.jsonl'}"])
-    with pytest.raises(UserError, match=r"agent\.prompt\.examples"):
-        load_run_config(None, [f"agent.prompt.examples={write(tmp_path / 'empty.jsonl')}"])

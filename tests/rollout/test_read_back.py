@@ -1,7 +1,6 @@
 """Weights read back out of memory that holds others than it was given."""
 
 import pytest
-import safetensors.torch
 import torch
 
 from rollout.engines.read_back import MergedColumns, ReadBack, together
@@ -51,17 +50,6 @@ def test_adapter_of_some_parts_of_a_joined_layer_is_read_back_in_both_modes(merg
         assert "memory holds weights" in read_native(tmp_path / "native", newest, held).fault
 
 
-def test_part_of_a_joined_layer_that_the_adapter_leaves_alone_must_be_empty(tmp_path):
-    (whole,) = versions_of(1e-4, count=1)
-    some = {name: tensor for name, tensor in safetensors.torch.load(whole).items() if "k_proj" not in name}
-    assert "memory holds weights" in read_native(tmp_path, safetensors.torch.save(some), whole).fault
-
-
-def test_two_engines_with_the_same_weights_read_the_same(merger):
-    (version,) = versions_of(1e-4, count=1)
-    assert MergedMemory(merger).load(version) == MergedMemory(merger).load(version)
-
-
 def test_layer_that_the_engine_lacks_is_not_held(merger):
     (version,) = versions_of(1e-4, count=1)
     memory = MergedMemory(merger)
@@ -70,40 +58,8 @@ def test_layer_that_the_engine_lacks_is_not_held(merger):
     assert memory.columns.read(memory).fault is not None
 
 
-def test_memory_of_which_nothing_can_be_read_proves_nothing(merger):
-    memory = MergedMemory(merger, columns=MergedColumns(["no_such_proj"]))
-    (version,) = versions_of(1e-4, count=1)
-    assert memory.load(version).fault == "no weights could be read back out of the engine's memory"
-    assert ReadBack(given="", held="").fault is not None
-
-
-def test_only_matrices_that_adapters_change_or_that_are_joined_with_one_are_kept_and_all_weights_pass(merger):
-    for target, kept in (("o_proj", ["o_proj"]), ("q_proj", ["k_proj", "q_proj", "v_proj"])):
-        columns = MergedColumns([target])
-        passed = [name for name, _ in columns.kept(merger.base_weights())]
-        assert passed == [name for name, _ in merger.base_weights()]
-        assert sorted(columns._given) == [f"model.layers.{layer}.self_attn.{one}" for layer in range(2) for one in kept]
-
-
-def test_sign_of_zero_and_what_is_too_small_for_a_kernel_make_no_difference(tmp_path):
-    (version,) = versions_of(1e-4, count=1)
-    factors = safetensors.torch.load(version)
-    for name, tensor in factors.items():
-        tensor[0, 0], tensor[0, 1] = -0.0, 1e-39
-        assert torch.isfinite(tensor).all(), name
-    small = safetensors.torch.save(factors)
-    zero = safetensors.torch.save({name: torch.where(one.abs() < 1e-30, 0.0, one) for name, one in factors.items()})
-    assert read_native(tmp_path, small, zero).fault is None
-
-
 def test_share_of_every_worker_counts():
     right, wrong = ReadBack(given="a", held="a"), ReadBack(given="b", held="c")
     assert together([right, right]).fault is None
     assert together([right, wrong]).fault is not None
     assert together([right]) is right
-
-
-def test_targets_of_the_simulated_memory_are_the_attention_of_the_default_recipe():
-    from configs.learner import ModelConfig
-
-    assert set(TARGETS) < set(ModelConfig().lora_targets)

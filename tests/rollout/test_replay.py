@@ -1,32 +1,21 @@
-from dataclasses import replace
-
 import pytest
-from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, run, text_of
+from scripted import ScriptedEngine, decision, make_agent, run
 
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.wrappers import ReplayEngine
+from tests.changed import replace
 
 CODE, THINK, ANSWER = decision("code", "6*7"), decision("think", "hm"), decision("answer", "42")
 EPISODE = ["rubbish", CODE, THINK, ANSWER]
 
 
-class CountingTool(ScriptedTool):
-    def __init__(self, result="42"):
-        super().__init__("code", {"6*7": result})
-        self.calls = []
-
-    async def call(self, arguments):
-        self.calls.append(arguments)
-        return await super().call(arguments)
+async def recorded():
+    return await run(make_agent(EPISODE, max_steps=4))
 
 
-async def recorded(texts=EPISODE):
-    return await run(make_agent(texts, max_steps=4))
-
-
-def replaying(trajectory, num_turns, live, *, tool=None):
+def replaying(trajectory, num_turns, live):
     """An agent that goes on from the first turns of a trajectory, and the engine that it asks after them."""
-    agent = make_agent([], tools=[tool or CountingTool()], max_steps=4)
+    agent = make_agent([], max_steps=4)
     engine = ScriptedEngine(live)
     return replace(agent, engine=ReplayEngine(engine, trajectory.planner_turns[:num_turns])), engine
 
@@ -43,21 +32,6 @@ async def test_the_first_turns_come_from_the_record_and_the_rest_is_asked_for(nu
     assert without_times(again.planner_turns[:num_turns]) == without_times(past.planner_turns[:num_turns])
     assert len(engine.requests) == len(again.planner_turns) - num_turns
     assert (again.answer, again.stop_reason) == ("7", "answered")
-
-
-async def test_the_first_live_turn_is_asked_for_after_exactly_the_replayed_past():
-    past = await recorded()
-    agent, engine = replaying(past, 2, [THINK, ANSWER])
-    await run(agent)
-    assert engine.requests[0].prompt_token_ids == past.planner_turns[2].prompt_token_ids
-    assert "Invalid reply" in text_of(engine.requests[0].prompt_token_ids)
-
-
-async def test_tools_run_again_so_that_their_state_is_that_of_the_past():
-    tool = CountingTool()
-    agent, _ = replaying(await recorded(), 2, [THINK, ANSWER], tool=tool)
-    await run(agent)
-    assert tool.calls == ["6*7"]
 
 
 async def test_another_model_than_the_planner_is_never_answered_from_the_record():

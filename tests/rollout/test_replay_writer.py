@@ -1,12 +1,9 @@
 """An attempt that goes on from another: its first calls are answered from the record, and whoever asks something else
 is refused."""
 
-import asyncio
-
-import anthropic
 import openai
 import pytest
-from endpoint_play import ADD, GatedEngine, called, play, until, user
+from endpoint_play import ADD, called, play, user
 from scripted import ScriptedEngine
 
 from tests.changed import replace
@@ -39,16 +36,6 @@ async def recorded(play_it=go_through, texts=None):
         return await p.attempt.end()
 
 
-async def say_side_by_side(p, *questions):
-    """One after the other, in this order, without waiting for replies."""
-    asking = []
-    for question in questions:
-        num_asked = len(p.attempt._calls)
-        asking.append(asyncio.ensure_future(p.ask(user(question))))
-        await until(lambda before=num_asked: len(p.attempt._calls) > before)
-    return [reply.choices[0].message.content for reply in await asyncio.gather(*asking)]
-
-
 async def refusal_of(asking):
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         await asking
@@ -74,26 +61,6 @@ async def test_the_first_calls_get_the_recorded_replies_and_the_rest_is_sampled(
     assert p.engine.released == ["g/0"]
 
 
-async def ask_by_responses(p):
-    return (await p.client.responses.create(model="policy", input="1+1?")).output_text
-
-
-async def ask_claude(p):
-    connections = anthropic.DefaultAsyncHttpxClient(trust_env=False)
-    base_url = p.endpoint.base_url.removesuffix("/v1")
-    claude = anthropic.AsyncAnthropic(base_url=base_url, api_key=p.attempt.key, http_client=connections)
-    async with claude:
-        return (await claude.messages.create(model="policy", max_tokens=8, messages=[user("1+1?")])).content[0].text
-
-
-@pytest.mark.parametrize("ask", [ask_by_responses, ask_claude])
-async def test_every_protocol_is_answered_from_the_record(ask):
-    past = await recorded(ask, ["2"])
-    async with play(recorded=(past, 1)) as p:
-        assert await ask(p) == "2"
-        assert p.engine.requests == []
-
-
 async def test_another_question_is_refused_at_once_and_nothing_more_is_said():
     past = await recorded()
     async with play("2", recorded=(past, 2)) as p, p.client_with(max_retries=2) as patient:
@@ -106,25 +73,3 @@ async def test_another_question_is_refused_at_once_and_nothing_more_is_said():
         assert "the agent does not repeat" in p.attempt.broken
         await refusal_of(p.ask(*asked, tools=[ADD]))
         assert (len(await p.attempt.end()), p.engine.requests) == (1, [])
-
-
-async def test_one_call_more_than_the_attempt_made_is_refused_until_something_new_was_said():
-    past = await recorded(lambda p: say_side_by_side(p, "a", "b"), ["A", "B"])
-    async with play("new", "other", recorded=(past, 1)) as p:
-        await say_side_by_side(p, "a")
-        await refusal_of(p.ask(user("a")))
-    async with play("new", "other", recorded=(past, 1)) as p:
-        assert await say_side_by_side(p, "a", "b") == ["A", "new"]
-        assert await say_side_by_side(p, "whatever follows from that") == ["other"]
-
-
-async def test_a_reply_that_is_sampled_while_another_call_is_refused_is_no_turn():
-    past = await recorded(lambda p: say_side_by_side(p, "a", "b"), ["A", "B"])
-    engine = GatedEngine(["new"])
-    async with play(engine=engine, recorded=(past, 1)) as p:
-        waiting = asyncio.ensure_future(p.ask(user("b")))
-        await until(lambda: engine.requests)
-        await refusal_of(p.ask(user("c")))
-        engine.gate.set()
-        await refusal_of(waiting)
-        assert await p.attempt.end() == []

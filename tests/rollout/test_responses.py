@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import httpx
 import openai
 import pytest
 from endpoint_play import ADD, called, play, user
@@ -13,45 +12,6 @@ TOOL = {"type": "function"} | ADD["function"] | {"strict": False}
 
 async def ask(p, given, **more):
     return await p.client.responses.create(**{"model": "policy", "input": given} | more)
-
-
-async def test_a_response_comes_back_with_its_usage_and_is_a_turn_with_the_engines_ids():
-    async with play("4") as p:
-        reply = await ask(p, "2+2?", instructions="Be brief.", metadata={"a": "b"})
-        (turn,) = await p.attempt.end()
-        assert (reply.output_text, reply.status, reply.instructions, reply.metadata) == (
-            *("4", "completed", "Be brief."),
-            {"a": "b"},
-        )
-        assert text_of(turn.prompt_token_ids) == "<s>system:Be brief.<e><s>user:2+2?<e><s>assistant:"
-        assert (text_of(turn.token_ids), turn.trainable) == ("4<e>", True)
-        usage = reply.usage
-        assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
-            *(len(turn.prompt_token_ids), 2),
-            len(turn.prompt_token_ids) + 2,
-        )
-
-
-@pytest.mark.parametrize("order", [1, -1])
-async def test_parallel_calls_and_their_outputs_go_on_from_the_sampled_ids(order):
-    async with play("Well. " + called('{"a": 1}', '{"a":2}'), "3") as p:
-        first = await ask(p, [user("1+2?")], tools=[TOOL])
-        assert [item.type for item in first.output] == ["message", "function_call", "function_call"]
-        calls = first.output[1:]
-        assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("add", '{"a": 2}')]
-        results = [
-            {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
-            for number, call in enumerate(calls)
-        ]
-        given = [user("1+2?"), *(item.model_dump(exclude_none=True) for item in first.output), *results[::order]]
-        await ask(p, given, tools=[TOOL])
-        one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.token_ids
-        assert two.prompt_token_ids[: len(own)] == own
-        assert text_of(two.prompt_token_ids[len(own) :]) == (
-            "<s>user:<tool_response>\n0\n</tool_response>\n<tool_response>\n1\n</tool_response><e><s>assistant:"
-        )
-        assert one.tool_result.text == "0\n1"
 
 
 async def test_a_previous_response_is_gone_on_from_without_its_instructions():
@@ -71,49 +31,10 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
 async def test_a_previous_response_of_another_attempt_is_refused():
     async with play("a") as other, play("b") as p:
         foreign = await ask(other, "1")
-        with pytest.raises(openai.BadRequestError, match="this attempt has no response") as caught:
+        with pytest.raises(openai.BadRequestError) as caught:
             await ask(p, "2", previous_response_id=foreign.id)
         assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
         assert p.engine.requests == []
-
-
-async def test_outputs_of_calls_may_follow_a_previous_response():
-    async with play(called('{"a": 1}', '{"a": 2}'), "3") as p:
-        first = await ask(p, "1?", tools=[TOOL])
-        one, two = (
-            {"type": "function_call_output", "call_id": call.call_id, "output": str(number)}
-            for number, call in enumerate(first.output)
-        )
-        await ask(p, [two, one], tools=[TOOL], previous_response_id=first.id)
-        one, two = await p.attempt.end()
-        own = one.prompt_token_ids + one.token_ids
-        assert two.prompt_token_ids[: len(own)] == own
-        assert one.tool_result.text == "0\n1"
-
-
-FORM = {"format": {"type": "json_schema", "name": "s", "schema": TOOL["parameters"]}}
-
-
-@pytest.mark.parametrize(
-    ("asked", "written"),
-    [
-        ({"tools": [TOOL], "tool_choice": "required"}, called('{"a": 1}', '{"a": 2}')),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "add"}}, called('{"a": 1}')),
-        ({"text": {"format": {"type": "json_object"}}}, '{"a": 1}'),
-        ({"text": FORM}, '{"a": 1}'),
-        ({"text": FORM, "tools": [TOOL]}, '{"a": 1}'),
-        ({"text": FORM, "tools": [TOOL]}, called('{"a": 1}', '{"a": 2}')),
-    ],
-)
-async def test_the_form_that_is_asked_for_is_a_grammar_of_the_sampling_and_of_the_record(asked, written):
-    from xgrammar.testing import _is_grammar_accept_string
-
-    async with play(written) as p:
-        await ask(p, "1", **asked)
-        grammar = p.engine.requests[0].grammar
-        assert _is_grammar_accept_string(grammar, written)
-        assert not _is_grammar_accept_string(grammar, "four")
-        assert (await p.attempt.end())[0].grammar == grammar
 
 
 async def test_a_stream_brings_the_same_response_in_the_clients_events():
@@ -136,15 +57,6 @@ async def test_a_stream_brings_the_same_response_in_the_clients_events():
         assert [turn.trainable for turn in await p.attempt.end()] == [True, True]
 
 
-async def test_a_reply_that_was_cut_is_incomplete_also_in_a_stream():
-    async with play("4 and so on…", "5 and so on…") as p:
-        reply = await ask(p, "1", max_output_tokens=3)
-        assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert p.engine.requests[0].max_tokens == 3
-        events = [event async for event in await ask(p, "2", stream=True)]
-        assert events[-1].type == "response.incomplete"
-
-
 async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message():
     async with play("a") as p:
         given = [
@@ -163,44 +75,6 @@ async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message
 
 
 # --- the same laws --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changed", "param"),
-    [
-        ({"temperature": 0.2}, "temperature"),
-        ({"top_p": 0.5}, "top_p"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"background": True}, "background"),
-        ({"include": ["message.output_text.logprobs"]}, "include"),
-        ({"reasoning": {"effort": "low"}}, "reasoning"),
-        ({"conversation": "conv_1"}, "conversation"),
-        ({"max_tool_calls": 1}, "max_tool_calls"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type = web_search"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "sub"}}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"text": {"verbosity": "low"}}, "text"),
-        ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
-        ({"input": [{"role": ["user"], "content": "1"}]}, "input"),
-        ({"input": [user("1") | {"name": "critic"}]}, "input[0].name"),
-        ({"input": [user([{"type": "input_text", "text": "1", "style": "bold"}])]}, "input[0].content[0].style"),
-        (
-            {"input": [{"type": "function_call", "name": "a", "arguments": "{}", "namespace": "n"}]},
-            "input[0].namespace",
-        ),
-        ({"input": [user([{"type": "input_image", "image_url": "x"}])]}, "input"),
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-    ],
-)
-async def test_what_is_not_supported_is_refused_by_name(changed, param):
-    async with play("a") as p:
-        body = {"model": "policy", "input": "1"} | changed
-        headers = {"authorization": f"Bearer {p.attempt.key}"}
-        async with httpx.AsyncClient(trust_env=False) as client:
-            answer = await client.post(f"{p.endpoint.base_url}/responses", json=body, headers=headers)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert p.engine.requests == []
 
 
 async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():

@@ -1,5 +1,8 @@
+from scripted import ScriptedEngine
+
 from envs.datasets.generated import sample_tasks
-from rollout.engines.wrappers import demonstrated_plans, engine_seed
+from rollout.engines.engine import GenerationRequest
+from rollout.engines.wrappers import SeededEngine, demonstrated_plans, engine_seed
 
 RUNS, WORKERS = range(64), range(32)
 
@@ -11,23 +14,23 @@ def test_engines_of_different_runs_and_workers_share_no_stream():
     assert all(0 <= seed < 2**32 for seed in seeds.values())
 
 
-def guesses(seed, count=208):
-    tasks = sample_tasks({"lookup": 1.0}, split="train", count=count, seed=0)
-    return [len(plan) == 1 for plan in demonstrated_plans(tasks, 1.0, seed=seed)]
-
-
-def test_runs_with_different_seeds_demonstrate_different_mistakes():
-    chance = 0.85**2 + 0.15**2
-    agreed = [
-        sum(mine == theirs for mine, theirs in zip(guesses(0), guesses(other), strict=True)) for other in range(1, 8)
-    ]
-    assert all(abs(one / 208 - chance) < 0.15 for one in agreed)
-    assert guesses(3) == guesses(3)
-
-
 def test_demonstrations_are_wrong_in_the_share_that_was_asked_for():
     tasks = sample_tasks({"lookup": 1.0}, split="train", count=40, seed=0)
     wrong = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=5), tasks, strict=True)]
     assert sum(wrong) == 30
     other = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=6), tasks, strict=True)]
     assert wrong != other
+
+
+async def test_every_call_of_a_trajectory_has_a_seed_that_depends_on_run_and_task():
+    async def seeds_of(seed, name):
+        engine = ScriptedEngine(["a"] * 2)
+        seeded = SeededEngine(engine, seed)
+        for _ in range(2):
+            await seeded.generate(
+                GenerationRequest(trajectory_id=name, prompt_token_ids=(1,), max_tokens=4, temperature=1.0)
+            )
+        return [request.seed for request in engine.requests]
+
+    assert await seeds_of(0, "t/1") == await seeds_of(0, "t/1")
+    assert len({*await seeds_of(0, "t/1"), *await seeds_of(1, "t/1"), *await seeds_of(0, "t/2")}) == 6

@@ -6,17 +6,13 @@ from hypothesis import strategies as st
 
 from rollout.task_choice import (
     NUM_RECENT,
-    Draw,
-    FixedChoice,
     LearnableChoice,
     Outcome,
-    learnable_weight,
     solve_rate,
     teaching,
 )
 
 FOUR = ("chain", "lookup", "three_lookup", "two_lookup")
-TWO = ("chain", "lookup")
 
 
 def outcome(task, right, scored):
@@ -61,16 +57,6 @@ def test_rate_is_the_mean_of_a_beta_distribution_whose_counts_decay():
     )
 
 
-def test_weight_is_the_floor_and_the_variance_of_an_outcome():
-    assert [learnable_weight(rate) for rate in (0.0, 0.5, 0.9, 1.0)] == pytest.approx([0.1, 0.35, 0.19, 0.1])
-
-
-def test_family_that_is_solved_half_the_time_has_the_most_weight_and_an_unknown_one_as_much():
-    choice = LearnableChoice(names=FOUR, seed=0)
-    weights = choice.weights(known(chain=[(0, 8)], lookup=[(8, 8)], two_lookup=[(4, 8)]))
-    assert weights == pytest.approx({"chain": 0.19, "lookup": 0.19, "two_lookup": 0.35, "three_lookup": 0.35})
-
-
 @given(
     st.fixed_dictionaries(
         dict.fromkeys(FOUR, st.lists(st.integers(1, 16).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))))
@@ -106,11 +92,6 @@ def test_task_teaches_while_some_attempts_of_its_last_group_solve_it_and_others_
     assert teaching(outcomes) == {3: 0.75 * 0.25, 7: 0.25}
 
 
-def test_task_does_not_teach_when_its_attempts_have_parts_of_a_score_that_are_equal():
-    """A scorer of one's own gave each of eight attempts at task 3 a fifth; those at task 4 have as much, but differ."""
-    assert teaching([Outcome(3, 1.6, 8, differed=False), Outcome(4, 1.6, 8, differed=True)]) == {4: pytest.approx(0.16)}
-
-
 def test_three_of_four_draws_ask_a_task_that_teaches_again_by_how_much_it_teaches():
     """In each of 4,000 moments one draw is made: what is drawn is played, and not drawn again."""
     outcomes = known(lookup=[(4, 8), (8, 8), (1, 8)])
@@ -120,34 +101,3 @@ def test_three_of_four_draws_ask_a_task_that_teaches_again_by_how_much_it_teache
     assert repeats[None] / 4000 == pytest.approx(0.25, abs=0.03)
     # 1/4 against 1/8 x 7/8 = 0.109375.
     assert repeats[0] / (repeats[0] + repeats[2]) == pytest.approx(0.25 / 0.359375, abs=0.03)
-
-
-def test_task_that_is_played_is_not_drawn_beside_it():
-    outcomes = known(lookup=[(4, 8), (4, 8)])
-    drawn = draw(outcomes, names=("lookup",), open_tasks=lambda: {0})
-    assert [one.repeats for one in drawn if one.repeats is not None] == [1]
-    assert {one.repeats for one in draw(outcomes, names=("lookup",), open_tasks=lambda: {0, 1})} == {None}
-
-
-def test_choice_knows_what_was_known_when_it_was_made_and_asks_once_for_each_family():
-    asked, found = [], []
-
-    def outcomes(family, last):
-        asked.append(family)
-        return list(found)
-
-    draw_of = LearnableChoice(names=TWO, seed=0).by(outcomes, no_tasks)
-    found.append(outcome(0, 4, 8))
-    assert {draw_of(task).repeats for task in range(50)} == {None}
-    assert sorted(asked) == ["chain", "lookup"]
-
-
-def test_task_is_repeated_as_one_of_its_own_family():
-    outcomes = {"lookup": [outcome(2, 4, 8)], "chain": [outcome(1, 4, 8)]}
-    drawn = draw(lambda family, last: outcomes.get(family, []))
-    assert {one for one in drawn if one.repeats is not None} == {Draw("lookup", 2), Draw("chain", 1)}
-
-
-def test_fixed_shares_repeat_nothing():
-    draw_of = FixedChoice(names=TWO, family_of=lambda task: TWO[task % 2]).by(known(lookup=[(4, 8)]), no_tasks)
-    assert [draw_of(task) for task in range(3)] == [Draw("chain"), Draw("lookup"), Draw("chain")]

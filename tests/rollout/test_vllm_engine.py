@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import threading
 
 import pytest
 from real_engine import (
@@ -10,7 +9,6 @@ from real_engine import (
     ROUNDING,
     build_engine,
     generate_from_cache,
-    in_engine_thread,
     learner_logprobs,
     load,
     make_adapter,
@@ -20,9 +18,6 @@ from real_engine import (
     small_step,
     until_sampled,
 )
-
-from rollout.engines.engine import EngineError
-from rollout.types import VersionSwitch
 
 pytestmark = pytest.mark.slow
 
@@ -88,22 +83,6 @@ async def test_running_requests_continue_with_new_weights_from_a_prefix_that_is_
 
 
 @pytest.mark.usefixtures("endless")
-async def test_request_that_has_not_sampled_yet_is_of_the_new_version(engine, adapters, prompt):
-    await load(engine, adapters[0])
-    requests = sampling_requests([prompt] * (PLACES + 2), max_tokens=40)
-    completions = await asyncio.gather(engine.generate_together(requests), updated_after(engine, 3, adapters[1]))
-    started, waiting = completions[0][:PLACES], completions[0][PLACES:]
-    assert {one.policy_version for one in started} == {0}
-    assert all(one.switches for one in started)
-    assert [(one.policy_version, one.switches) for one in waiting] == [(1, ())] * 2
-
-
-async def updated_after(engine, num_tokens, adapter):
-    await until_sampled(engine, num_tokens)
-    await load(engine, adapter)
-
-
-@pytest.mark.usefixtures("endless")
 async def test_cached_prefix_of_old_weights_is_not_used_with_new_ones(engine, learner, adapters, prompt):
     old, new, _ = adapters
     asked = request(prompt, temperature=1.0, seed=0)
@@ -132,48 +111,11 @@ async def test_version_that_is_not_newer_is_refused_and_nothing_changes(engine, 
     await load(engine, adapters[1])
     before = await generate_from_cache(engine, request(prompt))
     for version in (1, 0, -1):
-        with pytest.raises(ValueError, match="not newer"):
+        with pytest.raises(ValueError):
             await engine.load_adapter(version, adapters[2].data)
     after = await engine.generate(request(prompt))
     assert (engine.policy_version, after.policy_version) == (1, 1)
     assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
-
-
-def with_other_tensors(adapter, change):
-    import safetensors.torch
-
-    return safetensors.torch.save(change(safetensors.torch.load(adapter.data)))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda tensors: {name: one for name, one in tensors.items() if "3.mlp.up_proj.lora_B" not in name},
-        lambda tensors: {name.replace("mlp", "moe"): one for name, one in tensors.items()},
-    ],
-)
-async def test_adapter_of_another_model_is_refused_before_any_weight_is_replaced(engine, adapters, prompt, change):
-    await load(engine, adapters[0])
-    before = await generate_from_cache(engine, request(prompt))
-    with pytest.raises(ValueError, match="lacks"):
-        await engine.load_adapter(1, with_other_tensors(adapters[1], change))
-    with pytest.raises(ValueError, match="adapter"):
-        await engine.load_adapter(1, adapters[1].data[:5000])
-    after = await engine.generate(request(prompt))
-    assert (after.policy_version, after.token_ids, after.logprobs) == (0, before.token_ids, before.logprobs)
-    assert engine.failure is None
-
-
-async def test_request_that_vllm_refuses_is_the_callers_error(engine, prompt):
-    for asked in (request((5,) * 5000), request(prompt, max_tokens=0), request(prompt, temperature=-1.0)):
-        with pytest.raises(ValueError, match="refused the request"):
-            await asyncio.wait_for(engine.generate(asked), 60)
-    assert len((await engine.generate(request(prompt, max_tokens=2))).token_ids) == 2
-
-
-async def test_merged_engine_refuses_a_request_for_the_frozen_base(engine, prompt):
-    with pytest.raises(EngineError, match="frozen"):
-        await engine.generate(request(prompt, use_adapter=False))
 
 
 # Loading and its proof.
@@ -223,84 +165,4 @@ def without_reload(rpc):
     return called
 
 
-async def test_release_ends_a_request_that_was_submitted_just_before(engine, prompt):
-    running = asyncio.create_task(engine.generate(request(prompt, trajectory_id="gone", max_tokens=800)))
-    await asyncio.sleep(0)
-    engine.release("gone")
-    with pytest.raises(EngineError, match="released"):
-        await asyncio.wait_for(running, 60)
-
-
-async def test_request_that_vllm_aborts_is_an_error(engine, prompt, monkeypatch):
-    step = engine._llm.step
-
-    def aborted():
-        outputs = step()
-        for output in outputs:
-            output.outputs[0].finish_reason = "abort"
-        return outputs
-
-    monkeypatch.setattr(engine._llm, "step", aborted)
-    with pytest.raises(EngineError, match="abort"):
-        await asyncio.wait_for(engine.generate(request(prompt, max_tokens=4)), 60)
-    monkeypatch.undo()
-    assert (await asyncio.wait_for(engine.generate(request(prompt, max_tokens=4)), 60)).token_ids
-
-
 # The load.
-
-
-@pytest.mark.usefixtures("endless")
-async def test_load_reports_the_work_of_the_engine(engine, prompt):
-    idle = engine.load
-    assert (idle.num_waiting, idle.kv_usage) == (0, 0)
-    requests = sampling_requests([prompt] * (PLACES + 5), max_tokens=12)
-    running = asyncio.create_task(engine.generate_together(requests))
-    await until_sampled(engine, 2, PLACES)
-    busy = engine.load
-    assert busy.num_waiting == 5
-    assert 0 < busy.kv_usage < 1
-    assert busy.busy_s > idle.busy_s
-    await running
-    done = engine.load
-    assert (done.num_waiting, done.kv_usage) == (0, 0)
-    assert done.busy_s > busy.busy_s
-
-
-@pytest.mark.usefixtures("endless")
-async def test_preemptions_are_counted_but_not_those_of_an_update(engine, adapters, prompt):
-    before = engine.load.num_preemptions
-    (one,) = await completions_around(engine, sampling_requests([prompt]), adapters[0])
-    assert one.switches == (VersionSwitch(index=one.switches[0].index, policy_version=0),)
-    assert engine.load.num_preemptions == before
-
-    def preempt():
-        scheduler = engine._scheduler
-        scheduler.prev_step_scheduled_req_ids.clear()
-        scheduler._preempt_request(scheduler.running.pop(), 0.0)
-
-    running = asyncio.create_task(engine.generate(*sampling_requests([prompt])))
-    await until_sampled(engine, 5)
-    await in_engine_thread(engine, preempt)
-    assert len((await running).token_ids) == 40
-    assert engine.load.num_preemptions == before + 1
-
-
-@pytest.mark.usefixtures("endless")
-async def test_pulse_grows_while_the_engine_computes_and_fails_while_its_thread_hangs(engine, adapters, prompt):
-    await load(engine, adapters[0])
-    idle = await engine.pulse()
-    running = asyncio.create_task(engine.generate_together(sampling_requests([prompt])))
-    await until_sampled(engine, 5, 1)
-    first = await engine.pulse()
-    await until_sampled(engine, 15, 1)
-    second = await engine.pulse()
-    assert (idle.num_open, first.num_open, second.num_open) == (0, 1, 1)
-    assert idle.done < first.done < second.done
-    await running
-    resumed = threading.Event()
-    engine._commands.submit(resumed.wait)
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(engine.pulse(), 0.5)
-    resumed.set()
-    assert (await engine.pulse()).num_open == 0

@@ -7,20 +7,16 @@ from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
     build_engine,
-    generate_from_cache,
-    in_engine_thread,
     learner_logprobs,
     load,
     make_adapter,
     mean_gap,
-    request,
     sampling_requests,
     small_step,
     until_sampled,
 )
 
 from rollout.engines.base_weights import BaseWeights
-from rollout.engines.engine import EngineError
 
 pytestmark = pytest.mark.slow
 
@@ -49,15 +45,6 @@ def folders_of(engine):
     return [folder for place in engine._native._folders for folder in place.path.iterdir()]
 
 
-async def versions_held(engine):
-    """Return the versions in vLLM, which must be those on disk."""
-    numbers = {held.lora_int_id: version for version, held in engine._native._loaded.items()}
-    in_vllm = await in_engine_thread(engine, engine._llm.list_loras)
-    on_disk = {folder.name.split("-")[0] for folder in folders_of(engine)}
-    assert {f"v{numbers[number]}" for number in in_vllm} == on_disk
-    return {numbers[number] for number in in_vllm}
-
-
 @pytest.mark.usefixtures("endless")
 async def test_running_requests_keep_their_adapter_and_later_ones_use_the_new(engine, learner, adapters, prompt):
     old, new, _, _ = adapters
@@ -75,31 +62,6 @@ async def test_running_requests_keep_their_adapter_and_later_ones_use_the_new(en
         assert mean_gap(one.logprobs, learner_logprobs(learner, foreign, asked, one)) > OTHER_WEIGHTS
 
 
-async def test_frozen_base_can_be_sampled_with_an_adapter_loaded(engine, adapters, prompt):
-    before = await generate_from_cache(engine, request(prompt))
-    await load(engine, adapters[0])
-    changed = await engine.generate(request(prompt))
-    frozen = await engine.generate(request(prompt, use_adapter=False))
-    assert (before.policy_version, changed.policy_version, frozen.policy_version) == (-1, 0, -1)
-    assert (frozen.token_ids, frozen.logprobs) == (before.token_ids, before.logprobs)
-    assert changed.logprobs != before.logprobs
-
-
-@pytest.mark.usefixtures("endless")
-async def test_only_adapters_in_use_are_kept(engine, adapters, prompt):
-    assert await versions_held(engine) == set()
-    await load(engine, adapters[0])
-    running = asyncio.create_task(engine.generate(request(prompt, max_tokens=25)))
-    await until_sampled(engine, 1)
-    for newest in (1, 2):
-        await load(engine, adapters[newest])
-        assert not running.done()
-        assert await versions_held(engine) == {0, newest}
-    assert (await running).policy_version == 0
-    await load(engine, adapters[3])
-    assert await versions_held(engine) == {3}
-
-
 async def test_read_back_of_the_slots_proves_the_smallest_step(engine, adapters):
     old = adapters[0]
     await load(engine, old)
@@ -114,37 +76,6 @@ async def test_read_back_of_the_slots_proves_the_smallest_step(engine, adapters)
     stale = await engine.read_back()
     assert (stale.given, stale.held) == (first.given, second.held)
     assert stale.fault
-
-
-async def test_adapter_rounded_by_the_learner_equals_one_rounded_by_the_engine(engine, learner):
-    exact = make_adapter(learner, 0)
-    rounded = learner.adapter(engine._config.adapter_precision)
-    await load(engine, exact)
-    given_exact = await engine.read_back()
-    await engine.load_adapter(1, rounded.data)
-    given_rounded = await engine.read_back()
-    assert (given_exact.fault, given_rounded.fault) == (None, None)
-    assert given_rounded.held == given_exact.held
-
-
-async def test_version_that_is_not_newer_is_refused(engine, adapters, prompt):
-    await load(engine, adapters[1])
-    for version in (1, 0):
-        with pytest.raises(ValueError, match="not newer"):
-            await engine.load_adapter(version, adapters[2].data)
-    assert (await engine.generate(request(prompt, max_tokens=2))).policy_version == 1
-    assert await versions_held(engine) == {1}
-
-
-async def test_version_that_is_reused_after_the_base_is_another_adapter(engine, learner, adapters, prompt):
-    asked = request(prompt, temperature=1.0, seed=0)
-    await load(engine, adapters[0])
-    await engine.generate(asked)
-    await engine.load_base()
-    await engine.load_adapter(0, adapters[1].data)
-    one = await engine.generate(asked)
-    assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[1], asked, one)) < ROUNDING
-    assert mean_gap(one.logprobs, learner_logprobs(learner, adapters[0], asked, one)) > OTHER_WEIGHTS
 
 
 async def test_engine_on_the_shared_base_samples_the_same_bits_as_one_with_its_own(
@@ -164,20 +95,3 @@ async def test_engine_on_the_shared_base_samples_the_same_bits_as_one_with_its_o
         assert answers[0] == answers[1]
     finally:
         shared.close()
-
-
-def test_closed_engine_leaves_nothing_in_shared_memory(native):
-    roots = [place.path for place in native._native._folders]
-    assert roots
-    assert all(root.exists() for root in roots)
-    native.close()
-    assert not any(root.exists() for root in roots)
-
-
-async def test_closed_engine_refuses_requests(native, prompt):
-    native.close()
-    native.close()
-    native.release("t0")
-    with pytest.raises(EngineError):
-        await native.generate_together(sampling_requests([prompt], max_tokens=2))
-    assert native.failure is None

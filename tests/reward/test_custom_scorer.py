@@ -1,0 +1,262 @@
+"""Custom scorers of answers and of turns: their scores count, and their faults end with one clear error."""
+
+import asyncio
+import copy
+import sys
+import time
+
+import pytest
+
+from configs.learner import LearnerConfig
+from configs.loading import load_run_config
+from configs.plugins import OwnCodeError
+from envs.types import Task
+from learner.advantages import group_normalized
+from learner.credit import assign_credit
+from reward.collected import outcome_of
+from reward.judging import GroupJudge, OutcomeReward, group_summary
+from reward.scorers import score_answer
+from reward.scorers.custom import CustomTurnScorer, scorer_of
+from rollout.filters import ending_of
+from rollout.types import Completion, Group, Trajectory, Turn
+from tests.changed import replace
+
+MODULE = "custom_scorers_of_the_test"
+SCORERS = """
+import asyncio
+import time
+import numpy as np
+
+def half(task, answer):
+    return 0.5 if task.metadata["wants"] in answer else False
+
+def by_length(task, answer):
+    return len(answer) / 10
+
+def num_turns(task, answer, turns):
+    return len(turns) == 0
+
+def unsure(task, answer):
+    return None if answer == "?" else 1
+
+def invalid(task, answer):
+    return {"nan": float("nan"), "two": 2.0, "text": "1", "list": [1]}[answer]
+
+def numpy(task, answer):
+    return {"float32": np.float32(0.5), "bool": np.bool_(True), "int": np.int64(1)}[answer]
+
+def broken(task, answer):
+    raise KeyError("no such word")
+
+def slow(task, answer):
+    time.sleep(5)
+
+async def later(task, answer):
+    await asyncio.sleep(0)
+    return 0.25
+
+async def later_broken(task, answer):
+    raise KeyError("no such word")
+
+async def never(task, answer):
+    try:
+        await asyncio.Event().wait()
+    finally:
+        ended.append(task.id)
+
+ended = []
+second_started = asyncio.Event()
+
+async def together(task, answer):
+    if answer == "b":
+        second_started.set()
+    await second_started.wait()
+    return 1.0
+
+def alone(task):
+    return 1.0
+
+number = 3
+
+def looked(task, answer, turns):
+    return [1.0 if "look" in turn.completion.text else 0.0 for turn in turns]
+
+async def turns_later(task, answer, turns):
+    return [None, *(0.5 for turn in turns[1:])]
+
+def too_few(task, answer, turns):
+    return [1.0]
+
+def turns_invalid(task, answer, turns):
+    return [0.0, 2.0]
+
+def turns_nothing(task, answer, turns):
+    return None
+
+def turns_broken(task, answer, turns):
+    raise KeyError("no such word")
+
+def turns_slow(task, answer, turns):
+    time.sleep(5)
+"""
+
+
+@pytest.fixture(autouse=True)
+def custom_module(tmp_path, monkeypatch):
+    (tmp_path / f"{MODULE}.py").write_text(SCORERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, MODULE, raising=False)
+    scorer_of.cache_clear()
+
+
+def task(name, **further):
+    scorer = f"{MODULE}:{name}"
+    return Task(id="t1", dataset="mine", question="?", answer="x", scorer=scorer, metadata={"wants": "o"}, **further)
+
+
+def attempt(task, answer, *texts, index=0):
+    turns = tuple(turn(number, text) for number, text in enumerate(texts))
+    return Trajectory(id=f"g/{index}", group_id="g", task=task, turns=turns, answer=answer, stop_reason="answered")
+
+
+def turn(number, text):
+    completion = Completion(token_ids=(7, 1), logprobs=(-0.5, -0.5), text=text, finish_reason="stop", policy_version=0)
+    return Turn.of(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
+
+
+def judged(name, *answers):
+    attempts = (attempt(task(name), answer, index=index) for index, answer in enumerate(answers))
+    group = Group(id="g", trajectories=tuple(attempts))
+    asyncio.run(GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100)).judge(group))
+    return group
+
+
+def ending(group):
+    return ending_of(group.outcomes, group.totals)
+
+
+# Scorers of answers.
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "score"),
+    [
+        ("half", "foo", 0.5),
+        ("half", "bar", 0.0),
+        ("num_turns", "bar", 1.0),
+        ("later", "a", 0.25),
+        ("numpy", "float32", 0.5),
+        ("numpy", "bool", 1.0),
+        ("numpy", "int", 1.0),
+        ("broken", None, 0.0),
+        ("broken", " \n", 0.0),
+    ],
+)
+def test_score_of_an_answer(name, answer, score):
+    assert score_answer(task(name), answer) == score
+
+
+def test_a_task_may_name_a_built_in_comparison():
+    whole = Task(id="t", dataset="mine", question="?", answer="1,000", scorer="integer")
+    assert (score_answer(whole, "1000"), score_answer(whole, "1000.0")) == (1.0, 0.0)
+    with pytest.raises(OwnCodeError, match="integer"):
+        score_answer(replace(whole, scorer="intger"), "1")
+
+
+@pytest.mark.parametrize("answer", ["nan", "two", "text", "list"])
+def test_an_invalid_score_is_an_error_and_never_a_zero(answer):
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:invalid"):
+        score_answer(task("invalid"), answer)
+
+
+@pytest.mark.parametrize("name", ["broken", "later_broken", "alone", "number", "missing"])
+def test_a_function_that_fails_is_one_line_that_names_it(name):
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:{name}") as caught:
+        score_answer(task(name), "a")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_beyond_its_time_limit_is_abandoned_and_a_coroutine_cancelled():
+    for name in ("slow", "never"):
+        with pytest.raises(OwnCodeError, match=r"reward\.timeout_s"):
+            score_answer(task(name, scoring_limit_s=0.05), "a")
+    deadline = time.monotonic() + 60
+    while not sys.modules[MODULE].ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_attempts_of_a_group_are_scored_concurrently():
+    assert judged("together", "a", "b").outcomes == [1.0, 1.0]
+
+
+def test_scores_between_zero_and_one_give_signal_and_advantages():
+    scored = judged("by_length", "aa", "aaaa", "aaaaaa", "aaaaaaaa")
+    assert scored.outcomes == [0.2, 0.4, 0.6, 0.8]
+    assert ending(scored) == "ready"
+    # Mean 0.5, sample deviation 0.2582.
+    assert group_normalized(scored.totals) == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
+    summary = group_summary(scored, duration_s=0.0, prm_s=0.0)
+    assert (summary.right, summary.scored) == (pytest.approx(2.0), 4)
+    assert ending(judged("by_length", "aa", "bb")) != "ready"
+
+
+def test_an_undecided_answer_is_unscored_and_not_wrong():
+    scored = judged("unsure", "?", "?")
+    assert (scored.outcomes, ending(scored)) == ([None, None], None)
+    assert group_summary(scored, duration_s=0.0, prm_s=0.0).reason
+    assert outcome_of(attempt(task("unsure"), "?")) is None
+
+
+# Scorers of turns.
+
+TASK = Task(id="t1", dataset="mine", question="?", answer="yes", scorer="text")
+PAIR = (attempt(TASK, "yes", "look", "yes"), attempt(TASK, "no", "guess", "no", index=1))
+CREDIT = f'reward.credit={{type="outcome_gated", turn_scorer="{MODULE}:looked"}}'
+
+
+def turns_judged(name, trajectories=PAIR, limit_s=5.0):
+    scorer = CustomTurnScorer(f"{MODULE}:{name}", limit_s=limit_s)
+    judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), scorer.score_group)
+    group = Group(id="g", trajectories=copy.deepcopy(trajectories))
+    asyncio.run(judge.judge(group))
+    return group
+
+
+def raw_of(group):
+    return tuple(tuple(turn.score for turn in trajectory.planner_turns) for trajectory in group.trajectories)
+
+
+def test_scores_of_turns_are_credited_in_addition_to_the_outcome():
+    scored = turns_judged("looked")
+    assert raw_of(scored) == ((1.0, 0.0), (0.0, 0.0))
+    assign_credit(scored, scheme="outcome_gated", prm_weight=0.5)
+    first, second = ([turn.advantage for turn in trajectory.planner_turns] for trajectory in scored.trajectories)
+    # Outcomes 1 and 0: +-0.7071. Pool 1, 0, 0, 0: mean 0.25, sample deviation 0.5, so +1.5 and -0.5, half of each.
+    assert first == pytest.approx([0.7071 + 0.75, 0.7071 - 0.25], abs=1e-3)
+    assert second == pytest.approx([-0.7071 - 0.25, -0.7071 - 0.25], abs=1e-3)
+    assert raw_of(turns_judged("turns_later")) == ((None, 0.5), (None, 0.5))
+
+
+def test_groups_without_signal_and_broken_attempts_are_not_scored():
+    alike = (PAIR[0], replace(PAIR[0], id="g/1"))
+    assert raw_of(turns_judged("turns_broken", alike)) == ((None, None),) * 2
+    broken = replace(attempt(TASK, None, "look", index=2), stop_reason="infrastructure")
+    assert raw_of(turns_judged("looked", (*PAIR, broken))) == ((1.0, 0.0), (0.0, 0.0), (None,))
+
+
+@pytest.mark.parametrize(
+    "name", ["too_few", "turns_invalid", "turns_nothing", "turns_broken", "turns_slow", "half", "missing"]
+)
+def test_invalid_scores_of_turns_are_one_line_that_names_the_function(name):
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:{name}") as caught:
+        turns_judged(name, limit_s=0.05 if name == "turns_slow" else 5.0)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_with_a_turn_scorer_has_no_prm():
+    config = load_run_config(None, [CREDIT])
+    assert (config.trains_prm, config.reward.prm, config.names_code) == (False, None, True)
+    assert config.reward.turn_scorer == f"{MODULE}:looked"
+    with pytest.raises(Exception, match="prm_path"):
+        load_run_config(None, [CREDIT.replace("}", ', prm_path="runs/r/prm"}')])

@@ -1,0 +1,102 @@
+import re
+
+import pytest
+
+from reward.prm.decoys import CANARIES, canaries, junk_steps, spoilt_steps
+from reward.prm.step_text import StepText
+from tests.changed import replace
+
+
+def make_step(task, step=0, *, decision=None, valid=True):
+    body = decision or f"Thought: about {task}.{step}\nAction: search\nInput: item {task}.{step}\n"
+    return StepText(
+        trajectory_id=f"g{task}/0",
+        task_id=f"t{task}",
+        step=step,
+        num_steps=3,
+        problem=f"Problem: How many kg do {task} crates of iron bolts weigh together?\n",
+        context=tuple(f"context {number} of {task}\n" for number in range(2 * step)),
+        decision=f"Step {step + 1}\n{body}",
+        result="Result: 47\n",
+        valid=valid,
+    )
+
+
+def make_reply(text, task=0):
+    return make_step(task, decision=f"Reply: {text}\n")
+
+
+STEPS = [make_step(task, step) for task in range(10) for step in range(3)]
+
+
+def body(step):
+    return step.decision.partition("\n")[2]
+
+
+def place(step):
+    return step.trajectory_id, step.task_id, step.step, step.num_steps, step.problem, step.context
+
+
+# Canaries.
+
+
+def test_every_canary_is_in_the_context_of_the_step():
+    step = STEPS[5]
+    decisions = canaries(step)
+    assert set(decisions) == set(CANARIES)
+    for canary in decisions.values():
+        assert place(canary) == place(step)
+        assert canary.text.startswith(step.text.removesuffix(step.decision) + "Step 3\nThought: ")
+
+
+def test_braces_in_a_problem_are_kept():
+    latex = r"Find \frac{a}{b} for {n} and {problem}."
+    step = replace(STEPS[0], problem=f"Problem: {latex}\n")
+    assert f"Thought: {latex}\n" in canaries(step)["copied problem"].decision
+
+
+# Junk.
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.1, 3), (0.15, 4), (0.5, 15), (1.0, 30)])
+def test_amount_of_junk_is_the_share_of_the_steps(share, count):
+    # Of 30 steps; 0.15 of them are 4.5, and half-way rounds to the even number.
+    assert len(junk_steps(STEPS, share=share, seed=0)) == count
+
+
+def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision_and_no_canary():
+    places = set(map(place, STEPS))
+    canary_bodies = {body(canary) for step in STEPS for canary in canaries(step).values()}
+    for seed in range(50):
+        junk_of_seed = junk_steps(STEPS, share=1.0, seed=seed)
+        assert junk_of_seed == junk_steps(STEPS, share=1.0, seed=seed)
+        for junk in junk_of_seed:
+            assert place(junk) in places
+            assert junk.decision.startswith(f"Step {junk.step + 1}\n")
+            assert junk.result == ""
+            assert body(junk) not in canary_bodies
+            assert f"about {junk.task_id.removeprefix('t')}." not in junk.decision
+            assert not ("Action: search" in junk.decision and "iron bolts" in junk.decision.rpartition("Input: ")[2])
+
+
+# Replies of custom agents.
+
+
+def test_junk_of_a_reply_is_a_reply():
+    replies = [make_reply(f"{task} crates weigh {47 * task} kg", task) for task in range(10)]
+    junk = [*junk_steps(replies, share=2.0, seed=0), *canaries(replies[0]).values()]
+    assert all(step.is_reply and step.valid for step in junk)
+    assert canaries(replies[0])["empty answer"].decision == "Step 1\nReply: Done.\nI do not know\n"
+
+
+def test_a_spoilt_reply_differs_in_one_digit_even_if_it_imitates_a_decision():
+    call = '<tool_call>\n{"name": "find", "arguments": {"a": 4}}\n</tool_call>\nInput: x\nReply: y'
+    spoilt = spoilt_steps([make_reply(call)], share=1.0, seed=0)
+    assert spoilt[0].decision != make_reply(call).decision
+    assert re.sub("[0-9]", "", spoilt[0].decision) == re.sub("[0-9]", "", make_reply(call).decision)
+    assert spoilt_steps([make_reply("")], share=1.0, seed=0) == []
+
+
+def test_a_copy_that_differs_only_in_white_space_is_not_spoilt():
+    assert spoilt_steps([make_reply("yes\nyes  yes")], share=20.0, seed=0) == []
+    assert len(spoilt_steps([make_reply("yes\nno  yes")], share=20.0, seed=0)) < 20
