@@ -117,7 +117,10 @@ def verdict_on(shift, *, age=2):
         (FREE * torch.where(HEADS, 10.0, -10.0), "mismatch_k3_stale"),
         (torch.full(ROLLOUT.shape, -10.0), "mismatch_k3_stale"),
         # One free token of 480 is 200 times as likely: k3 194 / 480, share 679^2 / (480 x 40479)
-        (torch.zeros_like(ROLLOUT).index_put((torch.tensor(0), torch.tensor(7)), torch.tensor(200.0).log()), "share"),
+        (
+            torch.zeros_like(ROLLOUT).index_put((torch.tensor(0), torch.tensor(7)), torch.tensor(200.0).log()),
+            "sample_size",
+        ),
     ],
 )
 def test_guard_notices_a_distant_policy_among_decided_tokens(shift, reason):
