@@ -51,7 +51,7 @@ class ServedConfig(ServerConfig):
     def _set_default_address(cls, values: Any) -> Any:
         if not isinstance(values, Mapping) or "base_url" in values:
             return values
-        return {**values, "base_url": DEFAULT_URLS.get(values.get("type"), "")}
+        return {**values, "base_url": DEFAULT_URLS.get(str(values.get("type")), "")}
 
     @model_validator(mode="after")
     def _form_is_for_openai(self) -> Self:

@@ -5,7 +5,7 @@ import json
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.api_keys import LOOPBACK_HOSTS
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
+from ray_jobs.viewer.rows import Row
 from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
 
 STATIC = Path(__file__).with_name("static")
@@ -138,7 +139,7 @@ def finite(value: object) -> object:
 
 
 def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
-    sides = []
+    sides: list[Mapping[str, Row]] = []
     for name in ("left", "right"):
         # `0:eval_after` are the attempts of this phase in the first run.
         number, _, phase = request.query_params.get(name, "").partition(":")
@@ -146,7 +147,8 @@ def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
             raise HTTPException(400, f"{name} must be RUN:PHASE, such as 0:eval_after")
         sides.append(runs[int(number)].phase_attempts(phase))
     text = request.query_params.get("text", "").lower().strip()
-    counts, pairs = paired(*sides, request.query_params.get("only", ""), text)
+    left, right = sides
+    counts, pairs = paired(left, right, request.query_params.get("only", ""), text)
     offset, limit = _page(request)
     return {"counts": counts, "total": len(pairs), "rows": pairs[offset : offset + limit]}
 
