@@ -6,6 +6,7 @@ from collections.abc import Callable
 import ray
 
 from rollout.engines.base_weights import BaseWeights, ExportedBase
+from rollout.engines.engine import Pulse
 
 
 @ray.remote
@@ -24,6 +25,10 @@ class BaseWeightsActor:
     async def export(self) -> ExportedBase:
         """Return handles with which one other process reads the weights."""
         return self._weights.export()
+
+    async def heartbeat(self) -> Pulse:
+        """Show that the event loop runs."""
+        return Pulse()
 
     async def until_lost(self) -> None:
         """Wait until this process ends, which fails the call."""

@@ -37,6 +37,8 @@ from rollout.concurrency import WorkerReading
 MAX_RESTARTS = 5
 """Restarts of one part between two train steps."""
 LOOK_EVERY_S = 1.0
+MAX_FAILED_LOOKS = 60
+"""Looks in a row that may fail before the run ends: the parts would not be replaced any more."""
 LONGEST_TICK_S = 5.0
 """Time in which the driver itself was stopped counts for no part."""
 RESIZE_EVERY_S = 5.0
@@ -273,18 +275,22 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     # --- the thread ------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        before = time.monotonic()
+        before, failed_looks = time.monotonic(), 0
         while not self._ending.wait(LOOK_EVERY_S):
             now = time.monotonic()
             tick, before = min(now - before, LONGEST_TICK_S), now
             try:
                 with self._lock:
                     self._look(tick)
+                failed_looks = 0
             except (UserError, *PART_LOST) as error:
                 self._failure = self._failure or error
-            except Exception:
-                # The cluster itself may fail to answer; the next look may succeed.
+            except Exception as error:
+                # The cluster itself may fail to answer for a while.
                 logging.getLogger(__name__).warning("the supervisor could not look at the parts", exc_info=True)
+                failed_looks += 1
+                if failed_looks > MAX_FAILED_LOOKS:
+                    self._failure = self._failure or error
 
     def _look(self, tick: float) -> None:
         """Look at every part once, and replace what is lost."""
