@@ -7,7 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.api_keys import PlainUrl, in_clear_text, on_this_machine
+from configs.api_keys import PlainUrl, on_this_machine
+from configs.backend import ServerConfig
 from configs.base import Config, OwnPath, typed
 from configs.plugins import ImportPath
 
@@ -21,14 +22,9 @@ class CollectConfig(Config):
     """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
 
 
-class JudgeConfig(Config):
+class JudgeConfig(ServerConfig):
     base_url: PlainUrl = "http://127.0.0.1:11434/v1"
     """Root of a server that speaks the OpenAI chat-completions protocol; the default is a local Ollama."""
-    model: str = Field(min_length=1, max_length=200)
-    """The server's name of the judging model."""
-    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable that holds the API key. None sends no key: a local server needs none, and a key
-    leaves this machine only for a server that the configuration names it for."""
     temperature: float = Field(default=0.7, ge=0, le=2)
     """Sampling temperature; several votes need one above 0, or they would be identical."""
     num_votes: int = Field(default=3, ge=1, le=9)
@@ -61,11 +57,9 @@ class JudgeConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _key_and_money_are_safe(self) -> Self:
+    def _remote_server_has_prices(self) -> Self:
         if self.api_key_env is None or on_this_machine(self.base_url):
             return self
-        if in_clear_text(self.base_url):
-            raise ValueError(f"base_url {self.base_url} would send the key in clear text: use https")
         if not (self.price_per_million_input_tokens and self.price_per_million_output_tokens):
             raise ValueError(
                 "a remote server with a key bills its tokens: set both prices, or max_cost_usd sees nothing"
