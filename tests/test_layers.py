@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("configs", "envs", "rollout", "learner", "reward", "actors", "ray_jobs")
 FILES = [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 HTTP = {"httpx", "httpx2", "httpcore", "openai", "requests", "aiohttp", "urllib3", "urllib.request", "http.client"}
-MAX_LINES, MAX_FILES = 450, 16
+MAX_LINES, MAX_FILES = 500, 16
 SMALL_LINES, MAX_SMALL = 60, 30
 MAX_ANY = 6 / 1000
 """Of each line of source."""
@@ -51,8 +51,8 @@ def test_ray_is_imported_only_by_actors_and_jobs():
     assert {place.split("/")[0] for place in places_of("ray")} <= {"actors", "ray_jobs"}
 
 
-def test_vllm_is_imported_by_one_file():
-    assert places_of("vllm") == {"rollout/engines/vllm_parts.py"}
+def test_vllm_is_imported_by_the_engine_alone():
+    assert places_of("vllm") <= {f"rollout/engines/{name}.py" for name in ("vllm", "vllm_parts", "adapters")}
 
 
 def test_the_tools_have_one_http_client_beside_those_of_hostile_pages_and_of_mcp():
