@@ -18,16 +18,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 def scraped(cluster, tmp_path_factory):
     """The run's last row of metrics, what the endpoint said after it, line by line, and the names of the run's actors,
     then and after its learner was started again."""
-    with open_stage(make_config(tmp_path_factory.mktemp("runs"), "num_steps=2")) as stage:
+    with open_stage(make_config(tmp_path_factory.mktemp("runs"), "num_steps=2", "name=gauges")) as stage:
         stage.finish(stage.reinforce())
         (row,) = [one for one in read_records(stage.folder / "metrics.jsonl") if one["step"] == 2]
         lines = []
 
         def complete():
             lines[:] = scrape()
-            return any("agentflow_worker" in line for line in lines) and value_of(lines, "groups/drawn", run="r") == [
-                row["groups/drawn"]
-            ]
+            return any("agentflow_worker" in line for line in lines) and value_of(
+                lines, "groups/drawn", run="gauges"
+            ) == [row["groups/drawn"]]
 
         wait_until(complete)
         first = names_of_actors()
@@ -55,13 +55,13 @@ def value_of(lines, metric, **tags):
 def test_every_metric_of_a_train_step_is_a_gauge_with_the_run_s_name_and_its_description(scraped):
     row, lines, *_ = scraped
     for name in row.keys() - {"step", "wall_s"}:
-        assert value_of(lines, name, run="r") == [pytest.approx(row[name])], name
+        assert value_of(lines, name, run="gauges") == [pytest.approx(row[name])], name
     assert f"# HELP ray_agentflow_groups_drawn {BY_NAME['groups/drawn'].says}" in lines
 
 
 def test_workers_tell_their_state_themselves(scraped):
     _, lines, *_ = scraped
-    assert {name for name in WORKER_GAUGES if value_of(lines, name, run="r", worker="0")} == WORKER_GAUGES.keys()
+    assert {name for name in WORKER_GAUGES if value_of(lines, name, run="gauges", worker="0")} == WORKER_GAUGES.keys()
     assert value_of(lines, "worker/places") == [4.0]
 
 
@@ -69,10 +69,10 @@ def test_no_series_is_without_a_run(scraped):
     _, lines, *_ = scraped
     ours = [line for line in lines if re.match(r"ray_agentflow_\w+{", line)]
     assert ours
-    assert all('run="r"' in line for line in ours)
+    assert all('run="gauges"' in line for line in ours)
 
 
 def test_actors_have_names_of_their_run_and_part_and_each_life_its_own(scraped):
     *_, first, after = scraped
-    assert first == {"agentflow:r:dynamic-sampling", "agentflow:r:learner", "agentflow:r:rollout-0"}
-    assert after - first == {"agentflow:r:learner#2"}
+    assert first == {"agentflow:gauges:dynamic-sampling", "agentflow:gauges:learner", "agentflow:gauges:rollout-0"}
+    assert after - first == {"agentflow:gauges:learner#2"}

@@ -171,10 +171,10 @@ async def test_a_spent_budget_stops_the_pass_and_a_larger_one_pays_for_the_rest_
     # Four replies of $1 a step: ten of them are two steps and a half.
     with FakeChatServer(verdict(0.7)) as server:
         with pytest.raises(BudgetExceededError, match=r"label\.judge\.max_cost_usd"):
-            await judged(server, path, receipts, **PRICED, max_cost_usd=10.5)
+            await judged(server, path, receipts, **PRICED, max_retries=0, max_cost_usd=10.5)
         assert len(server.requests) == 10
         assert numbers_on_disk(path) == [0, 1]
-        done = await judged(server, path, receipts, **PRICED, max_cost_usd=24.5)
+        done = await judged(server, path, receipts, **PRICED, max_retries=0, max_cost_usd=24.5)
     assert (len(server.requests), len(done.labels)) == (24, 6)
     assert sum(label.details["cost_usd"] for label in done.labels) == pytest.approx(24.0)
 

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -7,6 +6,7 @@ from hypothesis import strategies as st
 from envs.types import Task, ToolCall, ToolResult
 from reward.prm.step_text import GAP, StepText, encode_step, step_texts
 from rollout.types import Completion, Trajectory, Turn
+from tests.changed import replace
 
 TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")
 

@@ -34,7 +34,7 @@ def worker(model_path, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("agent")
     (folder / "agent_of_the_engine_test.py").write_text(AGENT)
-    own = ["agent.function=agent_of_the_engine_test:solve"]
+    own = ["agent.function=agent_of_the_engine_test:solve", "cold_start.num_demonstrations=0"]
     config = load_run_config(
         None, [*own, "reward.credit=outcome", "rollout.max_turn_tokens=48", "rollout.episode_timeout_s=3600"]
     )
