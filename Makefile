@@ -19,7 +19,7 @@ help:
 	@echo "make test    set up, run all tests (make test-fast: those without Ray and the model)"
 	@echo "make check   lint, types and the layer rule"
 	@echo "make docs    build the documentation into site/ (needs no network)"
-	@echo "make pages   write anew what the pages show of the code (settings, recipes, commands, metrics)"
+	@echo "make pages   regenerate the pages made from code (settings, recipes, commands, metrics)"
 	@echo "make setup   only the set-up (EXTRA=gpu on a CUDA machine)"
 	@echo "make lock    update requirements-cpu.lock after a change of pyproject.toml (EXTRA=gpu: the card's; ARGS=--upgrade: newest)"
 
