@@ -79,6 +79,26 @@ def find_key(variable: str) -> str | None:
     return key or None
 
 
+def required_key(name: str, variable: str, otherwise: str) -> str:
+    """Return the API key of a tool or a setting.
+
+    Args:
+        name: The tool or setting, for the error message.
+        variable: The environment variable, see `find_key`.
+        otherwise: How to do without the key, for the error message.
+
+    Raises:
+        ApiKeyError: If there is no key; the message never quotes one.
+    """
+    try:
+        key = find_key(variable)
+    except ApiKeyError as error:
+        raise ApiKeyError(f"{name}: {error}") from None
+    if key is None:
+        raise ApiKeyError(f"{name} needs {variable}: {how_to_set(variable)}, {otherwise}")
+    return key
+
+
 def key_file(variable: str) -> str | None:
     """Return the path in VARIABLE_FILE."""
     return os.environ.get(f"{variable}{FILE_SUFFIX}", "").strip() or None

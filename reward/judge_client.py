@@ -18,7 +18,7 @@ from openai import (
     Omit,
 )
 
-from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
+from configs.api_keys import on_this_machine, required_key
 from configs.errors import UserError, whole_letters
 from configs.reward import JudgeConfig
 
@@ -99,7 +99,9 @@ class ChatClient:
         self._reserved_usd = 0.0
         self._slots = asyncio.Semaphore(MAX_OPEN_REQUESTS)
         self._next_start = 0.0
-        self._key = _key_of(config.api_key_env, section) if config.api_key_env else ""
+        self._key = (
+            required_key(f"{section}.api_key_env", config.api_key_env, "or leave it out") if config.api_key_env else ""
+        )
         self._client = AsyncOpenAI(
             base_url=config.base_url,
             api_key=self._key or "none",
@@ -213,16 +215,6 @@ class ChatClient:
         else:
             problem, advice = f"a reply that cannot be read ({type(error).__name__})", "run again later"
         return ChatError(f"{self._config.base_url}: {problem}; {advice}", bill=bill)
-
-
-def _key_of(variable: str, section: str) -> str:
-    try:
-        key = find_key(variable)
-    except ApiKeyError as error:
-        raise ApiKeyError(f"{section}.api_key_env: {error}") from None
-    if not key:
-        raise ApiKeyError(f"{section}.api_key_env needs {variable}: {how_to_set(variable)}, or leave it out")
-    return key
 
 
 def as_data(text: str) -> str:

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from configs.api_keys import required_key
 from configs.backend import ServerConfig
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.errors import UserError
 from envs.sandbox import Sandbox
-from envs.tools.http import RequestError, Service, ServiceLimits, read_key
+from envs.tools.http import RequestError, Service, ServiceLimits
 from envs.types import ToolResult, ToolUnavailableError
 
 MAX_PROMPT_CHARS = 8000
@@ -84,7 +85,7 @@ def build_ask(config: ServerConfig | None, limits: ServiceLimits, own_model: Ask
         return own_model
     key = ""
     if variable := config.api_key_env:
-        key = read_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
+        key = required_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
     service = Service("base_generator", config.base_url, limits, key=key)
 
     async def attempt(prompt: str) -> str:

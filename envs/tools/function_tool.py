@@ -16,11 +16,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from configs.api_keys import without_secrets
+from configs.api_keys import required_key, without_secrets
 from configs.envs import EnvsConfig, ToolConfig
 from configs.errors import UserError, in_whole_letters
 from configs.plugins import in_a_thread, load_own
-from envs.tools.http import read_key
 from envs.types import Schema, ToolResult, ToolUnavailableError
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
@@ -216,7 +215,7 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
         raise UserError(f"envs.tools.{name}: {error}") from None
     key = None
     if variable := config.api_key_env:
-        key = McpKey(variable, read_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
+        key = McpKey(variable, required_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
     # The block list sees only the text that is left after this cut.
     limits = McpLimits(time_limit_s=time_limit_s, max_chars=max(McpLimits().max_chars, max_chars))
     return partial(McpTool, address, name=name, description=config.description, key=key, limits=limits)

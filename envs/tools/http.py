@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
-from configs.errors import UserError, each_text
+from configs.api_keys import on_this_machine
+from configs.errors import each_text
 from envs.types import ToolUnavailableError
 
 Answer = TypeVar("Answer")
@@ -316,23 +316,3 @@ def retry_after_s(header: str) -> float:
 def tls_context() -> ssl.SSLContext:
     """Return the trusted certificates, loaded once: loading takes longer than many a request."""
     return httpx.create_ssl_context()
-
-
-def read_key(tool: str, variable: str, otherwise: str) -> str:
-    """Return the API key of a tool.
-
-    Args:
-        tool: The tool, for the error message.
-        variable: The environment variable, see `configs.api_keys.find_key`.
-        otherwise: How to do without the key, for the error message.
-
-    Raises:
-        UserError: If there is no key; the message never quotes one.
-    """
-    try:
-        key = find_key(variable)
-    except ApiKeyError as error:
-        raise UserError(f"{tool}: {error}") from None
-    if key is None:
-        raise UserError(f"{tool} needs {variable}: {how_to_set(variable)}, {otherwise}")
-    return key

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from configs.api_keys import required_key
 from envs.tools.guard import BlockList
-from envs.tools.http import RefusedError, RequestError, Service, ServiceLimits, read_key
+from envs.tools.http import RefusedError, RequestError, Service, ServiceLimits
 from envs.tools.search import MAX_QUERY_CHARS, NO_RESULTS, PassageIndex, split_passages
 from envs.tools.web_fetch import Page, PageFetcher
 from envs.types import ToolResult, ToolUnavailableError
@@ -66,8 +67,8 @@ class GoogleFinder:
 
     def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL, max_results: int = MAX_RESULTS) -> None:
         keyless = "or switch on `wikipedia_search`, which needs no key"
-        key = read_key("google_search", GOOGLE_KEY_VARIABLE, keyless)
-        self._engine_id = read_key("google_search", ENGINE_VARIABLE, keyless)
+        key = required_key("google_search", GOOGLE_KEY_VARIABLE, keyless)
+        self._engine_id = required_key("google_search", ENGINE_VARIABLE, keyless)
         # In a header, because addresses are written to the logs of HTTP clients and servers.
         self._service = Service("Google search", base_url, limits, key=key, key_header="X-Goog-Api-Key")
         self._max_results = max_results
@@ -112,7 +113,7 @@ class TavilyFinder:
         from tavily import AsyncTavilyClient
 
         keyless = "or use envs.search = 'offline', which needs no key"
-        key = read_key("Tavily search", TAVILY_KEY_VARIABLE, keyless)
+        key = required_key("Tavily search", TAVILY_KEY_VARIABLE, keyless)
         self._service = Service("Tavily search", base_url, limits, key=key)
         self._new_client = partial(AsyncTavilyClient, key, api_base_url=base_url)
         self._max_results = max_results

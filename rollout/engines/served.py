@@ -12,7 +12,7 @@ import httpx
 import ollama
 import openai
 
-from configs.api_keys import ApiKeyError, find_key, how_to_set, on_this_machine
+from configs.api_keys import ApiKeyError, on_this_machine, required_key
 from configs.backend import ServedConfig
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.types import Message, TextCompletion
@@ -343,12 +343,9 @@ def _find_key(config: ServedConfig) -> str:
     if variable is None:
         return ""
     try:
-        key = find_key(variable)
+        return required_key("backend.api_key_env", variable, "or leave it out")
     except ApiKeyError as error:
-        raise BackendError(f"backend.api_key_env: {error}") from None
-    if not key:
-        raise BackendError(f"backend.api_key_env needs {variable}: {how_to_set(variable)}, or leave it out")
-    return key
+        raise BackendError(str(error)) from None
 
 
 def _may_pass(status: int) -> bool:
