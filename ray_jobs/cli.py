@@ -122,7 +122,7 @@ def resume(run: RunFolder, /) -> None:
 def _run(config: "RunConfig") -> None:
     """Check everything before torch and Ray are imported, then train; only show a finished run."""
     from ray_jobs.run.origin import finished_summary, trains_prm
-    from ray_jobs.run.preflight import check_before_start, reduced_to_machine
+    from ray_jobs.run.preflight import check_before_start
 
     if summary := finished_summary(config):
         from ray_jobs.run.summary import print_summary
@@ -132,8 +132,6 @@ def _run(config: "RunConfig") -> None:
         print_summary(summary, write_report(config.run_path))
         return
     with_prm = trains_prm(config)
-    if (config.run_path / "config.json").exists():
-        config = reduced_to_machine(config, print)
     ready = check_before_start(config, with_prm=with_prm)
     from ray_jobs.train import run_training
 
@@ -322,7 +320,7 @@ def plan(
     model_config: Annotated[File, Parameter(help="the policy's config.json (default: of model.path)")] = None,
     json: Annotated[bool, Parameter(help="print the plan as JSON")] = False,
 ) -> int:
-    """Compute whether a run fits its card or this machine's memory: every GiB with its arithmetic."""
+    """Compute whether a run fits its card or this machine's memory."""
     config = run_config(given)
     from ray_jobs.plan import run_plan
 

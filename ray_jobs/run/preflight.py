@@ -319,7 +319,7 @@ def card_driver() -> str | None:
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    first = subprocess.run(query, capture_output=True, text=True).stdout.partition("\n")[0].strip()
+    first = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout.partition("\n")[0].strip()
     return first if first[:1].isdigit() else None
 
 

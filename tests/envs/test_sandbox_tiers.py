@@ -90,6 +90,7 @@ def test_every_key_that_a_refusal_names_can_be_set_as_it_stands() -> None:
 def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> None:
     program = """
         import contextlib, io
+        from configs.errors import UserError
         from configs.loading import load_run_config
         from ray_jobs.run import doctor
         from ray_jobs.run import preflight
@@ -100,8 +101,8 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
             with contextlib.redirect_stdout(io.StringIO()):
                 print(main(["train", "--dry-run", setting, "output_dir=/tmp/unused"]), file=sys.stderr)
             try:
-                print(preflight.check_sandbox(load_run_config(None, [setting]), training=True), file=sys.stderr)
-            except preflight.PreflightError as error:
+                print(preflight.check_tools(load_run_config(None, [setting])), file=sys.stderr)
+            except UserError as error:
                 print(error, file=sys.stderr)
         print([finding.text for finding in doctor._parts() if finding.subject == "code sandbox"][0], file=sys.stderr)
     """
@@ -112,7 +113,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
     assert (told, diagnosed) == (f"agentflow: code sandbox: {walls}", walls)
     assert refused == f"agentflow: error: {reason}"
     named = re.findall(r"((?:envs|cold_start)\.[\w.]*)=('[^']*'|[^\s,]+)", reason)
-    assert [key for key, _ in named] == ["envs.sandbox", "envs.actions", "cold_start.num_demonstrations"]
+    assert [key for key, _ in named] == ["envs.sandbox", "cold_start.num_demonstrations"]
     for key, value in named:
         load_run_config(None, [f"{key}={value.strip(chr(39))}"])
 

@@ -73,7 +73,7 @@ def test_printed_configuration_is_a_recipe_that_prints_the_same(tmp_path, capsys
 def test_user_error_is_one_line_and_exit_code_2(arguments, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TAVILY_API_KEY", raising=False)
-    monkeypatch.setattr("ray_jobs.run.preflight._num_gpus", lambda: 0)
+    monkeypatch.setattr("ray_jobs.run.preflight.card_driver", lambda: None)
     assert main([*map(str, arguments)]) == 2
     output = capsys.readouterr()
     [line] = output.err.splitlines()

@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
+from configs.errors import UserError
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError, load_own
 from ray_jobs.run.origin import with_absolute_paths
-from ray_jobs.run.preflight import PreflightError, check_before_acting
+from ray_jobs.run.preflight import check_before_acting
 
 TASKS = """
 def load():
@@ -65,7 +66,7 @@ def test_modules_next_to_the_recipe_are_found(recipe, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "error", "says"),
     [
-        ([], PreflightError, r"envs\.datasets\.mine\.scorer"),
+        ([], UserError, r"envs\.datasets\.mine\.scorer"),
         (["reward.scorer=scorers_beside_the_recipe:wild"], OwnCodeError, "mine-"),
         (["envs.datasets.mine.source=no_such_module:load"], OwnCodeError, "envs.datasets.mine"),
         (

@@ -7,21 +7,12 @@ from unittest.mock import patch
 
 import pytest
 
+from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan import card_bytes, make_plan, plan_facts
-from ray_jobs.run.model_memory import (
-    GIB,
-    PlanError,
-    activations,
-    engine_working,
-    find_shape,
-    known_models,
-    kv_cache,
-    kv_token_bytes,
-    read_shape,
-)
+from ray_jobs.plan import GIB, card_bytes, make_plan
+from ray_jobs.run.model_memory import activations, engine_working, find_shape, known_models, kv_token_bytes, shape_of
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
@@ -63,16 +54,15 @@ def test_parameters_cache_and_adapter_by_hand(name):
 
 def test_cache_holds_whole_blocks():
     """3 GiB / (144 KiB x 16) = 1365.3 blocks, so 1365 x 16 tokens, which is 3 sequences of 6144."""
-    cache = kv_cache(find_shape("Qwen/Qwen3-8B"), "bfloat16", 3 * GIB, 16)
-    assert cache.num_tokens == 1365 * 16
-    assert cache.num_sequences(6144) == 3
+    plan = plan_of_two_copies()
+    assert (plan.kv_tokens, plan.kv_sequences) == (1365 * 16, 3)
 
 
 def test_a40_recipe_by_hand():
     """With two copies of the base weights; every figure in GiB, to two places."""
     plan = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
     engine, learner, prm = plan.processes
-    assert [round(part.num_bytes / GIB, 2) for part in engine.parts] == [
+    assert [round(part / GIB, 2) for part in engine.parts.values()] == [
         round(8_190_735_360 * 2 / GIB, 2),
         round(4 * 87_293_952 * 2 / GIB, 2),
         3.0,
@@ -83,14 +73,14 @@ def test_a40_recipe_by_hand():
     ]
     layer_again = 14 * 4096 + 8 * (4096 + 1024) + 12 * 12288 + 16 * 32
     acting = 36 * 6144 * 4096 * 2 + 6144 * layer_again
-    assert [round(part.num_bytes / GIB, 2) for part in learner.parts] == [
+    assert [round(part / GIB, 2) for part in learner.parts.values()] == [
         round(8_190_735_360 * 2 / GIB, 2),
         round(87_293_952 * 16 / GIB, 2),
         round(acting / GIB, 2),
         round(0.05 * acting / GIB, 2),
         0.45,
     ]
-    assert prm.parts[0].num_bytes == 596_049_920 * 2
+    assert prm.parts["weights"] == 596_049_920 * 2
     assert plan.refusals == ()
     assert plan.cards[0].free == card_bytes("A40") - sum(process.num_bytes for process in plan.processes)
 
@@ -105,15 +95,12 @@ def test_a40_recipe_by_hand():
     ],
 )
 def test_logits_of_a_step_that_scores_a_prompt(device, logits):
-    part = engine_working(find_shape("Qwen/Qwen3-8B"), "bfloat16", 512, 32, 32, device=device)
-    assert part.num_bytes == 512 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + logits
+    working = engine_working(find_shape("Qwen/Qwen3-8B"), "bfloat16", 512, 32, 32, device=device)
+    assert working == 512 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + logits
 
 
 def plan_of(recipe, *overrides, card="A40"):
-    plan = make_plan(load_run_config(RECIPES / f"{recipe}.toml", overrides), card=card, machine_bytes=24 * GIB)
-    facts = plan_facts(plan)
-    json.dumps(facts)
-    return facts
+    return make_plan(load_run_config(RECIPES / f"{recipe}.toml", overrides), card=card, machine_bytes=24 * GIB)
 
 
 def plan_of_two_copies(*overrides, card="A40"):
@@ -137,25 +124,18 @@ def plan_of_two_copies(*overrides, card="A40"):
     ],
 )
 def test_run_that_does_not_fit_names_the_setting(overrides, card, setting):
-    facts = plan_of_two_copies(*overrides, card=card)
-    assert not facts["fits"]
-    assert setting in facts["refusals"][0]
+    assert setting in plan_of_two_copies(*overrides, card=card).refusals[0]
 
 
 def test_shared_base_weights_on_an_a40():
     """17.5 GiB / (144 KiB x 16) = 7964.4 blocks of 16 tokens."""
-    facts = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
-    assert facts["kv"]["num_tokens"] == 7964 * 16
-    weights = {
-        process["name"]: part["num_bytes"]
-        for process in facts["cards"][0]["processes"]
-        for part in process["parts"]
-        if part["name"] == "weights"
-    }
-    assert weights == {"base weights": 2 * 8_190_735_360, "PRM": 2 * 596_049_920}
+    plan = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
+    assert plan.kv_tokens == 7964 * 16
+    weights = {process.name: process.parts.get("weights") for process in plan.cards[0].processes}
+    assert weights == {"base weights": 2 * 8_190_735_360, "engine": None, "learner": None, "PRM": 2 * 596_049_920}
     # The further engine, on another card, has its own copy.
-    (engine,) = facts["cards"][1]["processes"]
-    assert engine["parts"][0] == facts["cards"][0]["processes"][0]["parts"][0]
+    (engine,) = plan.cards[1].processes
+    assert engine.parts["weights"] == 2 * 8_190_735_360
 
 
 @pytest.mark.parametrize(
@@ -164,17 +144,17 @@ def test_shared_base_weights_on_an_a40():
 def test_engine_is_spread_only_over_cards_that_divide_heads_and_mlp(model, cards):
     """28 heads of queries, 4 of keys, 18,944 = 2^9 x 37 in the MLP; and 32, 8, 12,288 = 2^12 x 3."""
     assert [count for count in range(1, 17) if find_shape(model).divides_over(count)] == cards
-    with pytest.raises(PlanError, match=r"rollout\.engine\.tensor_parallel"):
+    with pytest.raises(UserError, match=r"rollout\.engine\.tensor_parallel"):
         plan_of_two_copies(f"model.path={model}", "rollout.engine.tensor_parallel=3", "card.shared=false")
 
 
 def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
-    two = plan_of_two_copies("learner.num_workers=2")["cards"][1]["processes"][0]["parts"]
-    assert two[0]["num_bytes"] == 2 * 8_190_735_360
-    assert two[1]["num_bytes"] == 87_293_952 * (4 + 4 + 4)
-    assert (two[2]["name"], two[2]["num_bytes"]) == ("gradient bucket", 87_293_952 * 4)
+    two = plan_of_two_copies("learner.num_workers=2").cards[1].processes[0].parts
+    assert two["weights"] == 2 * 8_190_735_360
+    assert two["adapter, gradient, AdamW"] == 87_293_952 * (4 + 4 + 4)
+    assert two["gradient bucket"] == 87_293_952 * 4
     four = plan_of_two_copies("learner.num_workers=4", "learner.zero_stage=3")
-    assert four["cards"][1]["processes"][0]["parts"][0]["num_bytes"] == 2 * 8_190_735_360
+    assert four.cards[1].processes[0].parts["weights"] == 2 * 8_190_735_360
 
 
 @pytest.mark.parametrize(
@@ -186,8 +166,8 @@ def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
     ],
 )
 def test_unsupported_model_is_rejected(config, part):
-    with pytest.raises(PlanError, match=part):
-        read_shape(config, name="this model")
+    with pytest.raises(UserError, match=part):
+        shape_of(config, name="this model")
 
 
 def test_plan_command(tmp_path, capsys, monkeypatch):
@@ -236,9 +216,9 @@ def test_activations_match_real_allocations(monkeypatch, family, device, num_tok
         monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend)
     sizes = SIZES | FAMILIES[family]
     peak = allocated(family, sizes, num_tokens=num_tokens, checkpointing=checkpointing)
-    shape = read_shape({"model_type": family, "max_position_embeddings": 4096} | sizes, name="small")
-    planned = activations(shape, num_tokens, rank=8, checkpointing=checkpointing, chunk=64, device=device).num_bytes
-    assert peak == pytest.approx(planned, rel=0.1)
+    shape = shape_of({"model_type": family, "max_position_embeddings": 4096} | sizes, name="small")
+    planned = activations(shape, num_tokens, rank=8, checkpointing=checkpointing, chunk=64, device=device)
+    assert planned == pytest.approx(peak, rel=0.1)
 
 
 def allocated(family, sizes, *, num_tokens, checkpointing):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
-from ray_jobs.run.preflight import PreflightError
 from ray_jobs.run.task_checks import check_mixes, check_tasks
 
 NO_COLD_START = "cold_start.num_demonstrations=0"
@@ -23,7 +23,7 @@ def check(*overrides, training=True):
 
 
 def refusal(*overrides, training=True):
-    with pytest.raises(PreflightError) as caught:
+    with pytest.raises(UserError) as caught:
         check(*overrides, training=training)
     assert "\n" not in str(caught.value)
     return str(caught.value)
