@@ -6,8 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,7 @@ LEFT_BEHIND = (
     *(".env", ".env.*", "*.env", ".netrc", "*.pem", "*.key"),
 )
 """Never uploaded, in addition to what .gitignore and .rayignore exclude: Ray keeps a copy of the working directory."""
-PATIENCE_S, POLL_S = 60.0, 2.0
-UNREACHABLE = (OSError, aiohttp.ClientError)
+POLL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,39 +66,26 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
     use_token()
     for module in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{module}").setLevel(logging.ERROR)
-    if re.match(r"(?!https?://)\w+://", request.address or ""):
-        raise UserError("--address: give http://HOST:8265 of the dashboard, or HOST:PORT of the cluster")
-    with _one_line_errors():
+    try:
         client = JobSubmissionClient(request.address)
         session = client._do_request("GET", "/api/version").json().get("session_name") or "unknown"
         here = Path(get_default_ray_temp_dir(), session).is_dir()
         job = plan_job(config, request, runtime_env, here=here)
-        _send(client, job)
-        name = job["submission_id"]
+        name = client.submit_job(**job)
         print(f"submitted {name}: {job['entrypoint']}\nrun folder on the cluster: {job['metadata']['run']}")
         print(f"see `ray job logs --follow {name}`, `ray job list` and `ray job stop {name}`")
         for key in key_variables(config):
             print(f"note: {key} is not sent: set it, or {key}{FILE_SUFFIX}, on every machine before its `ray start`")
         return follow_job(client, name) if follow else 0
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
     except UserError:
         raise
-    except AuthenticationError as error:
-        raise UserError(
-            "the cluster rejects the token of this machine; put the cluster's (`ray get-auth-token` on its head node) "
-            "into ~/.ray/auth_token or RAY_AUTH_TOKEN"
-        ) from error
-    except (*UNREACHABLE, RuntimeError, ValueError, TypeError) as error:
+    except (OSError, aiohttp.ClientError, AuthenticationError, RuntimeError, ValueError, TypeError) as error:
         # An address may hold a password. Ray's servers answer with tracebacks, whose last line is the message.
         lines = printable(re.sub(r"://[^/\s?#]*@", "://", str(error))).strip(". \n").splitlines() or [""]
         raise UserError(
             f"the job server failed ({lines[-1 if 'Traceback' in lines[0] else 0][:300]}); give --address "
-            "http://HOST:8265 of a running dashboard, or start a cluster here: `ray start --head`"
+            "http://HOST:8265 of a running dashboard, or start a cluster here: `ray start --head`. A cluster with a "
+            "token (`ray get-auth-token` on its head node) takes it from ~/.ray/auth_token or RAY_AUTH_TOKEN"
         ) from error
 
 
@@ -113,8 +98,7 @@ def plan_job(
         output = request.recipe.resolve().parent
     elif not output.is_absolute() and not here:
         raise UserError(
-            f"output_dir = '{output}' is relative, and Ray deletes a job's working directory on the cluster; give an "
-            "absolute path, e.g. output_dir=/mnt/shared/runs"
+            f"output_dir = '{output}' is relative, and Ray deletes a job's working directory; give an absolute path"
         )
     output = folder / output
     run, words = str(output / config.name), ["resume", str(output / config.name)]
@@ -127,19 +111,17 @@ def plan_job(
         # Ray runs a job with the first `python` of PATH; on this machine that should be the current one.
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
     # These phases sample in the driver, which Ray must therefore place; `train` asks for its actors' places.
-    runs_in_driver = phase in ("collect", "label", "train-prm", "evaluate")
-    engine, uses_card = config.rollout.engine, config.prm.device == "cuda"
-    cards = 1
-    if phase != "train-prm":
-        samples = {"label": config.label.type == "monte_carlo", "evaluate": config.backend.type == "vllm"}
-        cards, uses_card = engine.tensor_parallel, engine.device == "cuda" and samples.get(phase, True)
+    in_driver = phase in ("collect", "label", "train-prm", "evaluate")
+    engine = config.rollout.engine
+    samples = {"label": config.label.type == "monte_carlo", "evaluate": config.backend.type == "vllm"}.get(phase, True)
+    device, cards = (config.prm.device, 1) if phase == "train-prm" else (engine.device, engine.tensor_parallel)
     return {
         "submission_id": f"{config.name}-{phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         "entrypoint": shlex.join([*COMMAND, *words]),
         "runtime_env": {**runtime_env, "env_vars": env},
-        "metadata": {"phase": phase, "recipe": str(request.recipe), "name": config.name, "run": run},
-        "entrypoint_num_cpus": float(runs_in_driver),
-        "entrypoint_num_gpus": float(cards * (runs_in_driver and uses_card)),
+        "metadata": {"run": run},
+        "entrypoint_num_cpus": float(in_driver),
+        "entrypoint_num_gpus": float(cards * (in_driver and samples and device == "cuda")),
     }
 
 
@@ -158,10 +140,11 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
     except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
         raise UserError(f"--runtime-env {request.runtime_env} is not a table ({type(error).__name__})") from None
     variables, excludes = added.pop("env_vars", {}), added.pop("excludes", [])
-    if not isinstance(variables, dict) or not all(isinstance(value, str) for value in variables.values()):
-        raise UserError("--runtime-env: env_vars must be a table of NAME: text; put numbers in quotes")
-    if not isinstance(excludes, list) or "working_dir" in added:
-        raise UserError("--runtime-env: excludes must be a list of patterns; give working_dir as --working-dir")
+    texts = isinstance(variables, dict) and all(isinstance(value, str) for value in variables.values())
+    if not texts or not isinstance(excludes, list) or "working_dir" in added:
+        raise UserError(
+            "--runtime-env: env_vars is a table of texts, excludes a list of patterns, and working_dir is --working-dir"
+        )
     names = key_variables(config)
     secret = next(filter(names_a_secret, variables), None) or written_secret(text, names) or certain_key(text)
     if secret:
@@ -177,12 +160,8 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
             if place != folder and place.is_relative_to(folder):
                 hidden.add("/" + re.sub(r"([\\\[\]!*#?])", r"\\\1", str(place.relative_to(folder))))
     env = {**WORKER_ENV, **{f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}, **variables}
-    if Path(__file__).resolve().parents[1] == folder:
-        # The uploaded copy of this code has no repository that names its commit.
-        facts = provenance(seed=config.seed)
-        env["AGENTFLOW_COMMIT"] = (
-            f"{(facts['git_commit'] or 'unknown')[:12]}{' with changes' * bool(facts['git_dirty'])}"
-        )
+    if Path(__file__).resolve().parents[1] == folder and (commit := provenance(seed=config.seed)["git_commit"]):
+        env["AGENTFLOW_COMMIT"] = commit  # the uploaded copy has no repository that names it
     # The last pattern wins, so a pattern of the user cannot include a file of secrets again.
     return {
         **added,
@@ -212,48 +191,16 @@ def check_paths(config: RunConfig, request: SubmitRequest) -> None:
             raise UserError(f"{key} = '{path}' is relative, and would be deleted with the job; give an absolute path")
 
 
-def _send(client: JobSubmissionClient, job: Mapping[str, Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            client.submit_job(**job)
-            return
-        except RuntimeError as error:
-            # The agents of a cluster's nodes start some seconds after `ray start` returns.
-            if "No available agent" not in str(error) or time.monotonic() > deadline:
-                raise
-        time.sleep(POLL_S)
-
-
 def follow_job(client: JobSubmissionClient, name: str) -> int:
     """Print a job's log until it ends. Return 0 if it succeeded, 1 if not, 130 after Ctrl-C (the job continues)."""
-    printed, reached, message = 0, time.monotonic(), None
 
-    async def print_more() -> None:
-        nonlocal printed
-        skip = printed
+    async def print_log() -> None:
         async for chunk in client.tail_job_logs(name):
-            new = chunk[skip:]
-            skip -= len(chunk) - len(new)
-            printed += len(new)
-            print(printable(new), end="", flush=True)
+            print(printable(chunk), end="", flush=True)
 
     try:
-        while True:
-            try:
-                job = client.get_job_info(name)
-                if job.status == JobStatus.PENDING and job.message != message:
-                    message = job.message
-                    print(f"{name} is pending: {printable(message or '')}")
-                if job.status != JobStatus.PENDING:
-                    asyncio.run(print_more())
-                if job.status.is_terminal():
-                    break
-                reached = time.monotonic()
-            except (RuntimeError, *UNREACHABLE):
-                # The job continues without a reader; the next stream starts again at the log's beginning.
-                if time.monotonic() > reached + PATIENCE_S:
-                    raise
+        asyncio.run(print_log())
+        while not (job := client.get_job_info(name)).status.is_terminal():
             time.sleep(POLL_S)
     except KeyboardInterrupt:
         print(f"\n{name} continues; end it with `ray job stop {name}`")

@@ -20,26 +20,23 @@ def job_for(*overrides, here=True, recipe="recipes/mine.toml", **fields):
 
 
 class ScriptedClient:
-    """Answers with each of `states` in turn, then with the last one; each stream of the log starts at its beginning."""
+    """Answers with each of `states` in turn, then with the last one; its log is `chunks`."""
 
-    def __init__(self, states=(JobStatus.SUCCEEDED,), streams=()):
+    def __init__(self, states=(JobStatus.SUCCEEDED,), chunks=()):
         self.states = list(states)
-        self.streams = list(streams)
+        self.chunks = chunks
         self.submitted = []
 
     def submit_job(self, **fields):
         self.submitted.append(fields)
+        return fields["submission_id"]
 
     def get_job_info(self, name):
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        if isinstance(state, Exception):
-            raise state
-        return SimpleNamespace(status=state, message="waits for resources" if state == JobStatus.PENDING else "")
+        return SimpleNamespace(status=state, message="")
 
     async def tail_job_logs(self, name):
-        for chunk in self.streams.pop(0) if self.streams else ():
-            if isinstance(chunk, Exception):
-                raise chunk
+        for chunk in self.chunks:
             yield chunk
 
     def _do_request(self, method, endpoint):
