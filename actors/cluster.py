@@ -7,8 +7,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +16,7 @@ from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
 from configs.cluster import ClusterConfig
-from configs.errors import UserError, reason
+from configs.errors import UserError
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge
@@ -101,38 +100,19 @@ QUIET = WORKER_ENV | {
 }
 
 LISTEN_PATIENCE_S = 5.0
-VERSIONS_DIFFER = "Version mismatch"
-"""Beginning of Ray's error if the cluster has another version of Ray or Python."""
 
 
 def start_ray(config: ClusterConfig) -> None:
     """Join the cluster that `config` or the environment names, or start Ray on loopback with at least two CPUs."""
     os.environ.update(QUIET)
-    with _sigterm_kept():
-        if address := config.joined:
-            _join(address)
-        else:
-            _start_own(dashboard=config.dashboard)
-
-
-@contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Keep the handler of SIGTERM, also for a signal that arrives while Ray starts.
-
-    Ray's own handler ends the process silently.
-    """
-    before = signal.getsignal(signal.SIGTERM)
-    if not callable(before) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    try:
-        yield
-    except SystemExit as error:
-        if error.code == signal.SIGTERM:
-            before(signal.SIGTERM, None)
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    handler = signal.getsignal(signal.SIGTERM)
+    if address := config.joined:
+        _join(address)
+    else:
+        _start_own(dashboard=config.dashboard)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        # Ray's own handler would end the process silently.
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _start_own(*, dashboard: bool) -> None:
@@ -157,10 +137,7 @@ def _start_own(*, dashboard: bool) -> None:
                 raise
             ray.shutdown()
             if last:
-                raise UserError(
-                    "Ray did not start within its 30 s, three times: this machine is too busy; see `uptime`, and give "
-                    "the command again"
-                ) from error
+                raise UserError("Ray did not start within 30 s, three times: this machine is too busy") from error
 
 
 def stop_ray() -> None:
@@ -172,13 +149,10 @@ def _join(address: str) -> None:
     # A submitted job already has its environment; Ray rejects a second one.
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     try:
-        found = find_cluster(address)
-        if not submitted and speaks_http(found):
-            # Ray itself would retry for a minute, and then end this process.
-            raise ConnectionError(
-                f"a web server listens at {found}, such as the dashboard; give the port of the cluster itself, which "
-                "`ray start` prints (6379 where none was chosen)"
-            )
+        found = str(services.canonicalize_bootstrap_address_or_die(address))
+        host, _, port = found.rpartition(":")
+        # Where nothing listens Ray itself would retry for minutes, and then end this process.
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S).close()
         if address == "auto":
             # A cluster on this machine reads the token by itself; for any other cluster the user sets RAY_AUTH_MODE,
             # because a cluster without tokens rejects a driver with one.
@@ -189,53 +163,16 @@ def _join(address: str) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (OSError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
-        if VERSIONS_DIFFER in str(error):
-            raise UserError(
-                f"cannot join the Ray cluster at '{address}': {' '.join(str(error).split())}; install the cluster's "
-                "versions here, or send the run there with `agentflow submit`, which runs with those of the cluster"
-            ) from error
+    except (OSError, OverflowError, RuntimeError, ValueError, ray.exceptions.AuthenticationError) as error:
         raise UserError(
-            f"cannot join the Ray cluster at '{address}': {str(error).partition(chr(10))[0]}; see that it runs (`ray "
-            f"status --address {address}`) and, where it asks for a token, that RAY_AUTH_MODE=token is set, or start "
-            "one with `ray start --head`; cluster.address=local does without"
+            f"cannot join the Ray cluster at '{address}': {' '.join(str(error).split())[:MAX_REASON]}; see that it "
+            f"runs (`ray status --address {address}`) with these versions of Ray and Python (`agentflow submit` needs "
+            "none here) and, where it asks for a token, that RAY_AUTH_MODE=token is set; cluster.address=local does "
+            "without"
         ) from error
-
-
-def find_cluster(address: str) -> str:
-    """Return the address of a cluster; `auto` is the one on this machine. Raises OSError and ValueError."""
-    found = services.canonicalize_bootstrap_address_or_die(address)
-    check_listens(found)
-    return str(found)
 
 
 def use_token() -> None:
     """Send the user's Ray token to clusters from now on, if there is one."""
     logging.getLogger(maybe_enable_token_auth_if_token_available.__module__).setLevel(logging.ERROR)
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-
-
-def check_listens(address: str) -> None:
-    """Raise ConnectionError if no process listens at `host:port`; Ray itself would retry for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConnectionError(f"'{address}' is not of the form host:port")
-    try:
-        _connect(address).close()
-    except (OSError, OverflowError) as error:
-        raise ConnectionError(f"nothing listens at {address} ({reason(error)})") from error
-
-
-def speaks_http(address: str) -> bool:
-    """Return whether a web server listens at `host:port`; the port of a Ray cluster closes the connection."""
-    try:
-        with _connect(address) as asking:
-            asking.sendall(f"GET /api/version HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
-            return asking.recv(5) == b"HTTP/"
-    except (OSError, OverflowError, ValueError):
-        return False
-
-
-def _connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S)
