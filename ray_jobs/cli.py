@@ -317,14 +317,13 @@ def plan(
         str | None,
         Parameter(metavar="NAME|GiB", help="A40 (the default), L40S, A100, H100, H200, L4, ... or its GiB"),
     ] = None,
-    model_config: Annotated[File, Parameter(help="the policy's config.json (default: of model.path)")] = None,
     json: Annotated[bool, Parameter(help="print the plan as JSON")] = False,
 ) -> int:
     """Compute whether a run fits its card or this machine's memory."""
     config = run_config(given)
     from ray_jobs.plan import run_plan
 
-    return run_plan(config, card=card, model_config=model_config, as_json=json)
+    return run_plan(config, card=card, as_json=json)
 
 
 def doctor() -> int:

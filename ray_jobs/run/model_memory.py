@@ -83,32 +83,27 @@ class ModelShape:
             )
         return rank * self.num_layers * sum(sum(self.linears[name]) for name in targets)
 
-    def divides_over(self, cards: int) -> bool:
-        """Return whether each card can hold an equal part of every layer's heads and MLP.
+    def check_cards(self, cards: int) -> None:
+        """Check that each of the cards of an engine can hold an equal part of every layer's heads and MLP.
 
         With more cards than heads of keys, a head of keys is on several cards.
         """
         keys = self.kv_heads % cards == 0 or cards % self.kv_heads == 0
-        return keys and self.heads % cards == 0 and self.intermediate % cards == 0
-
-    def check_cards(self, cards: int) -> None:
-        """Check that an engine can be spread over this number of cards."""
-        if not self.divides_over(cards):
+        if not keys or self.heads % cards or self.intermediate % cards:
             raise UserError(
                 f"rollout.engine.tensor_parallel = {cards} does not divide {self.name}, which has {self.heads} heads "
                 f"of queries, {self.kv_heads} of keys and {self.intermediate:,} values in its MLP; use a common divisor"
             )
 
 
-def find_shape(path: str, config_file: Path | None = None) -> ModelShape:
-    """Return a model's shape from `config_file`, from its local folder, or from the known models, without a download.
+def find_shape(path: str) -> ModelShape:
+    """Return a model's shape from its local folder or from the known models, without a download.
 
     A model's instruction-tuned version has the shape of its base, except for the longest context.
     """
     folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
-    if config_file is not None or (folder / "config.json").is_file():
-        file = config_file or folder / "config.json"
-        return read_shape(file, name=str(config_file or path))
+    if (folder / "config.json").is_file():
+        return read_shape(folder / "config.json", name=path)
 
     def plain(name: str) -> str:
         return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
@@ -118,8 +113,8 @@ def find_shape(path: str, config_file: Path | None = None) -> ModelShape:
         if plain(name) == plain(DEMO if path == "demo" else path):
             return shape_of(facts["config"], name=path)
     raise UserError(
-        f"'{path}' is neither a model folder nor a known model ({', '.join(known)}); download its config.json and pass "
-        f"it with --model-config FILE{did_you_mean(path, known)}"
+        f"model.path = '{path}' is neither a model folder nor a known model ({', '.join(known)}); download its "
+        f"config.json into a folder, and plan model.path=FOLDER{did_you_mean(path, known)}"
     )
 
 
@@ -193,12 +188,6 @@ def kv_token_bytes(shape: ModelShape, dtype: str, cards: int = 1) -> int:
     Cards divide the heads; each card has at least one.
     """
     return shape.num_layers * 2 * max(1, shape.kv_heads // cards) * shape.head_dim * BYTES[dtype]
-
-
-def engine_adapters(num_lora: int, slots: int, dtype: str, cards: int = 1) -> int:
-    """Compute slots x LoRA parameters x bytes. Over several cards, half of each adapter is on all of them."""
-    half = slots * num_lora * BYTES[dtype] // 2
-    return half + half // cards
 
 
 def engine_working(
@@ -292,12 +281,3 @@ def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing:
     kept = shape.num_layers * kept_of_layer(shape, num_tokens, rank, device=device)
     block = _attention_gradient(shape, num_tokens, device=device) - 8 * num_tokens * shape.intermediate
     return kept + max(head, num_tokens * (4 * shape.intermediate + 2 * shape.hidden), block)
-
-
-def scoring(shape: ModelShape, num_tokens: int) -> int:
-    """Compute the peak of a pass without gradients.
-
-    The MLP's three values (3 x 2 I), input, residual and a float32 norm (8 H), and the widened keys and values of the
-    last block (4 Q).
-    """
-    return num_tokens * (6 * shape.intermediate + 8 * shape.hidden + 4 * shape.query)

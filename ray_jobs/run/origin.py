@@ -18,7 +18,6 @@ from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
 from ray_jobs.run.model_folder import same_weights
-from ray_jobs.run.preflight import check_same_run
 from rollout.records import read_json
 
 
@@ -27,23 +26,15 @@ class RunFolderError(UserError):
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint that a path names: a run folder (its newest valid one), a checkpoint, or its adapter file.
-
-    Raises:
-        UserError: The path names no usable checkpoint.
-    """
+    """Return the checkpoint that a path names: a run (its newest valid one), a checkpoint or its adapter file."""
     folder = path.parent if path.is_file() else path
-    if not folder.is_dir():
-        raise UserError(f"'{path}' is not a folder; name a run, a checkpoint in it, or `none`")
     if (folder / "config.json").is_file():
         return _newest(folder)
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).is_file() or "policy_version" not in read_manifest(folder):
         raise UserError(
-            f"'{folder}' is neither a run (it has no config.json) nor a checkpoint (it has no {MANIFEST}); name a run, "
-            "a checkpoint in it, or `none`"
+            f"'{folder}' is neither a run (with config.json) nor a planner's checkpoint (with {MANIFEST}); name a run, "
+            "one below its checkpoints/, or `none`"
         )
-    if "policy_version" not in read_manifest(folder):
-        raise UserError(f"'{folder}' is not a checkpoint of a planner; name a run, or one below its checkpoints/")
     return folder
 
 
@@ -55,24 +46,19 @@ def run_of(checkpoint: Path) -> Path | None:
 
 def _newest(run: Path) -> Path:
     """Return the newest usable checkpoint of a run; unusable ones are reported on stderr."""
-    faults: list[str] = []
     for parent in ("checkpoints", "cold_start"):
-        found, wrong = newest_checkpoint(run / parent)
-        faults += wrong
+        found, faults = newest_checkpoint(run / parent)
+        for fault in faults:
+            print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
         if found is not None:
-            for fault in faults:
-                print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
             return found.folder
-    raise UserError(f"the run '{run}' has no checkpoint that can be used" + (f": {faults[0]}" if faults else ""))
+    raise UserError(f"the run '{run}' has no checkpoint that can be used")
 
 
 def saved_config(path: Path) -> RunConfig:
     """Return the configuration of the run in a folder, and make its custom code importable.
 
     `output_dir` and `name` of a run that was moved, or started from another folder, are those of `path`.
-
-    Raises:
-        RunFolderError: The folder holds no run.
     """
     config, here, home = _written_config(path), path.resolve(), started_in(path)
     search_in(str(home / (config.code_path or "")))
@@ -83,11 +69,7 @@ def saved_config(path: Path) -> RunConfig:
 
 
 def origin_of(path: Path) -> dict[str, Any]:
-    """Read the provenance of the run in a folder.
-
-    Raises:
-        RunFolderError: The folder holds no run.
-    """
+    """Read the provenance of the run in a folder."""
     try:
         return dict(json.loads((path / "provenance.json").read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
@@ -101,53 +83,56 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
         checkpoint: The checkpoint; outside of a run folder it is not checked.
         config: The configuration that uses it.
         model_path: The folder of `config.model.path`.
-
-    Raises:
-        UserError: The checkpoint was trained otherwise.
-        RunFolderError: The configuration of its run cannot be read.
     """
     run = run_of(checkpoint)
     if run is None:
         return
-    started, model = _written_config(run), config.model
-    if (started.agent.type == "planner") != (config.agent.type == "planner"):
-        raise UserError(
-            f"the adapter in {checkpoint} was trained with agent.type = '{started.agent.type}', and this recipe "
-            f"has '{config.agent.type}', whose prompts differ; give the recipe of its run, {run}/config.json"
-        )
+    started, model, wrong = _written_config(run), config.model, None
     trained = started.model
-    if trained.lora_alpha != model.lora_alpha:
-        raise UserError(
-            f"the adapter in {checkpoint} was trained with model.lora_alpha = {trained.lora_alpha}, and with "
-            f"{model.lora_alpha} it would count {model.lora_alpha / trained.lora_alpha:g} times; set "
-            f"model.lora_alpha={trained.lora_alpha}, or give the recipe of the run that trained it"
-        )
     folder = started_in(run) / Path(trained.path).expanduser()
     local = trained.path != "demo" and folder.is_dir()
-    if not (same_weights(folder, model_path) if local else trained.path == model.path):
-        base = folder if local else trained.path
+    if (started.agent.type == "planner") != (config.agent.type == "planner"):
+        wrong = f"agent.type = '{started.agent.type}', and this recipe has '{config.agent.type}', whose prompts differ"
+    elif trained.lora_alpha != model.lora_alpha:
+        wrong = f"model.lora_alpha = {trained.lora_alpha}, and this recipe scales it by {model.lora_alpha}"
+    elif not (same_weights(folder, model_path) if local else trained.path == model.path):
+        wrong = (
+            f"model.path = '{folder if local else trained.path}', and this recipe's '{model.path}' is not known to "
+            "have the same weights"
+        )
+    if wrong:
         raise UserError(
-            f"the adapter in {checkpoint} was trained on model.path = '{base}', and model.path = '{model.path}' is not "
-            f"known to have the same weights; set model.path={base}, or, if they are the same, copy the checkpoint out "
-            "of its run"
+            f"the adapter in {checkpoint} was trained with {wrong}; set it as there, give the recipe of the run, "
+            f"{run}/config.json, or copy the checkpoint out of its run to skip this check"
+        )
+
+
+_OF_THE_MACHINE: Any = {
+    **dict.fromkeys(("output_dir", "name", "code_path", "card"), True),
+    "learner": {"num_threads", "num_workers", "zero_stage"},
+    "prm": {"num_threads"},
+    "rollout": {"num_workers": True, "max_workers": True, "engine": {"num_threads"}},
+}
+"""Settings that may differ when a run continues on another machine."""
+
+
+def check_same_run(config: RunConfig, folder: Path) -> None:
+    """Check that the run in a folder was started with this configuration."""
+    before, now = (one.model_dump(exclude=_OF_THE_MACHINE) for one in (_written_config(folder), config))
+    if parts := [key for key in now if before[key] != now[key]]:
+        raise UserError(
+            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); choose another name=..., or "
+            f"continue that run with `agentflow resume {shlex.quote(str(folder))}`"
         )
 
 
 def trains_prm(config: RunConfig) -> bool:
-    """Return whether the run trains a PRM; an unfinished run continues as it was started.
-
-    Raises:
-        PreflightError: The folder holds the run of another recipe.
-        RunFolderError: The folder holds no run.
-    """
+    """Return whether the run trains a PRM; an unfinished run continues as it was started."""
     path = config.run_path
     if not (path / "config.json").exists():
         return config.trains_prm
     check_same_run(config, path)
-    try:
-        return bool(origin_of(path)["with_prm"])
-    except KeyError as error:
-        raise _no_run(path, error) from error
+    return bool(origin_of(path)["with_prm"])
 
 
 def started_in(path: Path) -> Path:
@@ -155,9 +140,6 @@ def started_in(path: Path) -> Path:
 
     It lies as many levels above `path` as its relative `output_dir` has; the current folder if the path does not end
     in that `output_dir`.
-
-    Raises:
-        RunFolderError: The folder holds no run.
     """
     written = _written_config(path).run_path
     if written.is_absolute() or written.resolve() == path.resolve():
@@ -187,7 +169,7 @@ def _written_config(path: Path) -> RunConfig:
 
 
 def _no_run(path: Path, error: Exception) -> RunFolderError:
-    return RunFolderError(f"'{path}' is not the folder of a run: {reason(error)}; give the folder below runs/")
+    return RunFolderError(f"'{path}' is not the folder of a run with config.json and provenance.json: {reason(error)}")
 
 
 # ------------------------------------------------------------------------------------------ provenance

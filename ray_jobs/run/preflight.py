@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.api_keys import ApiKeyError, certain_key, find_key, how_to_set, written_secret
-from configs.cluster import CardConfig
 from configs.errors import UserError, unwritable
 from configs.learner import CustomLossConfig
 from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from ray_jobs.run.model_folder import check_model
+from ray_jobs.run.origin import check_same_run
 from ray_jobs.run.task_checks import check_mixes, check_tasks, prm_tasks
 from ray_jobs.run.trackers import check_trackers
 
@@ -215,37 +215,6 @@ def _check_custom_code(config: RunConfig) -> None:
         check_demonstrations(config.cold_start)
 
 
-# -------------------------------------------------------------------------------------- run folder
-
-
-def check_same_run(config: RunConfig, folder: Path) -> None:
-    """Check that the run in a folder was started with this configuration."""
-    try:
-        started = RunConfig.model_validate_json((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"run folder '{folder}' holds a run whose config.json cannot be read ({type(error).__name__}); choose "
-            "another name=..."
-        ) from error
-    before, now = _without_machine(started), _without_machine(config)
-    if before != now:
-        parts = [key for key in RunConfig.model_fields if getattr(before, key) != getattr(now, key)]
-        raise UserError(
-            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); choose another name=..., or "
-            f"continue that run with `agentflow resume {shlex.quote(str(folder))}`"
-        )
-
-
-def _without_machine(config: RunConfig) -> RunConfig:
-    """Return the configuration without the settings that may differ when a run continues on another machine."""
-    one = {"num_threads": 1}
-    learner = config.learner.model_copy(update=one | {"num_workers": 1, "zero_stage": 1})
-    engine, prm = config.rollout.engine.model_copy(update=one), config.prm.model_copy(update=one)
-    rollout = config.rollout.model_copy(update={"engine": engine, "num_workers": 1, "max_workers": None})
-    parts = {"learner": learner, "rollout": rollout, "prm": prm, "card": CardConfig()}
-    return config.model_copy(update={**parts, "output_dir": "", "name": "", "code_path": None})
-
-
 # -------------------------------------------------------------------------------------------- keys
 
 
@@ -271,29 +240,20 @@ def check_judge_key(config: RunConfig) -> None:
 
 def check_key(setting: str, variable: str | None) -> None:
     """Check that the variable that a setting names holds a key."""
-    try:
-        if variable is None or find_key(variable):
-            return
-    except ApiKeyError as error:
-        raise ApiKeyError(f"{setting}: {error}") from None
-    raise ApiKeyError(
-        f"{setting} names {variable}, which is not set; {how_to_set(variable)}, or leave it out for a server that "
-        "needs no key"
-    )
+    if variable is not None and not find_key(variable):
+        raise ApiKeyError(
+            f"{setting} names {variable}, which is not set; {how_to_set(variable)}, or leave it out for a server that "
+            "needs no key"
+        )
 
 
 def check_nothing_secret_is_written(config: RunConfig, words: Sequence[str] = ()) -> None:
     """Check that settings, command line and `words` hold no key: run folder, report and process list show them."""
     texts = (str(value) for _, value in _leaves(config.model_dump(mode="json")))
     text = "\n".join((*texts, *sys.argv, *words))
-    if name := written_secret(text, key_variables(config)):
+    if found := written_secret(text, key_variables(config)) or certain_key(text):
         raise ApiKeyError(
-            f"the settings or the command hold the value of {name}, and the run folder would show it; take it out, and "
-            f"name {name} with the setting's api_key_env"
-        )
-    if where := certain_key(text):
-        raise ApiKeyError(
-            f"the settings or the command hold a key {where}, and the run folder would show it; take it out, put it "
+            f"the settings or the command hold a key ({found}), and the run folder would show it; take it out, put it "
             "into an environment variable, and name that one with the setting's api_key_env"
         )
 

@@ -11,8 +11,7 @@ from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder, RunFolderError
-from ray_jobs.run.origin import check_trained_alike
-from ray_jobs.run.preflight import check_same_run
+from ray_jobs.run.origin import check_same_run, check_trained_alike
 from rollout.records import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
 
