@@ -174,8 +174,6 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
 def check_paths(config: RunConfig, request: SubmitRequest) -> None:
     """Check that the recipe is uploaded, and that the outputs outlive the job's working directory."""
     folder, envs, memory = request.working_dir.resolve(), config.envs, config.planner.memory
-    if not folder.is_dir():
-        raise UserError(f"--working-dir '{request.working_dir}' is not a folder")
     if request.phase == "resume":
         return
     if request.recipe.exists() and not request.recipe.resolve().is_relative_to(folder):

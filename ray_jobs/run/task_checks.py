@@ -95,10 +95,7 @@ def _check_all_is_drawn(config: RunConfig) -> None:
     drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*CUSTOM_FILES, "aime", "game24")
     unread = [name for name in config.envs.datasets if name not in drawn]
     if unread and "mix" not in config.envs.model_fields_set:
-        raise UserError(
-            f"envs.datasets.{unread[0]} is in no mix, so the tasks of {_shown(config.envs.mix)} would be drawn; set "
-            f"envs.mix={{{unread[0]}=1.0}}"
-        )
+        raise UserError(f"envs.datasets.{unread[0]} is in no mix; set envs.mix={{{unread[0]}=1.0}}")
     if config.envs.data_path and not drawn.keys() & set(from_file):
         raise UserError(
             f"envs.data_path = '{config.envs.data_path}' is read by none of {listed(drawn)}; put one of "
@@ -115,17 +112,14 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     actions, max_steps = config.envs.actions, config.planner.max_steps
     plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
     missing = dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)
-    if missing:
-        raise UserError(
-            f"the cold start's plans call {listed(missing, 'and')}, which envs.actions = {json.dumps(actions)} leaves "
-            "out; add them, or set cold_start.num_demonstrations=0"
-        )
     longest = max(map(len, plans), default=0)
-    if longest > max_steps:
-        raise UserError(
-            f"the cold start's plans have up to {longest} steps, and agent.max_steps = {max_steps}; set "
-            f"agent.max_steps={longest}, or cold_start.num_demonstrations=0"
-        )
+    if missing:
+        wrong = f"call {listed(missing, 'and')}: add them to envs.actions = {json.dumps(actions)}"
+    elif longest > max_steps:
+        wrong = f"have up to {longest} steps: set agent.max_steps={longest} instead of {max_steps}"
+    else:
+        return
+    raise UserError(f"the cold start's plans {wrong}, or set cold_start.num_demonstrations=0")
 
 
 def _check_references(names: set[str], path: Path | None, own: "CustomSources") -> None:
@@ -159,14 +153,12 @@ def _check_references(names: set[str], path: Path | None, own: "CustomSources") 
             if custom and scorer in scored:
                 continue
             scored.add(scorer)
-            place = "" if task.dataset in own.datasets else f"{path}: "
-            wrong = f"{place}{task.id} has the answer {task.answer!r:.80}, which '{scorer}' does not accept"
             try:
                 score = score_answer(task, task.answer if custom else aliases(task.answer)[0])
-            except ValueError as error:
-                raise ValueError(wrong) from error
-            if not custom and score != SOLVED:
-                raise ValueError(wrong)
+            except ValueError:
+                score = None
+            if score is None or not (custom or score == SOLVED):
+                raise ValueError(f"{task.id} has the answer {task.answer!r:.80}, which '{scorer}' does not accept")
 
 
 def _shown(mix: Mapping[str, object]) -> str:
