@@ -236,7 +236,6 @@ def _learner(config: RunConfig, shape: ModelShape) -> Process:
         rank=model.lora_rank,
         checkpointing=learner.gradient_checkpointing,
         chunk=LOGIT_CHUNK_TOKENS,
-        device=learner.device,
     )
     parts["allocator"] = int(FRAGMENTS * parts["activations"])
     share = config.card.learner - BASE_SHARE * config.shares_base if ranks == 1 else RANK_SHARE
@@ -260,12 +259,7 @@ def _prm(config: RunConfig) -> Process:
     else:
         parts["adapter, gradient, AdamW"] = memory.adapter_training(num_lora)
         parts["activations"] = memory.activations(
-            shape,
-            tokens,
-            rank=prm.lora_rank,
-            checkpointing=prm.gradient_checkpointing,
-            chunk=0,
-            device=prm.device,
+            shape, tokens, rank=prm.lora_rank, checkpointing=prm.gradient_checkpointing, chunk=0
         )
     parts["allocator"] = int(FRAGMENTS * parts["activations"])
     return Process("PRM", prm.device, parts | _overhead("PRM", prm.device), config.card.prm)

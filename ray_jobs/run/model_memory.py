@@ -212,72 +212,31 @@ def adapter_training(num_trained: int, ranks: int = 1) -> int:
     return num_trained * (4 + 4) + num_trained * 8 // ranks
 
 
-def kept_of_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: str) -> int:
-    """Compute the bytes that one layer keeps for the backward pass.
+def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing: bool, chunk: int) -> int:
+    """Compute the peak of one forward and backward pass over `num_tokens` on a card; on a CPU it is about as high.
 
-    Per token: two norms keep their input in float32 and their output (2 x (4 + 2) H); queries, the attention's blocks
-    and their concatenation (3 x 2 Q); the MLP's gate, its activation, up and their product (4 x 2 I); the adapters'
-    inner products (7 x 2 r); the attention's normaliser (4 per head); with norms of queries and keys their float32
-    inputs (4 Q + 4 K). Each block of 128 queries keeps a copy of the keys and values before it, widened to all heads
-    (2 x 2 Q), and its mask: on average over one long sequence (N / 128 + 1) / 2 tokens' worth for every token.
+    Without checkpointing every layer keeps per token: two norms' input in float32 and output (2 x (4 + 2) H); queries,
+    the attention's blocks and their concatenation (3 x 2 Q); the MLP's gate, its activation, up and their product (4 x
+    2 I); the adapters' inner products (7 x 2 r); the attention's normaliser (4 per head); with norms of queries and
+    keys their float32 inputs (4 Q + 4 K). Each block of 128 queries keeps a copy of the keys and values before it,
+    widened to all heads (2 x 2 Q), and its mask: on average over one long sequence (N / 128 + 1) / 2 tokens' worth for
+    every token. On top are the log-probs, or the MLP's first gradients (2 x 2 I + 2 H).
 
-    On a CPU, where the attention is not fused, a block keeps its weights (2 per head and key), and keys and values
-    without widening (2 x 2 K), but neither mask nor normaliser nor its inputs (2 Q).
+    With checkpointing every layer keeps its input (2 H), and on top are the log-probs, or one layer computed again, at
+    the MLP's gradient: what it keeps without the attention's copies (12 H + 4 Q + 4 K + 8 I + 14 r), two more values of
+    the MLP's width (2 x 2 I), the incoming gradient (2 H) and the adapter's (2 r).
+
+    Last norm and log-probs: the last layer's output and norm (8 H), then the larger of a chunk of logits (bfloat16,
+    float32, and the previous chunk in float32: 10 bytes each) plus 6 H, and of the gradient of the hidden states (24
+    H). `chunk` 0 is a model without logits, such as the PRM.
     """
-    per_token = 12 * shape.hidden + 4 * shape.query + 8 * shape.intermediate + 14 * rank
-    copies = (num_tokens / BLOCK_NODES + 1) / 2
-    if shape.qk_norm:
-        per_token += 4 * (shape.query + shape.key)
-    if device == "cpu":
-        copied = 4 * shape.key + 2 * BLOCK_NODES * shape.heads
-    else:
-        per_token += 2 * shape.query + 4 * shape.heads
-        copied = 4 * shape.query + 2 * BLOCK_NODES
-    return int(num_tokens * (per_token + copies * copied))
-
-
-def _attention_gradient(shape: ModelShape, num_tokens: int, *, device: str) -> int:
-    """Compute the gradient of the largest block's attention on a CPU: 14 bytes per head, query and key.
-
-    A card's fused kernel keeps none of it.
-    """
-    if device != "cpu":
-        return 0
-    rest = num_tokens % BLOCK_NODES
-    return 14 * shape.heads * max(BLOCK_NODES * (num_tokens - rest), rest * num_tokens)
-
-
-def recomputed_layer(shape: ModelShape, num_tokens: int, rank: int, *, device: str) -> int:
-    """Compute the peak bytes while one checkpointed layer is computed again and differentiated.
-
-    Per token, at the MLP's gradient: what the layer keeps without the attention's copies (12 H + 4 Q + 4 K + 8 I +
-    14 r), two more values of the MLP's width (2 x 2 I), the incoming gradient (2 H) and the adapter's (2 r). On a CPU
-    the peak may be at the attention's gradient: the block's, plus 10 H + 16 Q.
-    """
-    norms = 4 * (shape.query + shape.key) if shape.qk_norm else 0
-    mlp = 14 * shape.hidden + 4 * (shape.query + shape.key) + 12 * shape.intermediate + 16 * rank
-    block = _attention_gradient(shape, num_tokens, device=device)
-    rest = num_tokens * (10 * shape.hidden + 16 * shape.query) if block else 0
-    return num_tokens * norms + max(num_tokens * mlp, block + rest)
-
-
-def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing: bool, chunk: int, device: str) -> int:
-    """Compute the peak of one forward and backward pass over `num_tokens`.
-
-    With checkpointing every layer keeps its input (2 H per token), plus the log-probs or one layer computed again.
-    Without, every layer keeps everything, plus the log-probs, or the MLP's first gradients (2 x 2 I + 2 H), or a
-    block's attention when the MLP's values (8 I) are freed.
-
-    Last norm and log-probs: the last layer's output and norm (8 H per token), then the larger of a chunk of logits
-    (bfloat16, float32, and the previous chunk in float32: 10 bytes each) plus 6 H per token, and of the gradient of
-    the hidden states (24 H per token). `chunk` 0 is a model without logits, such as the PRM.
-    """
+    hidden, inner, query, key = shape.hidden, shape.intermediate, shape.query, shape.key
     logits = 10 * min(chunk, num_tokens) * shape.vocab
-    head = num_tokens * 8 * shape.hidden
-    head += max(logits + 6 * shape.hidden * num_tokens, 24 * shape.hidden * num_tokens)
+    head = 8 * hidden * num_tokens + max(logits + 6 * hidden * num_tokens, 24 * hidden * num_tokens)
+    norms = 4 * (query + key) if shape.qk_norm else 0
     if checkpointing:
-        kept = shape.num_layers * num_tokens * 2 * shape.hidden
-        return kept + max(head, recomputed_layer(shape, num_tokens, rank, device=device))
-    kept = shape.num_layers * kept_of_layer(shape, num_tokens, rank, device=device)
-    block = _attention_gradient(shape, num_tokens, device=device) - 8 * num_tokens * shape.intermediate
-    return kept + max(head, num_tokens * (4 * shape.intermediate + 2 * shape.hidden), block)
+        again = 14 * hidden + 4 * (query + key) + 12 * inner + 16 * rank + norms
+        return shape.num_layers * num_tokens * 2 * hidden + max(head, num_tokens * again)
+    copies = (num_tokens / BLOCK_NODES + 1) / 2 * (4 * query + 2 * BLOCK_NODES)
+    kept = 12 * hidden + 6 * query + 8 * inner + 14 * rank + 4 * shape.heads + norms + copies
+    return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
