@@ -23,7 +23,7 @@ from configs.errors import UserError, printable
 from configs.loading import load_run_config
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
-from ray_jobs.run.origin import provenance, saved_config
+from ray_jobs.run.origin import provenance
 from ray_jobs.run.preflight import check_labelling, check_nothing_secret_is_written, check_recipe, key_variables
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
@@ -42,7 +42,6 @@ class SubmitRequest:
     """The arguments of `agentflow submit`."""
 
     recipe: Path
-    """A recipe; for phase `resume` also a run folder."""
     overrides: tuple[str, ...] = ()
     phase: str = "train"
     address: str | None = None
@@ -54,10 +53,7 @@ class SubmitRequest:
 
 def run_submit(request: SubmitRequest, *, follow: bool) -> int:
     """Check, upload and submit a job; with `follow` print its log until it ends. Return the exit code."""
-    from_folder = request.phase == "resume" and request.recipe.is_dir()
-    if request.phase == "resume" and (request.phase_options or (from_folder and request.overrides)):
-        raise UserError("a resumed run keeps its own settings; leave out --options and the settings")
-    config = saved_config(request.recipe) if from_folder else load_run_config(request.recipe, request.overrides)
+    config = load_run_config(request.recipe, request.overrides)
     check_recipe(config)
     if request.phase == "label" or (request.phase == "train" and config.trains_prm):
         check_labelling(config)
@@ -94,18 +90,16 @@ def plan_job(
 ) -> dict[str, Any]:
     """Return the arguments of Ray's `submit_job`; `here` is whether the cluster's head runs on this machine."""
     folder, output, phase = request.working_dir.resolve(), Path(config.output_dir), request.phase
-    if phase == "resume" and request.recipe.is_dir():
-        output = request.recipe.resolve().parent
-    elif not output.is_absolute() and not here:
+    if not output.is_absolute() and not here:
         raise UserError(
-            f"output_dir = '{output}' is relative, and Ray deletes a job's working directory; give an absolute path"
+            f"output_dir = '{output}' is relative, and would be deleted with the job; give an absolute path"
         )
-    output = folder / output
-    run, words = str(output / config.name), ["resume", str(output / config.name)]
+    run = str(folder / output / config.name)
+    words = [phase, run]
     if phase != "resume":
         recipe = request.recipe.resolve().relative_to(folder) if request.recipe.exists() else request.recipe
         overrides = [override for override in request.overrides if not override.startswith("output_dir=")]
-        words = [phase, str(recipe), *overrides, f"output_dir={output}", *request.phase_options]
+        words = [phase, str(recipe), *overrides, f"output_dir={folder / output}"]
     env = dict(runtime_env["env_vars"])
     if here and sys.prefix != sys.base_prefix:
         # Ray runs a job with the first `python` of PATH; on this machine that should be the current one.
@@ -117,7 +111,7 @@ def plan_job(
     device, cards = (config.prm.device, 1) if phase == "train-prm" else (engine.device, engine.tensor_parallel)
     return {
         "submission_id": f"{config.name}-{phase}-{time.strftime('%Y%m%d-%H%M%S')}",
-        "entrypoint": shlex.join([*COMMAND, *words]),
+        "entrypoint": shlex.join([*COMMAND, *words, *request.phase_options]),
         "runtime_env": {**runtime_env, "env_vars": env},
         "metadata": {"run": run},
         "entrypoint_num_cpus": float(in_driver),

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from ray.job_submission import JobStatus
 
 from configs.loading import load_run_config
-from ray_jobs.run.origin import saved_config
 from ray_jobs.submit import SubmitRequest, plan_job, plan_runtime_env
 
 SECRET = "sk-live-0123456789"
@@ -14,8 +13,7 @@ SECRET = "sk-live-0123456789"
 
 def job_for(*overrides, here=True, recipe="recipes/mine.toml", **fields):
     request = SubmitRequest(recipe=Path(recipe), overrides=overrides, **fields)
-    folder = request.recipe.is_dir()
-    config = saved_config(request.recipe) if folder else load_run_config(request.recipe, overrides)
+    config = load_run_config(request.recipe, overrides)
     return plan_job(config, request, plan_runtime_env(config, request), here=here)
 
 

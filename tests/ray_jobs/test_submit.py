@@ -14,7 +14,6 @@ from configs.errors import UserError
 from configs.loading import load_run_config
 from ray_jobs import submit
 from ray_jobs.cli import main
-from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.preflight import key_variables
 from ray_jobs.submit import follow_job
 
@@ -32,13 +31,10 @@ def test_phase_runs_the_local_command_with_an_absolute_output_folder(phase, proj
     assert job["metadata"]["run"] == f"{project}/runs/mine"
 
 
-def test_resume_names_the_run_folder_whatever_the_working_directory(project):
-    assert job_for(phase="resume")["entrypoint"] == f"python -m ray_jobs.cli resume {project}/runs/mine"
-    (project / "code").mkdir()
-    with RunFolder.create(load_run_config(None, ["name=mine"])):
-        pass
-    job = job_for(phase="resume", recipe="runs/mine", working_dir=Path("code"), here=False)
-    assert job["metadata"]["run"] == str(project / "runs/mine")
+def test_resume_names_the_run_folder(project):
+    job = job_for("output_dir=/mnt/runs", phase="resume", here=False)
+    assert job["entrypoint"] == "python -m ray_jobs.cli resume /mnt/runs/mine"
+    assert job["metadata"]["run"] == "/mnt/runs/mine"
 
 
 @pytest.mark.parametrize(
@@ -182,13 +178,9 @@ def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_p
         (["recipes/mine.toml", "envs.recording=tools.jsonl"], "envs.recording"),
         (["recipes/mine.toml", "agent.memory.type=folder", "agent.memory.path=hints"], "agent.memory.path"),
         (["recipes/mine.toml", "--phase", "evaluate", "--options=--out results"], "--out"),
-        (["runs", "--phase", "resume"], "runs"),
-        (["runs/mine", "num_steps=20", "--phase", "resume"], "settings"),
     ],
 )
 def test_request_that_cannot_work_is_rejected(arguments, named, project, server, capsys):
-    with RunFolder.create(load_run_config(None, ["name=mine"])):
-        pass
     (project.parent / "outside.toml").write_text("")
     assert main(["submit", *arguments]) == 2
     assert named in capsys.readouterr().err
