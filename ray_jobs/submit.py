@@ -91,9 +91,7 @@ def plan_job(
     """Return the arguments of Ray's `submit_job`; `here` is whether the cluster's head runs on this machine."""
     folder, output, phase = request.working_dir.resolve(), Path(config.output_dir), request.phase
     if not output.is_absolute() and not here:
-        raise UserError(
-            f"output_dir = '{output}' is relative, and would be deleted with the job; give an absolute path"
-        )
+        raise UserError(f"output_dir = '{output}' is relative, and is deleted with the job; give an absolute path")
     run = str(folder / output / config.name)
     words = [phase, run]
     if phase != "resume":
