@@ -1,6 +1,5 @@
 """The folders of models: finding or downloading them, and checking that a run can use the model."""
 
-import filecmp
 import json
 from pathlib import Path
 
@@ -49,14 +48,6 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
     if weights and not list(folder.glob(WEIGHTS)):
         raise UserError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
     return folder
-
-
-def same_weights(first: Path, second: Path) -> bool:
-    """Return whether two model folders hold the same weights, byte by byte."""
-    if first.samefile(second):
-        return True
-    names, others = (sorted(path.name for path in folder.glob(WEIGHTS)) for folder in (first, second))
-    return names == others and filecmp.cmpfiles(first, second, names, shallow=False)[0] == names
 
 
 def check_model(config: RunConfig, *, training: bool = False, download: bool = True) -> Path:

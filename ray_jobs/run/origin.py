@@ -17,7 +17,6 @@ from configs.loading import with_changes
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
-from ray_jobs.run.model_folder import same_weights
 from rollout.records import read_json
 
 
@@ -95,11 +94,8 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
         wrong = f"agent.type = '{started.agent.type}', and this recipe has '{config.agent.type}', whose prompts differ"
     elif trained.lora_alpha != model.lora_alpha:
         wrong = f"model.lora_alpha = {trained.lora_alpha}, and this recipe scales it by {model.lora_alpha}"
-    elif not (same_weights(folder, model_path) if local else trained.path == model.path):
-        wrong = (
-            f"model.path = '{folder if local else trained.path}', and this recipe's '{model.path}' is not known to "
-            "have the same weights"
-        )
+    elif not (folder.samefile(model_path) if local else trained.path == model.path):
+        wrong = f"model.path = '{folder if local else trained.path}', and this recipe has '{model.path}'"
     if wrong:
         raise UserError(
             f"the adapter in {checkpoint} was trained with {wrong}; set it as there, give the recipe of the run, "
@@ -185,9 +181,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     if _SUBMITTED not in os.environ:
         keys += ["envs.data_path", "envs.recording", "envs.web.blocked_questions"]
         keys += ["code_path", "cold_start.path", "agent.memory.path"]
-    changes = {}
+    values, changes = config.model_dump(), {}
     for key in keys:
-        value: Any = config.model_dump()
+        value: Any = values
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         if value:
