@@ -206,9 +206,8 @@ def _engine(config: RunConfig, shape: ModelShape, *, reads_base: bool) -> Proces
         half = MAX_LORAS * shape.lora_parameters(rank, config.model.lora_targets) * BYTES[engine.precision] // 2
         parts["adapter slots"] = half + half // cards
     parts["KV cache"] = kv_cache_bytes(engine)
-    parts["working memory"] = memory.engine_working(
-        shape, engine.precision, batched_tokens(engine), engine.max_num_seqs, rank, device=engine.device
-    )
+    tokens, rows = batched_tokens(engine), engine.max_num_seqs
+    parts["working memory"] = memory.engine_working(shape, engine.precision, tokens, rows, rank)
     if on_card:
         parts["CUDA graphs"] = CUDA_GRAPHS
     parts |= _overhead("engine", engine.device)

@@ -16,10 +16,8 @@ from learner.demo_model import demo_model_dir
 from learner.packing import BLOCK_NODES
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-SCORED_ROWS = 128
-"""The most tokens of a text that an engine on a CPU scores."""
 SCORED_CHUNK = 1024
-"""Rows of logits that vLLM computes at a time when it scores a prompt on a card; two chunks exist at once."""
+"""Rows of logits that vLLM computes at a time when it scores a prompt; two chunks exist at once."""
 KNOWN_MODELS = Path(__file__).with_name("models.toml")
 DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -190,21 +188,18 @@ def kv_token_bytes(shape: ModelShape, dtype: str, cards: int = 1) -> int:
     return shape.num_layers * 2 * max(1, shape.kv_heads // cards) * shape.head_dim * BYTES[dtype]
 
 
-def engine_working(
-    shape: ModelShape, dtype: str, batched_tokens: int, sampled_rows: int, rank: int, *, device: str
-) -> int:
-    """Compute the widest point of an engine's step.
+def engine_working(shape: ModelShape, dtype: str, batched_tokens: int, sampled_rows: int, rank: int) -> int:
+    """Compute the widest point of an engine's step on a card; on a CPU, where fewer rows are scored, it is lower.
 
     A layer's MLP: residual and input (2 H), gate, up and their product (3 I), and the adapter's float32 intermediate
     of three slices (3 r) for every token of the step. Sampling: the logits in their own type, in float32, and twice as
-    probabilities, for every sampled row. Scoring a prompt on a card: the logits of its tokens in their own type, two
-    chunks at a time; on a CPU, scored rows are treated like sampled ones.
+    probabilities, for every sampled row. Scoring a prompt: the logits of its tokens in their own type, two chunks at a
+    time.
     """
-    tokens = batched_tokens * ((2 * shape.hidden + 3 * shape.intermediate) * BYTES[dtype] + 3 * rank * 4)
-    on_card = device == "cuda"
-    rows = sampled_rows if on_card else max(sampled_rows, SCORED_ROWS)
-    scored = min(2 * SCORED_CHUNK, batched_tokens) if on_card else 0
-    return tokens + shape.vocab * (rows * (BYTES[dtype] + 3 * 4) + scored * BYTES[dtype])
+    size = BYTES[dtype]
+    tokens = batched_tokens * ((2 * shape.hidden + 3 * shape.intermediate) * size + 3 * rank * 4)
+    scored = min(2 * SCORED_CHUNK, batched_tokens)
+    return tokens + shape.vocab * (sampled_rows * (size + 3 * 4) + scored * size)
 
 
 def adapter_training(num_trained: int, ranks: int = 1) -> int:
