@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from configs.api_keys import ApiKeyError, certain_key, find_key, how_to_set, written_secret
 from configs.errors import UserError, unwritable
-from configs.learner import CustomLossConfig
-from configs.reward import JudgeLabelConfig
-from configs.rollout import PlannerAgentConfig, PromptConfig
+from configs.learner import CustomLossConfig, LearnerConfig
+from configs.reward import JudgeLabelConfig, PrmConfig
+from configs.rollout import EngineConfig, PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from ray_jobs.run.model_folder import check_model
 from ray_jobs.run.origin import check_same_run
@@ -294,6 +294,7 @@ def check_machine(config: RunConfig) -> None:
     """Check that this machine has the cores and a card for the recipe. The launch checks that all parts have room."""
     if config.cluster.joined is not None:
         return  # the models run on other machines
+    parts: dict[str, EngineConfig | LearnerConfig | PrmConfig]
     parts = {"rollout.engine": config.rollout.engine, "learner": config.learner}
     if config.reward.prm is not None:
         parts["prm"] = config.prm
