@@ -63,11 +63,6 @@ def write_merged_model(
         save_file(dict(islice(weights, count)), target / path.name, metadata={"format": "pt"})
 
 
-def size_of_weights(model_path: Path) -> int:
-    """Return the bytes of a model folder's weights."""
-    return sum(path.stat().st_size for path in model_path.glob(WEIGHTS))
-
-
 def file_digests(folder: Path) -> dict[str, str]:
     """Return the sha256 of every file in `folder`, by its relative path."""
     return {str(path.relative_to(folder)): digest_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}

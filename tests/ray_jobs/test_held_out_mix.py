@@ -8,7 +8,7 @@ from evaluating import ScriptedSolver, config_for, right_answer
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation_folder import Evaluation, Item
+from ray_jobs.evaluation import Evaluation, items_of
 from ray_jobs.held_out import (
     evaluate_step,
     held_out_metrics,
@@ -53,7 +53,7 @@ def evaluation(rewards):
     """Return an evaluation from the rewards of each data set, with None for an unscored attempt."""
     rows = ((name, index, reward) for name, found in rewards.items() for index, reward in enumerate(found))
     attempts = (attempt(name, index, None if reward is None else float(reward)) for name, index, reward in rows)
-    return Evaluation(items=tuple(Item.of(flat_record(one)) for one in attempts))
+    return Evaluation(items=items_of(map(flat_record, attempts)))
 
 
 def test_summary_has_a_row_for_each_family():
@@ -75,8 +75,8 @@ def test_comparison_is_on_tasks_that_both_have_scored():
     assert (found.num_tasks, found.before, found.after) == (2, 0.5, 1.0)
     assert before.paired_with(after) == [(True, True), (False, True)]
     assert list(_by_dataset(before, after, {})) == ["lookup"]
-    left_out = [key.task_id for key in (*before.unscored, *after.unscored)]
-    assert left_out == ["lookup-0", "lookup-1", "branch-0"]
+    left_out = [*before.unscored, *after.unscored]
+    assert left_out == ["lookup/lookup-0/0", "lookup/lookup-1/0", "branch/branch-0/0"]
 
 
 def test_curve_has_rates_with_intervals_for_each_family_and_all():
