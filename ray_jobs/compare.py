@@ -16,7 +16,6 @@ from ray_jobs.evaluation import (
     Place,
     StoredEvaluation,
     fact_rows,
-    means_by_item,
     phases_of_run,
     read_evaluation,
     title_of,
@@ -63,7 +62,7 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
 
 def comparison(before: StoredEvaluation, after: StoredEvaluation) -> Comparison:
     """Compare two evaluations. Raises UserError if they share no scored item, or if an item differs."""
-    first, second = means_by_item(before.items), means_by_item(after.items)
+    first, second = before.solved, after.solved
     asked, again = ({item.place: (item.question, item.gold) for item in side.items} for side in (before, after))
     pairs = {place: (first[place], second[place]) for place in sorted(first.keys() & second.keys())}
     if not pairs:

@@ -160,13 +160,10 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
 
 
 def beyond_search(config: RunConfig, benchmarks: Sequence[str]) -> list[str]:
-    """Return the benchmarks that ask for facts of the world although no tool of the recipe can find them.
-
-    Custom tools and agents may find them.
-    """
-    envs, outside = config.envs, {"wikipedia_search", "web_search", "google_search", *config.envs.tools}
-    searches = envs.search != "offline" and "search" in envs.actions
-    if searches or not isinstance(config.agent, PlannerAgentConfig) or outside & {*envs.actions}:
+    """Return the benchmarks that ask for facts of the world although no tool of the planner can find them."""
+    actions = set(config.envs.actions) - ({"search"} if config.envs.search == "offline" else set())
+    outside = {"search", "wikipedia_search", "web_search", "google_search", *config.envs.tools}
+    if not isinstance(config.agent, PlannerAgentConfig) or outside & actions:
         return []
     return [name for name in benchmarks if BENCHMARKS[name].asks_facts]
 
@@ -208,14 +205,11 @@ def report_evaluation(out: Path, console: Console) -> Path:
         interval = "" if row["solve_rate"] is None else f"{points(row['solve_rate_ci95'])}%"
         table.add_row(Text(visible(name)), percent(row["solve_rate"]), str(row["num_scored"]), interval)
     console.print(table)
-    leaked = [name for row in summary["benchmarks"].values() for name in row["leaks"]["leaked"]]
-    for found, what in (
-        (leaked, f"leaked: tools retrieved most of the question, first {leaked[:1]}"),
-        (stored.unscored, f"unscored and in no rate: {reason}; the same command repeats failed items"),
-    ):
-        if found:
-            note = f"{len(found)} of {len(stored.items)} results are {visible(what)}"
-            console.print(note, style="bold", markup=False, soft_wrap=True)
+    if leaked := [name for row in summary["benchmarks"].values() for name in row["leaks"]["leaked"]]:
+        console.print(f"{len(leaked)} results are leaked: a tool retrieved most of the question", style="bold")
+    if unscored := stored.unscored:
+        note = f"{len(unscored)} results are unscored: {visible(reason)}; the same command repeats failed items"
+        console.print(note, style="bold", markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page
 

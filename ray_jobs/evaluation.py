@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,9 +24,13 @@ from configs.rollout import CommandAgentConfig, FunctionAgentConfig
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS
 from envs.types import Task
+from learner.checkpoint import read_manifest
+from learner.export import file_digest
 from ray_jobs.run.folder import TRAJECTORIES, write_json
+from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
 from ray_jobs.run.origin import origin_of, provenance, saved_config
 from ray_jobs.statistics import PairedComparison, compare_paired
+from ray_jobs.viewer.pages import shown
 from rollout.agent.program import Program
 from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.served import OllamaEngine
@@ -35,9 +39,9 @@ from rollout.records import read_records
 
 IDENTITY = "evaluation.json"
 ITEMS = "items.jsonl"
+_DIGEST = r"\b([0-9a-f]{12})[0-9a-f]{28,52}\b"
 NOT_RETRIEVED = ("think", "answer", "code", "base_generator")
 """Tools whose results do not come from outside. Those of all others are audited for leaks."""
-_MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 Place = tuple[str, str]
 """The benchmark and the task id of an item."""
@@ -109,20 +113,20 @@ class Evaluation:
     items: tuple[Item, ...]
 
     @property
-    def solved(self) -> dict[str, bool]:
-        """The keys of the scored items, and whether each was solved."""
-        return {item.key: item.solved for item in self.items if not item.unscored}
+    def solved(self) -> dict[Place, float]:
+        """The scored items, and the share of their seeds that solved each."""
+        return means_by_item(self.items)
 
     @property
     def unscored(self) -> list[str]:
         """The keys of the items without a score."""
         return [item.key for item in self.items if item.unscored]
 
-    def paired_with(self, after: "Evaluation", *, dataset: str | None = None) -> list[tuple[bool, bool]]:
-        """Return whether each policy solved each item that both have scored, of all data sets or of one."""
+    def paired_with(self, after: "Evaluation", *, dataset: str | None = None) -> list[tuple[float, float]]:
+        """Return both results of each item that both policies have scored, of all data sets or of one."""
         before = self.solved
-        scored = (item for item in after.items if not item.unscored and item.key in before)
-        return [(before[item.key], item.solved) for item in scored if dataset in (None, item.dataset)]
+        both = {place: solved for place, solved in after.solved.items() if place in before}
+        return [(before[place], solved) for place, solved in both.items() if dataset in (None, place[0])]
 
     def compared_with(self, after: "Evaluation", *, dataset: str | None = None) -> PairedComparison | None:
         """Compare both policies on the items that both have scored. None without any."""
@@ -175,36 +179,31 @@ def identity_of(
 
     Raises BackendError if the server does not answer, or UserError for a corrupt adapter.
     """
-    rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
     policy, quantisation = _local_policy(config, adapter, model_path) if model_path else _served_policy(config)
     items: dict[str, list[str]] = {}
     for task in tasks:
         metadata = dict(task.metadata) if task.scorer and ":" in task.scorer else {}
         row = digest_of([task.id, task.question, task.answer, task.scorer, metadata])
         items.setdefault(task.dataset, []).append(row)
+    rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
+    hints = memory.type != "none" and memory.in_evaluation
+    sampling = [config.evaluation.temperature, rollout.max_turn_tokens, rollout.episode_timeout_s]
+    sampling += [rollout.engine.max_model_len, rollout.engine.adapter_mode]
     # The choice of tasks and the recording of results do not change a tool.
     not_tools = {"mix", "choice", "datasets", "data_path", "recording", "recording_mode"}
-    hints = memory.type != "none" and memory.in_evaluation
-    fixed: dict[str, object] = {
+    fixed = {
         "version": version("agentflow-ray"),
         "seeds": num_seeds,
-        "sampling": {
-            "temperature": config.evaluation.temperature,
-            "max_turn_tokens": rollout.max_turn_tokens,
-            "max_model_len": rollout.engine.max_model_len,
-            "episode_timeout_s": rollout.episode_timeout_s,
-        },
         "quantisation": quantisation,
-        "adapter_mode": rollout.engine.adapter_mode if model_path else None,
-        "agent": digest_of(config.agent.model_dump(mode="json", exclude={"memory"})),
-        "tools": digest_of(config.envs.model_dump(mode="json", exclude=not_tools)),
-        "memory": digest_of(memory.model_dump(mode="json")) if hints else None,
-        "judge": judge and {"model": judge.model, "temperature": judge.temperature, "votes": judge.num_votes},
+        "agent": digest_of(config.agent.model_dump(mode="json", exclude=set() if hints else {"memory"})),
+        "envs": digest_of(config.envs.model_dump(mode="json", exclude=not_tools)),
+        "sampling": digest_of(sampling),
+        "judge": judge and digest_of([judge.model, judge.temperature, judge.num_votes]),
         "code": _custom_code(config, tasks),
         "items": {name: digest_of(sorted(rows)) for name, rows in sorted(items.items())},
     }
-    origin = provenance(seed=config.seed)
-    return Identity(policy=policy, fixed=fixed, num_results=len(tasks) * num_seeds, provenance=origin)
+    num_results = len(tasks) * num_seeds
+    return Identity(policy=policy, fixed=fixed, num_results=num_results, provenance=provenance(seed=config.seed))
 
 
 def _served_policy(config: RunConfig) -> tuple[dict[str, object], str | None]:
@@ -220,13 +219,11 @@ def _served_policy(config: RunConfig) -> tuple[dict[str, object], str | None]:
 
 
 def _local_policy(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[dict[str, object], str]:
-    from learner.checkpoint import read_manifest
-
-    paths = sorted({path for pattern in _MODEL_FILES for path in model_path.glob(pattern)})
+    paths = sorted({path for pattern in (*SMALL_FILES, WEIGHTS) for path in model_path.glob(pattern)})
     policy: dict[str, object] = {
         "backend": "vllm",
         "model": config.model.path,
-        "model_digest": digest_of({path.name: _file_digest(path) for path in paths}),
+        "model_digest": digest_of({path.name: file_digest(path) for path in paths}),
         "adapter": str(adapter) if adapter else None,
     }
     if adapter:
@@ -252,17 +249,12 @@ def _custom_code(config: RunConfig, tasks: Sequence[Task]) -> dict[str, str]:
         load_own(source, key=key)
         if path := getattr(sys.modules[source.partition(":")[0]], "__file__", None):
             files[source] = path
-    return {name: _file_digest(Path(path)) for name, path in files.items()}
+    return {name: file_digest(Path(path)) for name, path in files.items()}
 
 
 def digest_of(value: object) -> str:
     """Return the SHA-256 digest of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def title_of(benchmark: str) -> str:
@@ -274,13 +266,7 @@ def fact_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
     """Yield table rows with a name and a column for each identity. Digests are shortened."""
     for sides in ([one.policy for one in identities], [one.fixed for one in identities]):
         for name in dict.fromkeys(name for side in sides for name in side):
-            yield name.replace("_", " "), *(_short(side.get(name)) for side in sides)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name.replace('_', ' ')} {_short(part)}" for name, part in value.items()) or "none"
-    return "none" if value is None else re.sub(r"\b[0-9a-f]{40,64}\b", lambda match: match[0][:12], str(value))
+            yield name.replace("_", " "), *(re.sub(_DIGEST, r"\1", shown(side.get(name))) for side in sides)
 
 
 def open_folder(path: Path, identity: Identity) -> set[str]:

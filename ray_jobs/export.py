@@ -20,7 +20,7 @@ from envs.datasets.sampler import held_out_tasks
 from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
-from learner.export import digest_of, file_digests, write_merged_model
+from learner.export import file_digest, file_digests, write_merged_model
 from ray_jobs.gguf import go_template, measure_gap, render_modelfile, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
@@ -137,7 +137,7 @@ def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dic
         "policy_version": manifest["policy_version"] if manifest else None,
         "adapter_sha256": manifest["files"]["adapter.safetensors"] if manifest else None,
         "base_model": config.model.path,
-        "base_sha256": {path.name: digest_of(path) for path in sorted(model_path.glob("*.safetensors"))},
+        "base_sha256": {path.name: file_digest(path) for path in sorted(model_path.glob("*.safetensors"))},
         "lora_rank": config.model.lora_rank,
         "lora_alpha": config.model.lora_alpha,
         "agent": config.agent.type,
@@ -165,7 +165,7 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
     try:
         manifest = dict(json.loads((folder / MANIFEST).read_text()))
         for name in files:
-            if digest_of(folder / name) != manifest["files"][name]:
+            if file_digest(folder / name) != manifest["files"][name]:
                 raise UserError(f"{folder / name} was changed after the export: its sha256 differs; export again")
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} is not a complete export ({reason(error)}); run `agentflow export` again") from error

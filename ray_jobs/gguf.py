@@ -21,16 +21,19 @@ if TYPE_CHECKING:
 Prompt = tuple[int, ...]
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _FINE = ("bf16", "f16", "q8_0")
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+_GPT2 = {**_BYTES, "use_regex": True}
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 _PRE_TOKENIZERS = {
-    ("gpt2",): "gpt-2",
-    ("digits", "gpt2"): "smollm",
-    (_WORDS % "", "bytes"): "qwen2",
-    (_WORDS % "{1,3}", "bytes"): "llama-bpe",
+    "gpt-2": [_GPT2],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
+    "qwen2": [{**_SPLIT, "pattern": {"Regex": _WORDS % ""}}, _BYTES],
+    "llama-bpe": [{**_SPLIT, "pattern": {"Regex": _WORDS % "{1,3}"}}, _BYTES],
 }
-"""GGUF's names for the steps of a tokenizer.json's pre-tokenizer."""
+"""The steps of a tokenizer.json's pre-tokenizer, by GGUF's name for them."""
 
 
 def go_template(pieces: ChatPieces) -> str:
@@ -50,8 +53,6 @@ def go_template(pieces: ChatPieces) -> str:
 
 def render_modelfile(gguf_name: str, template: str, parameters: Mapping[str, object]) -> str:
     """Return the Modelfile of a GGUF file."""
-    if '"""' in template:
-        raise ValueError('a Modelfile cannot hold a chat template that contains """')
     lines = [f"FROM ./{gguf_name}", f'TEMPLATE """{template}"""']
     for name, value in parameters.items():
         values = value if isinstance(value, list) else [value]
@@ -124,11 +125,11 @@ def _tensors(
                 kind = _type(name, shape, quantization)
                 paired = (count for part, count in heads.items() if part in source and config.model_type == "llama")
                 meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, shape)
-                read = partial(_read, file, source, heads=next(paired, None), half=kind.name == "F16")
+                read = partial(_read, file, source, heads=next(paired, None))
                 yield name, gguf.quants.quantize(gguf.LazyNumpyTensor(meta=meta, func=read), kind), kind
 
 
-def _read(file: Path, source: str, *, heads: int | None, half: bool) -> np.ndarray:
+def _read(file: Path, source: str, *, heads: int | None) -> np.ndarray:
     import torch
     from safetensors import safe_open
 
@@ -137,8 +138,6 @@ def _read(file: Path, source: str, *, heads: int | None, half: bool) -> np.ndarr
     if heads is not None:
         pairs = values.reshape(heads, 2, -1, *values.shape[1:])
         values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
-    if half and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-        raise UserError(f"{source} has values beyond float16; export with --quantize bf16 or q8_0")
     return values
 
 
@@ -220,25 +219,19 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
         UserError: GGUF has no name for it.
     """
     pre = parts.get("pre_tokenizer") or {}
-    steps = pre.get("pretokenizers", [pre])
-    name = _PRE_TOKENIZERS.get(tuple(map(_step, steps)))
+    steps = [dict(step) for step in pre.get("pretokenizers", [pre])]
+    for step in steps:
+        # Offsets change no token, and a file may leave out the default.
+        step.pop("trim_offsets", None)
+        if step.get("type") == "ByteLevel":
+            step.setdefault("use_regex", True)
+    name = next((name for name, known in _PRE_TOKENIZERS.items() if known == steps), None)
     if parts["model"].get("type") != "BPE" or name is None:
         raise UserError(
             "GGUF export supports the byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, and this one "
             "splits text differently; export it with --format hf"
         )
     return name
-
-
-def _step(step: dict[str, Any]) -> str:
-    kind = step.get("type")
-    if kind == "ByteLevel" and not step.get("add_prefix_space"):
-        return "gpt2" if step.get("use_regex", True) else "bytes"
-    if kind == "Digits" and step.get("individual_digits"):
-        return "digits"
-    if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-        return str(step["pattern"].get("Regex", ""))
-    return str(kind)
 
 
 def measure_gap(

@@ -157,13 +157,11 @@ def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
     They are of all data sets together and, if there are several, of each one under names that end in its name. Without
     a scored task there is no rate.
     """
-    items = evaluation.items
-    names = list(dict.fromkeys(item.dataset for item in items))
-    parts = {"": list(evaluation.solved.values())}
+    solved = evaluation.solved
+    names = list(dict.fromkeys(item.dataset for item in evaluation.items))
+    parts = {"": list(solved.values())}
     if len(names) > 1:
-        parts |= {
-            f"/{name}": [item.solved for item in items if item.dataset == name and not item.unscored] for name in names
-        }
+        parts |= {f"/{name}": [right for place, right in solved.items() if place[0] == name] for name in names}
     metrics = {"held_out/unscored": float(len(evaluation.unscored))}
     for end, results in parts.items():
         if results:
@@ -183,5 +181,5 @@ def _some_of(tasks: Sequence[Task], num: int) -> list[Task]:
 
 def _note(policy: str, evaluation: Evaluation) -> str:
     solved, unscored = evaluation.solved, evaluation.unscored
-    note = f"{policy}: {sum(solved.values())} of {len(solved)} held-out tasks right"
+    note = f"{policy}: {sum(solved.values()):g} of {len(solved)} held-out tasks right"
     return f"{note}; {len(unscored)} more are unscored, because {why_unscored(evaluation.items)}" if unscored else note

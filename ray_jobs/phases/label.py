@@ -147,21 +147,8 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     check_judge_key(config)
     with local_run(config, adapter) as run:
         collected = read_collected(run.folder.path)
-        if config.label.type == "monte_carlo":
-            _check_same_policy(run)
         with nullcontext() if dry_run else locked(run.folder.path):
             label(run, collected, dry_run=dry_run)
-
-
-def _check_same_policy(run: LocalRun) -> None:
-    """Raise UserError if continuations of another policy gave labels."""
-    for known in labels_of(run.config.label, read_labels(run.folder.labels)):
-        # Labels of a training run do not name their policy.
-        if changed := [name for name, value in run.policy.items() if known.details.get(name, value) != value]:
-            raise UserError(
-                f"'{run.folder.labels}' holds labels whose continuations another {', '.join(changed)} sampled; use "
-                "the same to add to them, or collect and label under another name=..."
-            )
 
 
 def read_collected(folder: Path) -> list[Trajectory]:

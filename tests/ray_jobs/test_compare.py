@@ -65,7 +65,7 @@ def test_gain_is_paired_by_item_and_benchmark(evaluate):
     [
         ("agent.max_steps=2", "agent"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
-        ("envs.search_latency_s=0.5", "tools"),
+        ("envs.search_latency_s=0.5", "envs"),
         ("evaluation.num_tasks=20", "items"),
     ],
 )
