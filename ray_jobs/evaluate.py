@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.envs import EnvsConfig
-from configs.errors import UserError, visible
+from configs.errors import UserError, reason, visible
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS, load_benchmark, stem_of
@@ -123,8 +123,8 @@ def _attempt_missing(
 
         temperature = settings.temperature
         asyncio.run(attempt_all(solver, missing, keep, phase="evaluate", temperature=temperature, judge=judge))
-    for reason, count in judge.failures.most_common(3) if judge else ():
-        console.print(f"{count} votes of the judge are missing: {visible(reason)}", markup=False, soft_wrap=True)
+    for failure, count in judge.failures.most_common(3) if judge else ():
+        console.print(f"{count} votes of the judge are missing: {visible(failure)}", markup=False, soft_wrap=True)
 
 
 def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task]:
@@ -150,10 +150,8 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
             if request.limit is not None and request.limit < len(kept):
                 kept = random.Random(f"limit|{name}").sample(kept, request.limit)
             items += kept
-    except KeyError as error:
-        raise UserError(f"a row of a benchmark lacks the column {error}; use the original file") from error
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from error
+    except (KeyError, ValueError, OSError) as error:
+        raise UserError(f"the items cannot be read: {reason(error)}; use the benchmark's original file") from error
     if not items:
         raise UserError("all items are training tasks; none is left to evaluate")
     return items
@@ -188,10 +186,10 @@ def _trained_on(adapter: Path | None) -> list[EnvsConfig]:
 def report_evaluation(out: Path, console: Console) -> Path:
     """Write the summary and the page of a finished evaluation. Raises UserError if no item is scored."""
     stored = read_evaluation(out)
-    reason = why_unscored(stored.items)
+    why = why_unscored(stored.items)
     if not stored.solved:
         raise UserError(
-            f"none of the {len(stored.items)} items could be scored: {reason}; fix the cause and run the same command "
+            f"none of the {len(stored.items)} items could be scored: {why}; fix the cause and run the same command "
             "again, with another --out if the scorer changes"
         )
     summary = summarize_evaluation(stored)
@@ -208,7 +206,7 @@ def report_evaluation(out: Path, console: Console) -> Path:
     if leaked := [name for row in summary["benchmarks"].values() for name in row["leaks"]["leaked"]]:
         console.print(f"{len(leaked)} results are leaked: a tool retrieved most of the question", style="bold")
     if unscored := stored.unscored:
-        note = f"{len(unscored)} results are unscored: {visible(reason)}; the same command repeats failed items"
+        note = f"{len(unscored)} results are unscored: {visible(why)}; the same command repeats failed items"
         console.print(note, style="bold", markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page

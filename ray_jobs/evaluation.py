@@ -340,15 +340,14 @@ def evaluation_in(folder: Path, phase: str) -> Evaluation:
 
 
 def why_unscored(items: Iterable[Item]) -> str:
-    """Describe why items are unscored, with the first ones of each reason. Empty if all are scored."""
-    reasons: dict[str, list[str]] = {}
-    for item in items:
-        if item.unscored:
-            why = "the engine or a tool failed at every attempt" if item.broken else "a custom scorer gave no score"
-            reasons.setdefault(why, []).append(item.key)
-    return "; ".join(
-        f"{why}: {', '.join(keys[:5])}" + (f" and {len(keys) - 5} more" if len(keys) > 5 else "")
-        for why, keys in reasons.items()
+    """Describe why items are unscored. Empty if all are scored."""
+    unscored = [item for item in items if item.unscored]
+    if not unscored:
+        return ""
+    broken = sum(item.broken for item in unscored)
+    return (
+        f"{broken} failed at every attempt by engine or tool and {len(unscored) - broken} got no score from a custom "
+        f"scorer, first {unscored[0].key}"
     )
 
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_unscored
@@ -107,14 +106,15 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
 
 
 def evaluate_step(run: "Run", step: int) -> None:
-    """Evaluate the policy after a train step greedily on `tasks_while_training`, and log metrics and attempts.
+    """Evaluate the policy after a train step greedily on some held-out tasks, and log metrics and attempts.
 
     Called after the step's weights are published and before its batch is given up, so that no newer weights appear
     meanwhile. At depth 0 the workers are idle then; at other depths rollouts continue.
     """
     started = time.perf_counter()
+    tasks = _some_of(evaluation_tasks(run.config), run.config.evaluation.while_training_tasks)
     with run.console.waiting(f"the evaluation after step {step}"):
-        evaluation = _attempt_and_log(run, tasks_while_training(run.config), STEP_PHASE, step)
+        evaluation = _attempt_and_log(run, tasks, STEP_PHASE, step)
     # Discard the readings: this work must not count as rollouts of the next step.
     run.supervisor.readings()
     version, wall_s = run.rollouts.policy_version, time.perf_counter() - started
@@ -144,11 +144,6 @@ def _attempt_and_log(
     results = [found[task.dataset, task.id] for task in tasks]
     run.folder.log_trajectories(trajectory for trajectory, _ in results)
     return Evaluation(items=items_of(record for _, record in results))
-
-
-def tasks_while_training(config: RunConfig) -> list[Task]:
-    """Return the tasks that are evaluated after every `evaluation.every_steps` train steps."""
-    return _some_of(evaluation_tasks(config), config.evaluation.while_training_tasks)
 
 
 def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:

@@ -16,7 +16,7 @@ from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
-from reward.prm.step_text import StepText, step_texts
+from reward.prm.step_text import step_texts
 from reward.prm.training import num_batches, prm_data
 from rollout.types import Group, Trajectory
 
@@ -77,19 +77,16 @@ def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float)
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
-        firsts = [first for group in groups if (first := _first_step(group))]
+        firsts = []
+        for group in groups:
+            scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)
+            firsts += next((steps[:1] for steps in scored if steps), ())
         # A PRM that was lost is being restarted; its canaries wait for the next window.
         with suppress(*PART_LOST):
             found = ray.get([prm.score_canaries.remote(first) for first in firsts])
             worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}
     return metrics
-
-
-def _first_step(group: Group) -> StepText | None:
-    """Return the first step of the first attempt that has one, in a group that the PRM scored."""
-    attempts = (step_texts(trajectory) for trajectory in group.trajectories if trajectory.prm_digest is not None)
-    return next((steps[0] for steps in attempts if steps), None)
 
 
 def _highest(scores: Iterable[float | None]) -> float | None:

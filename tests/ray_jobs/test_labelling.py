@@ -49,18 +49,11 @@ class ScriptedLabeller:
 
     name = "scripted"
 
-    def __init__(self, errors=(), *, pause_s=lambda number: 0.0):
-        self.errors = dict(errors)
-        self.steps = []
-        self.num_open = self.most_open = 0
-        self._pause_s = pause_s
+    def __init__(self, errors=()):
+        self.errors, self.steps = dict(errors), []
 
     async def label(self, step):
         self.steps.append(step.step)
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-        await asyncio.sleep(self._pause_s(step.step))
-        self.num_open -= 1
         if step.step in self.errors:
             raise self.errors[step.step]
         return make_label(step, self.name)
@@ -99,13 +92,6 @@ async def test_a_label_of_another_labeller_or_of_another_text_does_not_count(pat
     assert labeller.steps == [0]
 
 
-async def test_parallel_steps_are_bounded(path):
-    labeller = ScriptedLabeller(pause_s=lambda number: 0.002)
-    await run(3 * MAX_OPEN_STEPS, labeller, path)
-    assert labeller.most_open == MAX_OPEN_STEPS
-    assert numbers_on_disk(path) == list(range(3 * MAX_OPEN_STEPS))
-
-
 async def test_failures_that_are_not_in_a_row_do_not_stop_the_pass(path):
     errors = {number: LabelError(str(number)) for number in range(100) if number % 10}
     _, failures = await run(100, ScriptedLabeller(errors), path)
@@ -121,17 +107,6 @@ async def test_too_many_failures_in_a_row_stop_the_pass(path):
         await run(500, labeller, path)
     assert numbers_on_disk(path) == list(range(10))
     assert len(labeller.steps) < 10 + MAX_FAILURES_IN_A_ROW + 2 * MAX_OPEN_STEPS
-
-
-async def test_an_error_of_every_step_is_raised_after_started_steps_are_written(path):
-    labeller = ScriptedLabeller(
-        {3: PermissionError("the key was refused"), 5: KeyError("late")},
-        pause_s=lambda number: 0.0 if number == 3 else 0.05,
-    )
-    with pytest.raises(PermissionError):
-        await run(200, labeller, path)
-    assert sorted(labeller.steps) == list(range(MAX_OPEN_STEPS))
-    assert numbers_on_disk(path) == [number for number in range(MAX_OPEN_STEPS) if number not in (3, 5)]
 
 
 # With the real judge.
