@@ -21,12 +21,13 @@ from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import file_digest, file_digests, write_merged_model
-from ray_jobs.gguf import go_template, measure_gap, render_modelfile, write_gguf
+from ray_jobs.gguf import go_template, measure_gap, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
 from rollout.agent.agent import build_chat
 from rollout.agent.planner import opening, planner_grammar
 from rollout.engines.served import PLAIN_SAMPLING
+from rollout.files import named
 
 MANIFEST = "export.json"
 PROMPT_SEED = 2_000_000
@@ -100,7 +101,9 @@ def _write_gguf(
     chat = build_chat(merged)
     template = go_template(chat.pieces)
     parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
-    (folder / "Modelfile").write_text(render_modelfile(gguf.name, template, parameters))
+    lines = [f"FROM ./{gguf.name}", f'TEMPLATE """{template}"""']
+    lines += [f"PARAMETER {name} {value}" for name, value in parameters.items()]
+    (folder / "Modelfile").write_text("\n".join(lines) + "\n")
     gap = None
     if prompts := [chat.prompt(*texts) for texts in openings]:
         grammar = planner_grammar(config.envs.actions, function_schemas(config.envs))
@@ -149,13 +152,10 @@ def _whole_folder(target: Path) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` if the body succeeds."""
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
-        yield partial
-        partial.rename(target)
-    except OSError as error:
-        raise UserError(
-            f"cannot write export '{target}': {error.strerror or error}; free space or choose another folder"
-        ) from error
+        with named(target):
+            partial.mkdir(parents=True)
+            yield partial
+            partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

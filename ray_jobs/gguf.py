@@ -1,7 +1,7 @@
 """GGUF files and Modelfiles for Ollama and llama.cpp, and how much quantization changes a policy."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,15 +49,6 @@ def go_template(pieces: ChatPieces) -> str:
     user = f'{{{{ else if eq $m.Role "user" }}}}{lone}{second}{later}{{{{ $m.Content }}}}{pieces.generation}'
     assistant = "{{ else }}{{ $m.Content }}{{ end }}"
     return f"{{{{ range $i, $m := .Messages }}}}{system}{user}{assistant}{{{{ end }}}}"
-
-
-def render_modelfile(gguf_name: str, template: str, parameters: Mapping[str, object]) -> str:
-    """Return the Modelfile of a GGUF file."""
-    lines = [f"FROM ./{gguf_name}", f'TEMPLATE """{template}"""']
-    for name, value in parameters.items():
-        values = value if isinstance(value, list) else [value]
-        lines += [f'PARAMETER {name} "{v}"' if isinstance(v, str) else f"PARAMETER {name} {v}" for v in values]
-    return "\n".join(lines) + "\n"
 
 
 def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) -> None:

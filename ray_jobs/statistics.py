@@ -108,8 +108,8 @@ def _mean(scores: Sequence[float]) -> float:
     return round(math.fsum(scores) / len(scores), 12)
 
 
-def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Return the paired tasks with which the test at `alpha` finds a true `gain` with this power, None without a gain.
+def items_needed(gain: float, discordant: float) -> int | None:
+    """Return the paired tasks with which the test at 5% finds a true `gain` with a power of 80%, None without a gain.
 
     `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
     squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact
@@ -119,21 +119,21 @@ def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: f
         return None
     share = max(discordant, abs(gain))
     normal = NormalDist()
-    error, detection = normal.inv_cdf(1 - alpha / 2), normal.inv_cdf(power)
+    error, detection = normal.inv_cdf(0.975), normal.inv_cdf(0.8)
     spread = error * math.sqrt(share) + detection * math.sqrt(share - gain**2)
     # Fewer discordant tasks than this cannot be significant, however they fall.
-    fewest = math.floor(math.log2(2 / alpha)) + 1
+    fewest = math.floor(math.log2(2 / 0.05)) + 1
     return max(math.ceil((spread / gain) ** 2 + 1 / abs(gain)), math.ceil(fewest / share))
 
 
-def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion (JASA 22, 1927), 95% by default, and (0, 1) for a count of 0.
+def wilson_interval(successes: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95% score interval of a proportion (JASA 22, 1927), and (0, 1) for a count of 0.
 
     `successes` is a whole number, or the sum of the means of `count` tasks over several tries.
     """
     if count == 0:
         return 0.0, 1.0
-    rate = successes / count
+    rate, z = successes / count, 1.959964
     centre = rate + z**2 / (2 * count)
     spread = z * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
@@ -172,15 +172,15 @@ FINEST_GRID = 10_000
 NUM_DRAWS = 100_000
 
 
-def sign_flip(differences: Sequence[float], *, seed: int = 0) -> tuple[float, tuple[float, float]]:
+def sign_flip(differences: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the two-sided p and the 95% interval of the mean of one difference in [-1, 1] for each item.
 
     The interval contains 0 if and only if p >= 0.05. Raises ValueError without items.
 
     p is exact: means over tries lie on a grid, and so do their sums. Differences without a common grid of at most
     FINEST_GRID steps are rounded to that one. The interval contains the shifts that the test does not reject: its ends
-    are quantiles of the means of random subsets of the items (Hartigan, JASA 64, 1969), from NUM_DRAWS subsets drawn
-    with `seed`; the exact p decides on which side of 0 they lie. One item that is wholly gained and one that is wholly
+    are quantiles of the means of random subsets of the items (Hartigan, JASA 64, 1969), from NUM_DRAWS random
+    subsets; the exact p decides on which side of 0 they lie. One item that is wholly gained and one that is wholly
     lost are added for the interval, as Agresti and Min add pairs (Stat Med 24, 2005): otherwise it has no width if all
     items differ alike.
     """
@@ -192,7 +192,7 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> tuple[float, tu
     ends = []
     for sign in (1, -1):
         mirrored = Counter({sign * value: count for value, count in counts.items()})
-        ends.append(_lower_end(mirrored, grid, above_0=p < 0.05 and sign * total > 0, seed=seed))
+        ends.append(_lower_end(mirrored, grid, above_0=p < 0.05 and sign * total > 0))
     return p, (ends[0] / grid, -ends[1] / grid)
 
 
@@ -217,10 +217,10 @@ def _as_far(counts: Counter[int], total: int) -> float:
     return 1.0 if total == 0 else min(1.0, 2 * tail)
 
 
-def _lower_end(counts: Counter[int], grid: int, *, above_0: bool, seed: int) -> float:
+def _lower_end(counts: Counter[int], grid: int, *, above_0: bool) -> float:
     # The 2.5% quantile of the means of random subsets, which hold each item with a chance of 1/2. An empty subset
     # rejects no shift: it lies below all.
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     sums, sizes = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
     # Items of equal difference are drawn together.
     for value, count in sorted((counts + Counter((grid, -grid))).items()):
