@@ -187,11 +187,11 @@ def identity_of(
         items.setdefault(task.dataset, []).append(row)
     rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
     hints = memory.type != "none" and memory.in_evaluation
-    sampling = [config.evaluation.temperature, rollout.max_turn_tokens, rollout.episode_timeout_s]
-    sampling += [rollout.engine.max_model_len, rollout.engine.adapter_mode]
+    engine = (rollout.engine.max_model_len, rollout.engine.adapter_mode)
+    sampling = (config.evaluation.temperature, rollout.max_turn_tokens, rollout.episode_timeout_s, *engine)
     # The choice of tasks and the recording of results do not change a tool.
     not_tools = {"mix", "choice", "datasets", "data_path", "recording", "recording_mode"}
-    fixed = {
+    fixed: dict[str, object] = {
         "version": version("agentflow-ray"),
         "seeds": num_seeds,
         "quantisation": quantisation,
@@ -213,8 +213,8 @@ def _served_policy(config: RunConfig) -> tuple[dict[str, object], str | None]:
     if backend.type == "ollama":
         engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
         installed = asyncio.run(engine.installed())
-    digest = installed.digest if installed else None
-    policy = {"backend": backend.type, "model": backend.model, "model_digest": digest, "adapter": None}
+    policy: dict[str, object] = {"backend": backend.type, "model": backend.model, "adapter": None}
+    policy["model_digest"] = installed.digest if installed else None
     return policy, installed.details.quantization_level if installed and installed.details else None
 
 

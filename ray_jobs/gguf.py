@@ -117,7 +117,8 @@ def _tensors(
                 paired = (count for part, count in heads.items() if part in source and config.model_type == "llama")
                 meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, shape)
                 read = partial(_read, file, source, heads=next(paired, None))
-                yield name, gguf.quants.quantize(gguf.LazyNumpyTensor(meta=meta, func=read), kind), kind
+                lazy: Any = gguf.LazyNumpyTensor(meta=meta, func=read)
+                yield name, gguf.quants.quantize(lazy, kind), kind
 
 
 def _read(file: Path, source: str, *, heads: int | None) -> np.ndarray:
@@ -267,7 +268,8 @@ def load_model(path: Path) -> "PreTrainedModel":
     folder, options = path, dict[str, object]()
     if path.suffix == ".gguf":
         folder, options = path.parent, {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    return model.eval()
 
 
 def greedy_answer(
@@ -284,7 +286,7 @@ def greedy_answer(
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            logits_processor=[LogitsProcessor(grammar)] if grammar else None,
+            logits_processor=[LogitsProcessor(grammar)] if grammar is not None else None,
             # A single answer is never padded. The model may have several end tokens, but the pad must be one.
             pad_token_id=0,
         )

@@ -62,7 +62,7 @@ async def attempt_all(
     group_id = phase if step is None else f"{phase}-{step}"
 
     async def attempt(item: Wanted) -> None:
-        started, (task, seed, name) = time.perf_counter(), item
+        task, seed, name = item
         for number in range(1, MAX_ATTEMPTS + 1):
             trajectory_id = name if number == 1 else f"{name}#{number}"
             trajectory = await policy.attempt(
@@ -83,8 +83,6 @@ async def attempt_all(
             "f1": None if failed else partial_credit(task, answer),
             "judge_asked": asked,
             "judged": judged,
-            "attempts": number,
-            "seconds": round(time.perf_counter() - started, 3),
         }
         on_result(trajectory, flat_record(trajectory) | facts)
 

@@ -32,10 +32,9 @@ def load_cold_start(run: Run) -> None:
     """Load the cold-started policy into the learner, ready for RL. Raises UserError if it is missing."""
     checkpoint, faults = newest_checkpoint(run.folder.cold_start)
     if checkpoint is None:
-        why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
         raise UserError(
-            f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with "
-            "another name=..."
+            f"'{run.folder.cold_start}' holds no usable checkpoint of the policy that RL begins with {faults[:1]}; "
+            "restore the folder, or start a new run with another name=..."
         )
     run.supervisor.learn("load_checkpoint", checkpoint.folder)
     run.supervisor.learn("begin_reinforcement")
@@ -47,7 +46,8 @@ def _imitate(run: Run) -> Mapping[str, object]:
     with run.phase("cold_start", total=0 if nothing else None) as phase:
         played = [] if nothing else asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
         # Each score is computed once, since a custom scorer may be slow or random. A file's answers have no reference.
-        scores = {} if isinstance(settings, FileConfig) else {one.id: outcome_of(one) for one in played}
+        scored = [] if isinstance(settings, FileConfig) else played
+        scores = {one.id: outcome_of(one) for one in scored}
         if isinstance(settings, TeacherConfig):
             demonstrations = _well_answered(run, played, scores, settings.min_score)
         else:

@@ -16,7 +16,7 @@ from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
-from reward.prm.step_text import step_texts
+from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
 from rollout.types import Group, Trajectory
 
@@ -77,7 +77,7 @@ def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float)
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
-        firsts = []
+        firsts: list[StepText] = []
         for group in groups:
             scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)
             firsts += next((steps[:1] for steps in scored if steps), ())
