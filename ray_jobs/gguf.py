@@ -101,6 +101,7 @@ def _tensors(
 ) -> "Iterator[tuple[str, np.ndarray, GGMLQuantizationType]]":
     """Yield the name, the type and the values of each tensor, which are only read when they are written."""
     import gguf
+    from gguf.quants import quantize
     from safetensors import safe_open
 
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], int(config.num_hidden_layers))
@@ -118,7 +119,7 @@ def _tensors(
                 meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, shape)
                 read = partial(_read, file, source, heads=next(paired, None))
                 lazy: Any = gguf.LazyNumpyTensor(meta=meta, func=read)
-                yield name, gguf.quants.quantize(lazy, kind), kind
+                yield name, quantize(lazy, kind), kind
 
 
 def _read(file: Path, source: str, *, heads: int | None) -> np.ndarray:
