@@ -78,11 +78,12 @@ def test_only_missing_and_failed_items_are_repeated(tmp_path, monkeypatch):
     # A kill within a line costs that line.
     items = tmp_path / "out" / "items.jsonl"
     items.write_bytes(items.read_bytes()[:-20])
+    after = use(monkeypatch, ScriptedSolver(solves))
+    run_evaluation(config, request)
+    assert [asked[1] for asked in after.asked] == ["amc23-1"]
+    items.write_bytes(items.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(UserError):
         read_evaluation(tmp_path / "out")
-    use(monkeypatch, ScriptedSolver(solves))
-    run_evaluation(config, request)
-    assert len(read_evaluation(tmp_path / "out").items) == 4
 
 
 def test_folder_of_another_policy_or_other_settings_is_rejected(tmp_path, monkeypatch):
