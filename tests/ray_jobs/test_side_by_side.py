@@ -24,9 +24,9 @@ async def test_after_an_error_open_work_is_finished_and_none_is_started():
     finished = []
 
     async def work(number):
+        await asyncio.sleep(0 if number == 3 else 0.01)
         if number == 3:
             raise PermissionError("the key was refused")
-        await asyncio.sleep(0.01)
         if number == 5:
             raise KeyError("late")
         finished.append(number)
