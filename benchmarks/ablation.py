@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.runs import agentflow, compare_after_rl, copy_before_rl, train, train_steps
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from ray_jobs.evaluation_folder import evaluation_in
+from ray_jobs.evaluation import evaluation_in
 from ray_jobs.statistics import wilson_interval
 
 RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "prm_cpu.toml"

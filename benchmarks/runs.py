@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loading import load_run_config
-from ray_jobs.evaluation_folder import evaluation_in
+from ray_jobs.evaluation import evaluation_in
 from ray_jobs.statistics import PairedComparison, compare_paired
 
 WRITTEN_BY_RL = ("config.json", "tb", "checkpoints", "adapters", "ledger.sqlite*", "groups.jsonl", "summary.json")

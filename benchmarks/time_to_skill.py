@@ -44,7 +44,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks, training_tasks
 from learner.demo_model import cache_dir
 from learner.optim import MAX_GRAD_NORM
-from ray_jobs.held_out import Evaluator, Wanted
+from ray_jobs.held_out import attempt_all
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.local import open_policy
 from ray_jobs.run.model_folder import resolve_model
@@ -52,8 +52,9 @@ from ray_jobs.run.preflight import check_before_start
 from ray_jobs.run.run import open_run
 from ray_jobs.train import reinforce
 from rollout.agent.agent import build_chat
+from rollout.codec import Record
 from rollout.engines.adapters import AdapterMerger
-from rollout.types import Message
+from rollout.types import Message, Trajectory
 from rollout.worker import Worker
 
 RECIPE = Path(__file__).with_name("expressions.toml")
@@ -145,21 +146,17 @@ def start_adapter(config: RunConfig) -> Path:
 def held_out(config: RunConfig) -> Iterator[Callable[[Saved], tuple[int, float, int, float]]]:
     """Open our engine; yield a function that evaluates an adapter with the same random numbers for every adapter."""
     versions = count(1)
-    wanted = [
-        Wanted(task=task, seed=config.seed, trajectory_id=task.id, group_id="held_out")
-        for task in evaluation_tasks(config)
-    ]
+    wanted = [(task, config.seed, task.id) for task in evaluation_tasks(config)]
 
     async def rate_of(worker: Worker, adapter: bytes) -> float:
-        evaluator = Evaluator(
-            policy=worker,
-            phase="held_out",
-            temperature=config.rollout.temperature,
-        )
         await worker.engine.load_adapter(next(versions), adapter)
-        records: list[Any] = []
-        await evaluator.evaluate(wanted, records.append)
-        return sum(record["reward"] for record in records) / len(records)
+        rewards: list[float] = []
+
+        def keep(_: Trajectory, record: Record) -> None:
+            rewards.append(record["reward"])
+
+        await attempt_all(worker, wanted, keep, phase="held_out", temperature=config.rollout.temperature)
+        return sum(rewards) / len(rewards)
 
     with open_policy(config, None) as worker, asyncio.Runner() as runner:
 

@@ -11,12 +11,6 @@ from configs.errors import UserError
 from rollout.engines.adapters import AdapterMerger
 
 WEIGHTS = "*.safetensors"
-_SAMPLING = {
-    *("do_sample", "temperature", "top_k", "top_p", "top_h", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "encoder_repetition_penalty", "length_penalty"),
-    *("no_repeat_ngram_size", "num_beams", "min_length", "max_length", "min_new_tokens", "max_new_tokens"),
-}
-"""Settings of a generation_config.json about sampling and length."""
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 
 
@@ -51,7 +45,7 @@ def write_merged_model(
         # Servers take their defaults from this file. The policy was trained without a penalty or a cut of the
         # distribution; the tokens that end a reply are kept.
         settings = json.loads(generation.read_text(encoding="utf-8"))
-        kept = {name: value for name, value in settings.items() if name not in _SAMPLING}
+        kept = {name: settings[name] for name in settings if name.endswith("_token_id") or "version" in name}
         if kept != settings:
             generation.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
     from safetensors import safe_open
@@ -63,16 +57,12 @@ def write_merged_model(
         save_file(dict(islice(weights, count)), target / path.name, metadata={"format": "pt"})
 
 
-def size_of_weights(model_path: Path) -> int:
-    """Return the bytes of a model folder's weights."""
-    return sum(path.stat().st_size for path in model_path.glob(WEIGHTS))
-
-
 def file_digests(folder: Path) -> dict[str, str]:
     """Return the sha256 of every file in `folder`, by its relative path."""
-    return {str(path.relative_to(folder)): digest_of(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def digest_of(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

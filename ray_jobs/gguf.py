@@ -1,15 +1,14 @@
 """GGUF files and Modelfiles for Ollama and llama.cpp, and how much quantization changes a policy."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import UserError, reason
+from configs.errors import UserError
 from learner.export import WEIGHTS
 from rollout.chat import ChatPieces, chat_pieces
 
@@ -22,16 +21,19 @@ if TYPE_CHECKING:
 Prompt = tuple[int, ...]
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _FINE = ("bf16", "f16", "q8_0")
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+_GPT2 = {**_BYTES, "use_regex": True}
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 _PRE_TOKENIZERS = {
-    ("gpt2",): "gpt-2",
-    ("digits", "gpt2"): "smollm",
-    (_WORDS % "", "bytes"): "qwen2",
-    (_WORDS % "{1,3}", "bytes"): "llama-bpe",
+    "gpt-2": [_GPT2],
+    "smollm": [{"type": "Digits", "individual_digits": True}, _GPT2],
+    "qwen2": [{**_SPLIT, "pattern": {"Regex": _WORDS % ""}}, _BYTES],
+    "llama-bpe": [{**_SPLIT, "pattern": {"Regex": _WORDS % "{1,3}"}}, _BYTES],
 }
-"""GGUF's names for the steps of a tokenizer.json's pre-tokenizer."""
+"""The steps of a tokenizer.json's pre-tokenizer, by GGUF's name for them."""
 
 
 def go_template(pieces: ChatPieces) -> str:
@@ -49,17 +51,6 @@ def go_template(pieces: ChatPieces) -> str:
     return f"{{{{ range $i, $m := .Messages }}}}{system}{user}{assistant}{{{{ end }}}}"
 
 
-def render_modelfile(gguf_name: str, template: str, parameters: Mapping[str, object]) -> str:
-    """Return the Modelfile of a GGUF file."""
-    if '"""' in template:
-        raise ValueError('a Modelfile cannot hold a chat template that contains """')
-    lines = [f"FROM ./{gguf_name}", f'TEMPLATE """{template}"""']
-    for name, value in parameters.items():
-        values = value if isinstance(value, list) else [value]
-        lines += [f'PARAMETER {name} "{v}"' if isinstance(v, str) else f"PARAMETER {name} {v}" for v in values]
-    return "\n".join(lines) + "\n"
-
-
 def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) -> None:
     """Write matrices in `quantization` (embeddings and the head in at least 8 bits) and vectors in float32.
 
@@ -73,9 +64,7 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(model_path)
-    architecture = _architecture(config)
-    tensors = list(_tensors(model_path, config, architecture, quantization))
-    writer = gguf.GGUFWriter(target, architecture)
+    writer = gguf.GGUFWriter(target, _architecture(config))
     try:
         writer.add_type("model")
         writer.add_name(name)
@@ -83,51 +72,13 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{quantization.upper()}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         _add_tokenizer(writer, model_path, AutoTokenizer.from_pretrained(model_path), int(config.vocab_size))
-        for tensor in tensors:
-            tensor.announce(writer)
+        for tensor_name, tensor, kind in _tensors(model_path, config, quantization):
+            writer.add_tensor(tensor_name, tensor, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor in tensors:
-            writer.write_tensor_data(tensor.data())
+        writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tensor:
-    file: Path
-    source: str
-    """Its name in the safetensors file."""
-    name: str
-    """Its name in the GGUF file."""
-    shape: tuple[int, ...]
-    type: "GGMLQuantizationType"
-    heads: int | None
-    """If set, its rows are rotary pairs of this number of heads, which GGUF interleaves for Llama."""
-
-    def announce(self, writer: "GGUFWriter") -> None:
-        from gguf.quants import quant_shape_to_byte_shape
-
-        plain = {"F32": np.float32, "F16": np.float16}.get(self.type.name)
-        shape = self.shape if plain else quant_shape_to_byte_shape(self.shape, self.type)
-        dtype = np.dtype(plain or np.uint8)
-        size = int(np.prod(shape)) * dtype.itemsize
-        writer.add_tensor_info(self.name, shape, dtype, size, raw_dtype=self.type)
-
-    def data(self) -> np.ndarray:
-        import torch
-        from gguf.quants import quantize
-        from safetensors import safe_open
-
-        with safe_open(self.file, framework="pt") as tensors:
-            values = tensors.get_tensor(self.source).to(torch.float32).numpy()
-        if self.heads is not None:
-            pairs = values.reshape(self.heads, 2, -1, *values.shape[1:])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
-        if self.type.name == "F16" and np.abs(values).max(initial=0) > np.finfo(np.float16).max:
-            raise UserError(f"{self.source} has values beyond float16; export with --quantize bf16 or q8_0")
-        return np.asarray(quantize(values, self.type))
 
 
 def _architecture(config: "PreTrainedConfig") -> str:
@@ -145,27 +96,42 @@ def _architecture(config: "PreTrainedConfig") -> str:
     return kind
 
 
-def _tensors(model_path: Path, config: "PreTrainedConfig", architecture: str, quantization: str) -> Iterator[_Tensor]:
+def _tensors(
+    model_path: Path, config: "PreTrainedConfig", quantization: str
+) -> "Iterator[tuple[str, np.ndarray, GGMLQuantizationType]]":
+    """Yield the name, the type and the values of each tensor, which are only read when they are written."""
     import gguf
+    from gguf.quants import quantize
     from safetensors import safe_open
 
-    model_arch = gguf.MODEL_ARCH[architecture.upper()]
-    names = gguf.get_tensor_name_map(model_arch, int(config.num_hidden_layers))
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], int(config.num_hidden_layers))
+    # GGUF interleaves the rotary pairs of Llama's heads.
+    heads = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads}
     for file in sorted(model_path.glob(WEIGHTS)):
         with safe_open(file, framework="pt") as tensors:
             for source in sorted(tensors.keys()):
                 name = names.get_name(source, try_suffixes=(".weight", ".bias"))
                 if name is None:
-                    raise UserError(f"GGUF has no name for {source} of a '{architecture}' model; use --format hf")
+                    raise UserError(f"GGUF has no name for {source} of a '{config.model_type}' model; use --format hf")
                 shape = tuple(tensors.get_slice(source).get_shape())
-                yield _Tensor(
-                    file=file,
-                    source=source,
-                    name=name,
-                    shape=shape,
-                    type=_type(name, shape, quantization),
-                    heads=_interleaved_heads(source, config) if architecture == "llama" else None,
-                )
+                kind = _type(name, shape, quantization)
+                paired = (count for part, count in heads.items() if part in source and config.model_type == "llama")
+                meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, shape)
+                read = partial(_read, file, source, heads=next(paired, None))
+                lazy: Any = gguf.LazyNumpyTensor(meta=meta, func=read)
+                yield name, quantize(lazy, kind), kind
+
+
+def _read(file: Path, source: str, *, heads: int | None) -> np.ndarray:
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        values: np.ndarray = tensors.get_tensor(source).to(torch.float32).numpy()
+    if heads is not None:
+        pairs = values.reshape(heads, 2, -1, *values.shape[1:])
+        values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
+    return values
 
 
 def _type(name: str, shape: tuple[int, ...], quantization: str) -> "GGMLQuantizationType":
@@ -177,12 +143,6 @@ def _type(name: str, shape: tuple[int, ...], quantization: str) -> "GGMLQuantiza
     kind = "q8_0" if at_the_ends and quantization not in _FINE else quantization
     chosen = GGMLQuantizationType[kind.upper()]
     return chosen if shape[-1] % GGML_QUANT_SIZES[chosen][0] == 0 else GGMLQuantizationType.F16
-
-
-def _interleaved_heads(source: str, config: "PreTrainedConfig") -> int | None:
-    if ".q_proj." in source:
-        return int(config.num_attention_heads)
-    return int(config.num_key_value_heads) if ".k_proj." in source else None
 
 
 def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig") -> None:
@@ -206,10 +166,10 @@ def _add_tokenizer(
 ) -> None:
     from gguf import TokenType
 
-    try:
-        parts = json.loads((model_path / "tokenizer.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{model_path.name} has no readable tokenizer.json: {reason(error)}") from error
+    file = model_path / "tokenizer.json"
+    if not file.is_file():
+        raise UserError("GGUF export needs a tokenizer.json, and this model has none; export it with --format hf")
+    parts = json.loads(file.read_text(encoding="utf-8"))
     known, added = parts["model"]["vocab"], parts["added_tokens"]
     last = max([*known.values(), *(token["id"] for token in added)])
     if last >= vocab_size:
@@ -252,8 +212,13 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
         UserError: GGUF has no name for it.
     """
     pre = parts.get("pre_tokenizer") or {}
-    steps = pre.get("pretokenizers", [pre])
-    name = _PRE_TOKENIZERS.get(tuple(map(_step, steps)))
+    steps = [dict(step) for step in pre.get("pretokenizers", [pre])]
+    for step in steps:
+        # Offsets change no token, and a file may leave out the default.
+        step.pop("trim_offsets", None)
+        if step.get("type") == "ByteLevel":
+            step.setdefault("use_regex", True)
+    name = next((name for name, known in _PRE_TOKENIZERS.items() if known == steps), None)
     if parts["model"].get("type") != "BPE" or name is None:
         raise UserError(
             "GGUF export supports the byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, and this one "
@@ -262,104 +227,59 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
     return name
 
 
-def _step(step: dict[str, Any]) -> str:
-    kind = step.get("type")
-    if kind == "ByteLevel" and not step.get("add_prefix_space"):
-        return "gpt2" if step.get("use_regex", True) else "bytes"
-    if kind == "Digits" and step.get("individual_digits"):
-        return "digits"
-    if kind == "Split" and step.get("behavior") == "Isolated" and not step.get("invert"):
-        return str(step["pattern"].get("Regex", ""))
-    return str(kind)
-
-
-# -------------------------------------------------------------------------------- quantization gap
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizationGap:
-    """The difference between the merged model and its GGUF file on the merged model's greedy answers.
-
-    Log-probs are in nats, of the whole vocabulary at temperature 1.
-    """
-
-    num_prompts: int
-    num_tokens: int
-    mean_abs_logprob: float
-    """Mean difference of the log-prob of a written token."""
-    max_abs_logprob: float
-    mean_kl: float
-    """Mean KL divergence per token, from the merged model's distribution to the file's."""
-    same_top: float
-    """Share of the tokens at which both models rank the same token first."""
-    same_answers: int
-    """Prompts for which the file writes exactly the same answer."""
-
-
 def measure_gap(
     merged: Path, gguf: Path, prompts: Sequence[Prompt], *, grammar: str, max_new_tokens: int
-) -> QuantizationGap:
-    """Compare greedy answers under a grammar. One model is in memory at a time, in float32."""
+) -> dict[str, float]:
+    """Compare a merged model with its GGUF file on the greedy answers of the merged model under a grammar.
+
+    The result has the mean difference of the log-probs of the written tokens, the mean KL divergence per token from
+    the merged model's distribution to the file's (both in nats, of the whole vocabulary at temperature 1), and the
+    prompts for which the file writes exactly the same answer. One model is in memory at a time, in float32.
+    """
     import torch
     import xgrammar
     from transformers import AutoConfig, AutoTokenizer
 
     vocab_size = int(AutoConfig.from_pretrained(merged).vocab_size)
-    tokenizer = AutoTokenizer.from_pretrained(merged)
-    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
+    info = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(merged), vocab_size=vocab_size)
     compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
-    with loaded_model(merged) as model:
+
+    def run(path: Path, scored: list[Prompt] | None = None) -> "tuple[list[Prompt], Tensor]":
+        model = load_model(path)
         answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
-        expected = [_logprobs(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    with loaded_model(gguf) as model:
-        file_answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
-        actual = [_logprobs(model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
-    reference, quantized = torch.cat(expected), torch.cat(actual)
+        pairs = zip(prompts, scored or answers, strict=True)
+        return answers, torch.cat([_logprobs(model, prompt, answer) for prompt, answer in pairs])
+
+    answers, reference = run(merged)
+    file_answers, quantized = run(gguf, answers)
     written = torch.tensor([token for answer in answers for token in answer])[:, None]
-    gaps = (reference.gather(1, written) - quantized.gather(1, written)).abs()
-    kl = (reference.exp() * (reference - quantized)).sum(dim=1)
-    return QuantizationGap(
-        num_prompts=len(prompts),
-        num_tokens=len(written),
-        mean_abs_logprob=float(gaps.mean()),
-        max_abs_logprob=float(gaps.max()),
-        mean_kl=float(kl.mean()),
-        same_top=float((quantized.argmax(dim=1) == reference.argmax(dim=1)).float().mean()),
-        same_answers=sum(answer == other for answer, other in zip(answers, file_answers, strict=True)),
-    )
+    return {
+        "num_prompts": len(prompts),
+        "mean_abs_logprob": float((reference.gather(1, written) - quantized.gather(1, written)).abs().mean()),
+        "mean_kl": float((reference.exp() * (reference - quantized)).sum(dim=1).mean()),
+        "same_answers": sum(answer == other for answer, other in zip(answers, file_answers, strict=True)),
+    }
 
 
-@contextmanager
-def loaded_model(path: Path) -> "Iterator[PreTrainedModel]":
+def load_model(path: Path) -> "PreTrainedModel":
     """Load a model folder or a GGUF file in float32."""
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    source: dict[str, object] = {"pretrained_model_name_or_path": path}
+    folder, options = path, dict[str, object]()
     if path.suffix == ".gguf":
-        source = {
-            "pretrained_model_name_or_path": path.parent,
-            "gguf_file": path.name,
-            "quantization_config": GgufConfig(dequantize=True),
-        }
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    yield model.eval()
+        folder, options = path.parent, {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    return model.eval()
 
 
 def greedy_answer(
-    model: "PreTrainedModel",
-    prompt: Prompt,
-    max_new_tokens: int,
-    grammar: "CompiledGrammar | None" = None,
+    model: "PreTrainedModel", prompt: Prompt, max_new_tokens: int, grammar: "CompiledGrammar | None" = None
 ) -> Prompt:
     """Return the token ids that the model writes greedily, with its end token; optionally under a grammar."""
     import torch
+    from xgrammar.contrib.hf import LogitsProcessor
 
-    processors = []
-    if grammar is not None:
-        from xgrammar.contrib.hf import LogitsProcessor
-
-        processors = [LogitsProcessor(grammar)]
     ids = torch.tensor([prompt])
     with torch.inference_mode():
         output = model.generate(
@@ -367,7 +287,7 @@ def greedy_answer(
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,
             do_sample=False,
-            logits_processor=processors or None,
+            logits_processor=[LogitsProcessor(grammar)] if grammar is not None else None,
             # A single answer is never padded. The model may have several end tokens, but the pad must be one.
             pad_token_id=0,
         )

@@ -3,14 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation_folder import Evaluation, Item, evaluation_in, why_unscored
+from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_unscored
 from ray_jobs.run.summary import POLICIES
+from ray_jobs.side_by_side import side_by_side
 from ray_jobs.statistics import wilson_interval
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
@@ -42,124 +41,107 @@ class Attempts(Protocol):
 MAX_ATTEMPTS = 3
 """Attempts at one item whose engine or tools fail, before it stays unscored."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """An item under a seed, with the ids of its trajectory."""
-
-    task: Task
-    seed: int
-    trajectory_id: str
-    group_id: str
+Wanted = tuple[Task, int, str]
+"""A task, the seed of its attempt, and the id of its trajectory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluator:
-    """A policy with the rules by which its attempts are repeated and scored."""
+async def attempt_all(
+    policy: Attempts,
+    wanted: Sequence[Wanted],
+    on_result: Callable[[Trajectory, Record], None],
+    *,
+    phase: str,
+    temperature: float = 0.0,
+    step: int | None = None,
+    judge: AnswerJudge | None = None,
+) -> None:
+    """Attempt all items concurrently, and pass each scored trajectory on with its line for items.jsonl.
 
-    policy: Attempts
-    phase: str
-    temperature: float
-    max_attempts: int = MAX_ATTEMPTS
-    """Attempts before an item whose engine or tools fail stays unscored."""
-    judge: AnswerJudge | None = None
-    """Asked about answers that an exact scorer may reject although they are right."""
-    step: int | None = None
-    """The train step of an evaluation while training."""
-    log: Callable[[Trajectory], None] | None = None
-    """Receives every trajectory with its reward."""
+    The judge is asked about answers that an exact scorer may reject although they are right. Raises the first error.
+    """
+    group_id = phase if step is None else f"{phase}-{step}"
 
-    async def evaluate(self, wanted: Sequence[Wanted], on_result: Callable[[Record], None]) -> None:
-        """Attempt all items concurrently and pass each record on. Raises the first error."""
-        places = asyncio.Semaphore(self.policy.max_open)
-
-        async def attempt(item: Wanted) -> None:
-            async with places:
-                on_result(await self._result_of(item))
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for item in wanted:
-                    group.create_task(attempt(item))
-        except BaseExceptionGroup as errors:
-            # The first error cancelled the other attempts.
-            raise errors.exceptions[0] from None
-
-    async def _result_of(self, wanted: Wanted) -> Record:
-        started, task = time.perf_counter(), wanted.task
-        for attempt in range(1, self.max_attempts + 1):
-            trajectory = await self.policy.attempt(
-                task,
-                wanted.trajectory_id + (f"#{attempt}" if attempt > 1 else ""),
-                group_id=wanted.group_id,
-                temperature=self.temperature,
-                seed=wanted.seed,
+    async def attempt(item: Wanted) -> None:
+        task, seed, name = item
+        for number in range(1, MAX_ATTEMPTS + 1):
+            trajectory_id = name if number == 1 else f"{name}#{number}"
+            trajectory = await policy.attempt(
+                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed
             )
-            if trajectory.stop_reason != "infrastructure":
+            if not (failed := trajectory.stop_reason == "infrastructure"):
                 break
-        failed, answer = trajectory.stop_reason == "infrastructure", trajectory.answer
+        answer = trajectory.answer
         # A scorer may take seconds, and must not block the other attempts.
-        scored = (trajectory.task, answer, trajectory.turns)
-        reward = None if failed else await asyncio.to_thread(score_answer, *scored)
-        judged = None
-        if asked := self.judge is not None and has_other_wordings(task) and reward == 0.0 and is_answer(answer):
-            assert self.judge is not None
-            assert answer is not None
-            judged = await self.judge.same(task.question, task.answer, answer)
-        trajectory.phase, trajectory.step = self.phase, self.step
-        trajectory.reward = Reward(outcome=reward, total=reward)
-        if self.log is not None:
-            self.log(trajectory)
-        return {
-            **flat_record(trajectory),
-            "seed": wanted.seed,
+        outcome = None if failed else await asyncio.to_thread(score_answer, task, answer, trajectory.turns)
+        judged, asked = None, False
+        if judge is not None and has_other_wordings(task) and outcome == 0.0 and is_answer(answer):
+            asked, judged = True, await judge.same(task.question, task.answer, answer)
+        trajectory.phase, trajectory.step = phase, step
+        trajectory.reward = Reward(outcome=outcome, total=outcome)
+        facts = {
+            "seed": seed,
             "f1": None if failed else partial_credit(task, answer),
             "judge_asked": asked,
             "judged": judged,
-            "attempts": attempt,
-            "seconds": round(time.perf_counter() - started, 3),
         }
+        on_result(trajectory, flat_record(trajectory) | facts)
+
+    await side_by_side(wanted, attempt, limit=policy.max_open)
 
 
 def evaluate(run: "Run", phase: str) -> Evaluation:
     """Evaluate the current policy greedily on the held-out tasks, or read the results of a finished phase."""
     if run.finished(phase) is not None:
         return evaluation_in(run.folder.path, phase)
-    settings = run.config.evaluation
     tasks = evaluation_tasks(run.config)
     if phase == "eval_untouched":
-        tasks = _some_of(tasks, settings.num_untouched_tasks)
+        tasks = _some_of(tasks, run.config.evaluation.num_untouched_tasks)
     with run.phase(phase, total=len(tasks)) as progress:
-        evaluator = Evaluator(policy=run.rollouts, phase=phase, temperature=0.0)
-        evaluation, attempts = _attempted(evaluator, tasks, name=phase, progressed=progress.advance)
-        run.folder.log_trajectories(attempts)
+        evaluation = _attempt_and_log(run, tasks, phase, progressed=progress.advance)
     if tasks:
         run.console.note(_note(POLICIES[phase], evaluation))
     return evaluation
 
 
 def evaluate_step(run: "Run", step: int) -> None:
-    """Evaluate the policy after a train step greedily on `tasks_while_training`, and log metrics and attempts.
+    """Evaluate the policy after a train step greedily on some held-out tasks, and log metrics and attempts.
 
     Called after the step's weights are published and before its batch is given up, so that no newer weights appear
     meanwhile. At depth 0 the workers are idle then; at other depths rollouts continue.
     """
-    started, policy = time.perf_counter(), run.rollouts
-    evaluator = Evaluator(policy=policy, phase=STEP_PHASE, temperature=0.0, step=step)
-    tasks = tasks_while_training(run.config)
+    started = time.perf_counter()
+    tasks = _some_of(evaluation_tasks(run.config), run.config.evaluation.while_training_tasks)
     with run.console.waiting(f"the evaluation after step {step}"):
-        evaluation, attempts = _attempted(evaluator, tasks, name=f"{STEP_PHASE}-{step}")
+        evaluation = _attempt_and_log(run, tasks, STEP_PHASE, step)
     # Discard the readings: this work must not count as rollouts of the next step.
     run.supervisor.readings()
-    run.folder.log_trajectories(attempts)
-    facts = {"held_out/policy_version": policy.policy_version, "held_out/wall_s": time.perf_counter() - started}
+    version, wall_s = run.rollouts.policy_version, time.perf_counter() - started
+    facts = {"held_out/policy_version": version, "held_out/wall_s": wall_s}
     run.log_metrics(step, held_out_metrics(evaluation) | facts)
     run.console.note(_note(f"after step {step}", evaluation))
 
 
-def tasks_while_training(config: RunConfig) -> list[Task]:
-    """Return the tasks that are evaluated after every `evaluation.every_steps` train steps."""
-    return _some_of(evaluation_tasks(config), config.evaluation.while_training_tasks)
+def _attempt_and_log(
+    run: "Run",
+    tasks: Sequence[Task],
+    phase: str,
+    step: int | None = None,
+    *,
+    progressed: Callable[[], None] = lambda: None,
+) -> Evaluation:
+    """Attempt tasks once, and log the trajectories in the order of the tasks."""
+    name = phase if step is None else f"{phase}-{step}"
+    wanted = [(task, 0, f"{name}/{task.id}") for task in tasks]
+    found: dict[Place, tuple[Trajectory, Record]] = {}
+
+    def keep(trajectory: Trajectory, record: Record) -> None:
+        found[trajectory.task.dataset, trajectory.task.id] = trajectory, record
+        progressed()
+
+    asyncio.run(attempt_all(run.rollouts, wanted, keep, phase=phase, step=step))
+    results = [found[task.dataset, task.id] for task in tasks]
+    run.folder.log_trajectories(trajectory for trajectory, _ in results)
+    return Evaluation(items=items_of(record for _, record in results))
 
 
 def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -169,10 +151,10 @@ def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
     a scored task there is no rate.
     """
     solved = evaluation.solved
-    names = list(dict.fromkeys(item.key.benchmark for item in evaluation.items))
+    names = list(dict.fromkeys(item.dataset for item in evaluation.items))
     parts = {"": list(solved.values())}
     if len(names) > 1:
-        parts |= {f"/{name}": [right for key, right in solved.items() if key.benchmark == name] for name in names}
+        parts |= {f"/{name}": [right for place, right in solved.items() if place[0] == name] for name in names}
     metrics = {"held_out/unscored": float(len(evaluation.unscored))}
     for end, results in parts.items():
         if results:
@@ -190,19 +172,7 @@ def _some_of(tasks: Sequence[Task], num: int) -> list[Task]:
     return [tasks[place] for place in sorted(by_dataset[number * len(tasks) // num] for number in range(num))]
 
 
-def _attempted(
-    evaluator: Evaluator, tasks: Sequence[Task], *, name: str, progressed: Callable[[], None] = lambda: None
-) -> tuple[Evaluation, list[Trajectory]]:
-    # The results, and the trajectories, in the order of the tasks.
-    attempts: list[Trajectory] = []
-    wanted = [Wanted(task=task, seed=0, trajectory_id=f"{name}/{task.id}", group_id=name) for task in tasks]
-    asyncio.run(replace(evaluator, log=attempts.append).evaluate(wanted, lambda record: progressed()))
-    places = {(task.dataset, task.id): place for place, task in enumerate(tasks)}
-    attempts.sort(key=lambda attempt: places[attempt.task.dataset, attempt.task.id])
-    return Evaluation(items=tuple(Item.of(flat_record(attempt)) for attempt in attempts)), attempts
-
-
 def _note(policy: str, evaluation: Evaluation) -> str:
     solved, unscored = evaluation.solved, evaluation.unscored
-    note = f"{policy}: {sum(solved.values())} of {len(solved)} held-out tasks right"
+    note = f"{policy}: {sum(solved.values()):g} of {len(solved)} held-out tasks right"
     return f"{note}; {len(unscored)} more are unscored, because {why_unscored(evaluation.items)}" if unscored else note

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from configs.errors import UserError, reason, visible
+from configs.errors import UserError, visible
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
 from ray_jobs.export import planner_openings, read_export
@@ -39,13 +39,7 @@ def run_serve(config: RunConfig, folder: Path) -> None:
     backend = config.backend
     if backend.type != "ollama":
         raise UserError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
-    try:
-        ((system, user),) = planner_openings(config, 1)
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(
-            f"the held-out task that tries the model cannot be drawn: {reason(error)}; pass the recipe that trained "
-            "it, from the folder with its data"
-        ) from error
+    ((system, user),) = planner_openings(config, 1)
     engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     with console.status(f"sending {gguf['file']} to {backend.base_url}"):
         asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))

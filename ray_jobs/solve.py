@@ -17,14 +17,12 @@ from envs.types import Task, ToolUnavailableError
 from ray_jobs.run.local import open_worker
 from rollout.codec import trajectory_line
 from rollout.records import append_line
-from rollout.types import StopReason, Turn, is_answer
+from rollout.types import Turn, is_answer
 
 if TYPE_CHECKING:
     from envs.mcp_server import Transport
 
-_REASONS: Mapping[StopReason, str] = {
-    "answered": "the answer was empty",
-    "verified": "the answer was empty",
+_REASONS: Mapping[str, str] = {
     "format": "the replies were malformed, or the last step was no answer",
     "context": "the context is full; raise rollout.engine.max_model_len, or lower agent.max_steps",
     "infrastructure": "the engine or a tool failed, or it took longer than rollout.episode_timeout_s",
@@ -57,13 +55,11 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
         attempt = worker.attempt(task, task.id, group_id="solve", temperature=0.0, seed=config.seed, on_turn=show)
         trajectory = asyncio.run(attempt)
     if trace is not None:
-        try:
-            trajectory.phase = "solve"
-            append_line(trace, trajectory_line(trajectory))
-        except OSError as error:
-            raise UserError(f"--trace '{trace}' cannot be written: {error.strerror}; name another file") from error
+        trajectory.phase = "solve"
+        append_line(trace, trajectory_line(trajectory))
     if not is_answer(trajectory.answer):
-        console.print(f"no answer: {plain(trajectory.failure or _REASONS[trajectory.stop_reason])}")
+        why = trajectory.failure or _REASONS.get(trajectory.stop_reason, "the answer was empty")
+        console.print(f"no answer: {plain(why)}")
         return 1
     console.print(f"[bold green]answer[/bold green] {plain(trajectory.answer)}")
     return 0

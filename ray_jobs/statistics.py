@@ -29,6 +29,8 @@ class PairedComparison:
     """Two-sided p of no difference."""
     test: str
     """Name of the test."""
+    discordant: float
+    """Mean squared difference: for one try, the share of tasks that exactly one side solves."""
 
     @property
     def gain(self) -> float:
@@ -45,23 +47,29 @@ class PairedComparison:
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:
-    """Compare results task by task. A task is solved if its score is 1.
+    """Compare results task by task, with McNemar's test and Newcombe's interval. A task is solved if its score is 1.
 
     Raises ValueError for lists that are empty or of different lengths.
     """
-    solved = _solved_pairs(before, after)
-    only_before = sum(first and not second for first, second in solved)
-    only_after = sum(second and not first for first, second in solved)
+    pairs = Counter((first == SOLVED, second == SOLVED) for first, second in _paired(before, after))
+    both, only_before, only_after = pairs[True, True], pairs[True, False], pairs[False, True]
     return PairedComparison(
-        num_tasks=len(solved),
-        before=sum(first for first, _ in solved) / len(solved),
-        after=sum(second for _, second in solved) / len(solved),
+        num_tasks=len(before),
+        before=(both + only_before) / len(before),
+        after=(both + only_after) / len(before),
         only_before=only_before,
         only_after=only_after,
-        ci95=paired_gain_interval(before, after),
+        ci95=newcombe_interval(both, only_before, only_after, pairs[False, False]),
         p=mcnemar_exact(only_before, only_after),
         test="exact McNemar",
+        discordant=(only_before + only_after) / len(before),
     )
+
+
+def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[float, float]]:
+    if not before:
+        raise ValueError("there is no task to compare")
+    return list(zip(before, after, strict=True))
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
@@ -80,19 +88,18 @@ def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComp
 
     Raises ValueError for lists that are empty or of different lengths.
     """
-    if len(before) != len(after) or not before:
-        raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
-    differences = [second - first for first, second in zip(before, after, strict=True)]
-    tested = sign_flip(differences)
+    differences = [second - first for first, second in _paired(before, after)]
+    p, ci95 = sign_flip(differences)
     return PairedComparison(
         num_tasks=len(before),
         before=_mean(before),
         after=_mean(after),
         only_before=sum(difference < 0 for difference in differences),
         only_after=sum(difference > 0 for difference in differences),
-        ci95=tested.ci95,
-        p=tested.p,
+        ci95=ci95,
+        p=p,
         test="exact sign-flip permutation test",
+        discordant=sum(difference**2 for difference in differences) / len(differences),
     )
 
 
@@ -101,8 +108,8 @@ def _mean(scores: Sequence[float]) -> float:
     return round(math.fsum(scores) / len(scores), 12)
 
 
-def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: float = 0.05) -> int | None:
-    """Return the paired tasks with which the test at `alpha` finds a true `gain` with this power, None without a gain.
+def items_needed(gain: float, discordant: float) -> int | None:
+    """Return the paired tasks with which the test at 5% finds a true `gain` with a power of 80%, None without a gain.
 
     `discordant` in [0, 1] is the share of tasks that exactly one side solves (for means over several tries, the mean
     squared difference). Miettinen's formula as Connor gives it (Biometrics 43, 1987), plus the tasks that the exact
@@ -112,39 +119,34 @@ def items_needed(gain: float, discordant: float, *, power: float = 0.8, alpha: f
         return None
     share = max(discordant, abs(gain))
     normal = NormalDist()
-    error, detection = normal.inv_cdf(1 - alpha / 2), normal.inv_cdf(power)
+    error, detection = normal.inv_cdf(0.975), normal.inv_cdf(0.8)
     spread = error * math.sqrt(share) + detection * math.sqrt(share - gain**2)
     # Fewer discordant tasks than this cannot be significant, however they fall.
-    fewest = math.floor(math.log2(2 / alpha)) + 1
+    fewest = math.floor(math.log2(2 / 0.05)) + 1
     return max(math.ceil((spread / gain) ** 2 + 1 / abs(gain)), math.ceil(fewest / share))
 
 
-def wilson_interval(successes: float, count: int, *, z: float = 1.959964) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion (JASA 22, 1927), 95% by default, and (0, 1) for a count of 0.
+def wilson_interval(successes: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95% score interval of a proportion (JASA 22, 1927), and (0, 1) for a count of 0.
 
     `successes` is a whole number, or the sum of the means of `count` tasks over several tries.
     """
     if count == 0:
         return 0.0, 1.0
-    rate = successes / count
+    rate, z = successes / count, 1.959964
     centre = rate + z**2 / (2 * count)
     spread = z * math.sqrt(rate * (1 - rate) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
     return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
-def paired_gain_interval(before: Sequence[bool | float], after: Sequence[bool | float]) -> tuple[float, float]:
-    """Return the 95% interval of (after - before) for paired proportions.
+def newcombe_interval(both: int, only_before: int, only_after: int, neither: int) -> tuple[float, float]:
+    """Return the 95% interval of (after - before) for paired proportions, from how many tasks which side solves.
 
     Newcombe's method 10 (Stat Med 17, 1998) combines the Wilson intervals of both rates through the correlation of the
     pairs.
     """
-    solved = _solved_pairs(before, after)
-    count = len(solved)
-    both = sum(first and second for first, second in solved)
-    only_before = sum(first and not second for first, second in solved)
-    only_after = sum(second and not first for first, second in solved)
-    neither = count - both - only_before - only_after
+    count = both + only_before + only_after + neither
     first, second = (both + only_before) / count, (both + only_after) / count
     low_1, high_1 = wilson_interval(both + only_before, count)
     low_2, high_2 = wilson_interval(both + only_after, count)
@@ -166,38 +168,22 @@ def _correlation(both: int, only_a: int, only_b: int, neither: int) -> float:
     return corrected / math.sqrt(margins)
 
 
-def _solved_pairs(before: Sequence[bool | float], after: Sequence[bool | float]) -> list[tuple[bool, bool]]:
-    if len(before) != len(after) or not before:
-        raise ValueError(f"need the same tasks on both sides, got {len(before)} and {len(after)} results")
-    return [(first == SOLVED, second == SOLVED) for first, second in zip(before, after, strict=True)]
-
-
 FINEST_GRID = 10_000
 NUM_DRAWS = 100_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignFlip:
-    """The result of a sign-flip permutation test."""
+def sign_flip(differences: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """Return the two-sided p and the 95% interval of the mean of one difference in [-1, 1] for each item.
 
-    p: float
-    """Two-sided."""
-    ci95: tuple[float, float]
-    """Interval of the mean difference, which contains 0 if and only if p >= 0.05."""
-
-
-def sign_flip(differences: Sequence[float], *, seed: int = 0) -> SignFlip:
-    """Return the test and the interval of one difference in [-1, 1] for each item. Raises ValueError without items.
+    The interval contains 0 if and only if p >= 0.05. Raises ValueError without items.
 
     p is exact: means over tries lie on a grid, and so do their sums. Differences without a common grid of at most
     FINEST_GRID steps are rounded to that one. The interval contains the shifts that the test does not reject: its ends
-    are quantiles of the means of random subsets of the items (Hartigan, JASA 64, 1969), from NUM_DRAWS subsets drawn
-    with `seed`; the exact p decides on which side of 0 they lie. One item that is wholly gained and one that is wholly
+    are quantiles of the means of random subsets of the items (Hartigan, JASA 64, 1969), from NUM_DRAWS random
+    subsets; the exact p decides on which side of 0 they lie. One item that is wholly gained and one that is wholly
     lost are added for the interval, as Agresti and Min add pairs (Stat Med 24, 2005): otherwise it has no width if all
     items differ alike.
     """
-    if not differences:
-        raise ValueError("need at least one difference")
     fractions = [Fraction(difference).limit_denominator(FINEST_GRID) for difference in differences]
     grid = min(math.lcm(*(fraction.denominator for fraction in fractions)), FINEST_GRID)
     counts = Counter(round(fraction * grid) for fraction in fractions)
@@ -206,8 +192,8 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> SignFlip:
     ends = []
     for sign in (1, -1):
         mirrored = Counter({sign * value: count for value, count in counts.items()})
-        ends.append(_lower_end(mirrored, grid, above_0=p < 0.05 and sign * total > 0, seed=seed))
-    return SignFlip(p=p, ci95=(ends[0] / grid, -ends[1] / grid))
+        ends.append(_lower_end(mirrored, grid, above_0=p < 0.05 and sign * total > 0))
+    return p, (ends[0] / grid, -ends[1] / grid)
 
 
 def _as_far(counts: Counter[int], total: int) -> float:
@@ -231,10 +217,10 @@ def _as_far(counts: Counter[int], total: int) -> float:
     return 1.0 if total == 0 else min(1.0, 2 * tail)
 
 
-def _lower_end(counts: Counter[int], grid: int, *, above_0: bool, seed: int) -> float:
+def _lower_end(counts: Counter[int], grid: int, *, above_0: bool) -> float:
     # The 2.5% quantile of the means of random subsets, which hold each item with a chance of 1/2. An empty subset
     # rejects no shift: it lies below all.
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     sums, sizes = np.zeros(NUM_DRAWS), np.zeros(NUM_DRAWS)
     # Items of equal difference are drawn together.
     for value, count in sorted((counts + Counter((grid, -grid))).items()):

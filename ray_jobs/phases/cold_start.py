@@ -32,10 +32,9 @@ def load_cold_start(run: Run) -> None:
     """Load the cold-started policy into the learner, ready for RL. Raises UserError if it is missing."""
     checkpoint, faults = newest_checkpoint(run.folder.cold_start)
     if checkpoint is None:
-        why = faults[0].partition(";")[0] if faults else f"'{run.folder.cold_start}' holds no checkpoint"
         raise UserError(
-            f"the policy that RL begins with is gone: {why}; restore the folder, or start a new run with "
-            "another name=..."
+            f"'{run.folder.cold_start}' holds no usable checkpoint of the policy that RL begins with {faults[:1]}; "
+            "restore the folder, or start a new run with another name=..."
         )
     run.supervisor.learn("load_checkpoint", checkpoint.folder)
     run.supervisor.learn("begin_reinforcement")
@@ -46,14 +45,17 @@ def _imitate(run: Run) -> Mapping[str, object]:
     nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
     with run.phase("cold_start", total=0 if nothing else None) as phase:
         played = [] if nothing else asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
-        scores = {} if isinstance(settings, FileConfig) else scores_of(played)
+        # Each score is computed once, since a custom scorer may be slow or random. A file's answers have no reference.
+        scored = [] if isinstance(settings, FileConfig) else played
+        scores = {one.id: outcome_of(one) for one in scored}
         if isinstance(settings, TeacherConfig):
-            demonstrations, message = kept_demonstrations(played, scores, settings.min_score)
-            run.tell(message)
+            demonstrations = _well_answered(run, played, scores, settings.min_score)
         else:
-            check_played(played, run.config.rollout.max_turn_tokens)
+            _check_played(played, run.config.rollout.max_turn_tokens)
             demonstrations = played
-        phase.facts.update(_facts(demonstrations, scores, settings))
+        phase.facts["num_demonstrations"] = len(demonstrations)
+        if not isinstance(settings, FileConfig):
+            phase.facts["num_right"] = sum(scores[one.id] == SOLVED for one in demonstrations)
         run.supervisor.learn("begin_imitation")
         batches = _batches(demonstrations, settings, run.config.seed)
         phase.expect(len(batches))
@@ -67,12 +69,7 @@ def _imitate(run: Run) -> Mapping[str, object]:
     return phase.facts
 
 
-def scores_of(played: Sequence[Trajectory]) -> Mapping[str, float | None]:
-    """Return the scores by trajectory id. Each is computed once, since a custom scorer may be slow or random."""
-    return {trajectory.id: outcome_of(trajectory) for trajectory in played}
-
-
-def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
+def _check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
     """Raise UserError unless every plan reached its answer in well-formed steps of at most `max_turn_tokens`."""
     broken = [attempt for attempt in played if attempt.stop_reason != "answered" or attempt.num_format_errors]
     if broken:
@@ -83,49 +80,33 @@ def check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
             f"{first.task.id}: {first.failure or malformed or first.stop_reason}; check the tools of envs.actions, "
             "raise rollout.engine.max_model_len if it ended as 'context', or set cold_start.num_demonstrations=0"
         )
-    longest = [max((turn.num_tokens for turn in attempt.planner_turns), default=0) for attempt in played]
-    if too_long := [length for length in longest if length > max_turn_tokens]:
+    longest = max((turn.num_tokens for attempt in played for turn in attempt.planner_turns), default=0)
+    if longest > max_turn_tokens:
         raise UserError(
-            f"{len(too_long)} of {len(played)} plans of the cold start have a step of more than "
-            f"rollout.max_turn_tokens = {max_turn_tokens} tokens, where RL cuts the policy's steps; set "
-            f"rollout.max_turn_tokens={max(too_long)}, or cold_start.num_demonstrations=0"
+            f"plans of the cold start have steps of up to {longest} tokens, and RL cuts the policy's steps at "
+            f"rollout.max_turn_tokens = {max_turn_tokens}; set rollout.max_turn_tokens={longest}, or "
+            "cold_start.num_demonstrations=0"
         )
 
 
-def kept_demonstrations(
-    played: Sequence[Trajectory], scores: Mapping[str, float | None], min_score: float
-) -> tuple[list[Trajectory], str | None]:
-    """Return a teacher's demonstrations with a sufficient score, and a message about the others.
-
-    Raises UserError if there are none.
-    """
+def _well_answered(
+    run: Run, played: Sequence[Trajectory], scores: Mapping[str, float | None], min_score: float
+) -> list[Trajectory]:
+    """Return a teacher's demonstrations with a sufficient score. Raises UserError without any."""
     answered = [attempt for attempt in played if attempt.answer is not None]
     kept = [attempt for attempt in answered if (score := scores[attempt.id]) is not None and score >= min_score]
-    if len(kept) == len(played):
-        return kept, None
-    message = (
-        f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} score "
-        f"less than cold_start.min_score = {min_score:g}"
-    )
-    if failed := [attempt for attempt in played if attempt.answer is None]:
-        first = failed[0]
-        message += f", and {len(failed)} failed, first {first.task.id}: {first.failure or first.stop_reason}"
-    if not kept:
-        raise UserError(f"there is nothing to imitate: {message}")
-    return kept, message
-
-
-def _facts(
-    demonstrations: Sequence[Trajectory],
-    scores: Mapping[str, float | None],
-    settings: PlansConfig | CustomDemonstrationsConfig,
-) -> dict[str, object]:
-    facts: dict[str, object] = {"num_demonstrations": len(demonstrations)}
-    if not isinstance(settings, FileConfig):
-        facts["num_right"] = sum(scores[trajectory.id] == SOLVED for trajectory in demonstrations)
-    if isinstance(settings, PlansConfig):
-        facts["wrong_share"] = settings.wrong_share
-    return facts
+    if len(kept) < len(played):
+        message = (
+            f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} "
+            f"score less than cold_start.min_score = {min_score:g}"
+        )
+        if first := next((attempt for attempt in played if attempt.answer is None), None):
+            failed = len(played) - len(answered)
+            message += f", and {failed} failed, first {first.task.id}: {first.failure or first.stop_reason}"
+        if not kept:
+            raise UserError(f"there is nothing to imitate: {message}")
+        run.tell(message)
+    return kept
 
 
 def _batches(

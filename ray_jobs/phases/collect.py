@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from configs.reward import CollectConfig
@@ -14,6 +14,7 @@ from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
 from ray_jobs.run.task_checks import prm_tasks
+from ray_jobs.side_by_side import side_by_side
 from reward.collected import CollectedGroups, outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Group, Trajectory
@@ -21,36 +22,9 @@ from rollout.types import Group, Trajectory
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
 
-POLICY = "policy.json"
 MAX_OPEN_GROUPS = 24
 
 CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
-Item = TypeVar("Item")
-
-
-class OtherPolicyError(UserError):
-    """A mixture of trajectories or labels of two policies."""
-
-
-async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:
-    """Work on at most `limit` items at a time.
-
-    After an error no item is started, the open ones finish, and the first error is raised.
-    """
-    remaining, failures = iter(items), list[Exception]()
-
-    async def run() -> None:
-        for item in remaining:
-            if failures:
-                return
-            try:
-                await work(item)
-            except Exception as error:
-                failures.append(error)
-
-    await asyncio.gather(*(run() for _ in range(limit)))
-    if failures:
-        raise failures[0]
 
 
 async def collect_groups(
@@ -100,8 +74,8 @@ def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
 
-    Raises OtherPolicyError if the folder holds trajectories of another policy, and RunLockError if another process
-    works on the run.
+    Raises UserError if the folder holds trajectories of another policy, and RunLockError if another process works on
+    the run.
     """
     with local_run(config, adapter) as run, locked(run.folder.path):
         tasks = prm_tasks(config, leak_report=run.folder.leaks)
@@ -113,16 +87,16 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
 def _keep_policy(run: LocalRun) -> None:
     """Write down the policy before the first trajectory, and check that later ones are sampled with the same."""
     settings, folder = run.config.collect, run.folder.collected
+    file = folder / "policy.json"
     policy = {
         **run.policy,
         "collect.temperature": settings.temperature,
         "collect.rollouts_per_task": settings.rollouts_per_task,
     }
-    file = folder / POLICY
     if file.exists():
         recorded = json.loads(file.read_text(encoding="utf-8"))
         if changed := [name for name, value in policy.items() if recorded.get(name) != value]:
-            raise OtherPolicyError(
+            raise UserError(
                 f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; use the same "
                 "to add to them, or collect under another name=..."
             )

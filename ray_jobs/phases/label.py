@@ -1,9 +1,9 @@
 """Labels of the steps of collected trajectories; no step is labelled, or paid for, twice."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,14 @@ from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
-from ray_jobs.phases.collect import OtherPolicyError, side_by_side
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
 from ray_jobs.run.local import LocalRun, local_run
 from ray_jobs.run.preflight import check_judge_key, check_labelling
+from ray_jobs.side_by_side import side_by_side
 from reward.collected import CollectedGroups
 from reward.judge_client import Bill
 from reward.labels import (
-    ContinueFrom,
     LabelError,
     Labeller,
     MonteCarloLabeller,
@@ -38,37 +37,18 @@ if TYPE_CHECKING:
 MAX_OPEN_STEPS = 24
 MAX_FAILURES_IN_A_ROW = 20
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labelling:
-    """All labels of one labeller so far, and the reasons of the steps without a label in this pass."""
-
-    labels: tuple[StepLabel, ...]
-    failures: tuple[str, ...]
+Step = tuple[str, str, int]
+"""The digest of a step's text, its trajectory and its number."""
 
 
-class NothingCollectedError(UserError):
-    """A run folder without the trajectories or labels that a command needs."""
-
-
-class LabellingStoppedError(UserError):
-    """A pass that was stopped because its cause of failure is not a single step."""
-
-
-def labeller_of(
-    config: RunConfig,
-    collected: Sequence[Trajectory],
-    *,
-    continue_from: ContinueFrom,
-    policy: Mapping[str, object],
-    receipts: Path,
-) -> Labeller:
-    """Return the labeller of the recipe. `policy` identifies the policy that samples continuations."""
-    settings, envs = config.label, config.envs
+def labeller_of(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> Labeller:
+    """Return the labeller of the recipe. Only Monte Carlo needs an engine, to continue from a step."""
+    settings, envs = run.config.label, run.config.envs
     if isinstance(settings, JudgeLabelConfig):
         rubric = rubric_of(envs.actions, own_descriptions(envs))
-        return StepJudge(settings.judge, receipts=receipts, rubric=rubric)
+        return StepJudge(settings.judge, receipts=run.folder.receipts, rubric=rubric)
     if isinstance(settings, MonteCarloLabelConfig):
+        continue_from, policy = run.rollouts.continue_from, run.policy
         return MonteCarloLabeller(collected, continue_from, continuations=settings.continuations, policy=policy)
     return PlanLabeller(collected)
 
@@ -88,15 +68,14 @@ def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabe
 
 async def label_steps(
     steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]
-) -> Labelling:
+) -> tuple[dict[Step, StepLabel], list[str]]:
     """Label every step without a label of this labeller in `path`, several at a time.
 
-    A step without a verdict is reported and left out; the next pass tries it again. An error that ends the whole pass
-    (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all started steps are on disk,
-    because they may be paid for.
+    Return all labels of this labeller, and why steps got none in this pass; the next pass tries those again. An error
+    that ends the whole pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all
+    started steps are on disk, because they may be paid for.
     """
-    earlier = (label for label in read_labels(path) if label.labeller == labeller.name)
-    known = {(label.text_digest, label.trajectory_id, label.step): label for label in earlier}
+    known = {_place(label): label for label in read_labels(path) if label.labeller == labeller.name}
     failures: list[str] = []
     in_a_row = 0
 
@@ -109,26 +88,22 @@ async def label_steps(
                 failures.append(str(error))
                 in_a_row += 1
                 if in_a_row == MAX_FAILURES_IN_A_ROW:
-                    raise LabellingStoppedError(
+                    raise UserError(
                         f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
                         "labels so far are kept"
                     ) from error
             else:
-                try:
-                    append_label(path, label)
-                except OSError as error:
-                    raise LabellingStoppedError(
-                        f"cannot write {path}: {error.strerror}; free some space there; labels so far are kept"
-                    ) from error
+                append_label(path, label)
                 known[_place(step)], in_a_row = label, 0
         on_step()
 
     await side_by_side(steps, label_of, limit=MAX_OPEN_STEPS)
-    return Labelling(labels=tuple(known.values()), failures=tuple(failures))
+    return known, failures
 
 
-def _place(step: StepText) -> tuple[str, str, int]:
-    return step.digest, step.trajectory_id, step.step
+def _place(step: StepText | StepLabel) -> Step:
+    digest = step.digest if isinstance(step, StepText) else step.text_digest
+    return digest, step.trajectory_id, step.step
 
 
 def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
@@ -136,36 +111,29 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bo
 
     With `dry_run`, only report the work that it would take.
     """
-    config = run.config.label
     if run.finished("label") is None:
-        # Only Monte Carlo needs an engine, to continue from a step.
-        needed = not dry_run and config.type == "monte_carlo"
-        continue_from = run.rollouts.continue_from if needed else _no_engine
-        policy = run.policy if needed else {}
-        labeller = labeller_of(
-            run.config, collected, continue_from=continue_from, policy=policy, receipts=run.folder.receipts
-        )
         steps = [step for trajectory in collected for step in step_texts(trajectory)]
         if dry_run:
+            config = run.config.label
+            labeller = None if config.type == "monte_carlo" else labeller_of(run, collected)
             bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
-            run.console.note(f"{labeller.name}: {len(steps)} steps, at most {_work(config, steps, bill)}")
+            run.console.note(f"{labeller_name(config)}: {len(steps)} steps, at most {_work(config, steps, bill)}")
         else:
-            _label_all(run, labeller, steps)
+            _label_all(run, labeller_of(run, collected), steps)
     return list(read_labels(run.folder.labels))
 
 
 def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepText]) -> None:
     config, bill = run.config.label, Bill()
     with run.phase("label", total=len(steps)) as phase:
-        done = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
-        phase.facts.update(labeller=config.type, num_labels=len(done.labels))
-        phase.facts.update(num_unlabelled=len(done.failures), first_failures=[*done.failures[:3]])
+        labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
+        phase.facts.update(labeller=config.type, num_labels=len(labels))
+        phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
         if isinstance(labeller, StepJudge):
             bill = labeller.client.spent
             phase.facts["spent"] = asdict(bill)
     run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
-    known = {(label.text_digest, label.trajectory_id, label.step) for label in done.labels}
-    labelled = [step for step in steps if _place(step) in known]
+    labelled = [step for step in steps if _place(step) in labels]
     took = _work(config, labelled, bill)
     run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
 
@@ -173,36 +141,21 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
     """Label the steps of the trajectories in `collected/` of the run folder.
 
-    Raises NothingCollectedError without trajectories, OtherPolicyError if continuations of another policy gave labels,
-    and RunLockError if another process works on the run.
+    Raises UserError without trajectories, and RunLockError if another process works on the run.
     """
     check_labelling(config)
     check_judge_key(config)
     with local_run(config, adapter) as run:
         collected = read_collected(run.folder.path)
-        _check_same_policy(run)
         with nullcontext() if dry_run else locked(run.folder.path):
             label(run, collected, dry_run=dry_run)
 
 
-def _check_same_policy(run: LocalRun) -> None:
-    """Check that earlier labels are from continuations of the current policy. Raises OtherPolicyError."""
-    if run.config.label.type != "monte_carlo":
-        return
-    for known in labels_of(run.config.label, read_labels(run.folder.labels)):
-        # Labels of a training run do not name their policy.
-        if changed := [name for name, value in run.policy.items() if known.details.get(name, value) != value]:
-            raise OtherPolicyError(
-                f"'{run.folder.labels}' holds labels whose continuations another {', '.join(changed)} sampled; use "
-                "the same to add to them, or collect and label under another name=..."
-            )
-
-
 def read_collected(folder: Path) -> list[Trajectory]:
-    """Return the trajectories in a run folder. Raises NothingCollectedError."""
+    """Return the trajectories in a run folder. Raises UserError without any."""
     collected = list(CollectedGroups(folder / "collected").trajectories()) if folder.is_dir() else []
     if not collected:
-        raise NothingCollectedError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
+        raise UserError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
     return collected
 
 
@@ -218,7 +171,3 @@ def _work(config: LabelConfig, steps: Sequence[StepText], bill: Bill) -> str:
         continued = sum(step.step < step.num_steps - 1 for step in steps)
         return f"{continued * config.continuations} trajectories, no cost"
     return "no calls, no cost"
-
-
-async def _no_engine(*_: object) -> list[Trajectory]:
-    raise RuntimeError("this labelling needs no engine, and none was started")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST
+from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
+from ray_jobs.phases.label import labeller_name, labels_of, read_collected
 from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
 from reward.labels import StepLabel, read_labels
@@ -49,13 +50,13 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 def run_train_prm(config: RunConfig) -> None:
     """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
 
-    Raises NothingCollectedError without trajectories or labels, and RunLockError if another process works on the run.
+    Raises UserError without trajectories or labels, and RunLockError if another process works on the run.
     """
     with local_run(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
         if not labels_of(config.label, labels):
-            raise NothingCollectedError(
+            raise UserError(
                 f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
                 "same label settings first"
             )
@@ -76,19 +77,16 @@ def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float)
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
     if step % run.config.reward.prm.alarms.window == 0:
-        firsts = [first for group in groups if (first := _first_step(group))]
+        firsts: list[StepText] = []
+        for group in groups:
+            scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)
+            firsts += next((steps[:1] for steps in scored if steps), ())
         # A PRM that was lost is being restarted; its canaries wait for the next window.
         with suppress(*PART_LOST):
             found = ray.get([prm.score_canaries.remote(first) for first in firsts])
             worst = _highest(score for scores in found for score in scores.values())
             metrics |= {} if worst is None else {"prm/canary_max": worst}
     return metrics
-
-
-def _first_step(group: Group) -> StepText | None:
-    """Return the first step of the first attempt that has one, in a group that the PRM scored."""
-    attempts = (step_texts(trajectory) for trajectory in group.trajectories if trajectory.prm_digest is not None)
-    return next((steps[0] for steps in attempts if steps), None)
 
 
 def _highest(scores: Iterable[float | None]) -> float | None:

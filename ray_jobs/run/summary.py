@@ -20,7 +20,7 @@ from rollout.filters import SOLVED
 
 if TYPE_CHECKING:
     # Readers of a summary need neither of them, and they import much.
-    from ray_jobs.evaluation_folder import Evaluation
+    from ray_jobs.evaluation import Evaluation
     from ray_jobs.run.folder import RunFolder
 
 POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
@@ -103,7 +103,7 @@ def summarize(
 
 def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
     comparison = before.compared_with(after)
-    left_out = [str(key) for key in dict.fromkeys([*before.unscored, *after.unscored])]
+    left_out = list(dict.fromkeys([*before.unscored, *after.unscored]))
     verdict = comparison.verdict if comparison else "not measured"
     if left_out:
         verdict += f"; {len(left_out)} tasks are left out, because they are unscored before or after RL"
@@ -131,7 +131,7 @@ def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
 
 def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, object]]:
     rows: dict[str, dict[str, object]] = {}
-    for name in dict.fromkeys(item.key.benchmark for item in before.items):
+    for name in dict.fromkeys(item.dataset for item in before.items):
         if compared := before.compared_with(after, dataset=name):
             rows[name] = {
                 "num": compared.num_tasks,

@@ -7,7 +7,7 @@ from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
 from configs.errors import UserError
 from learner.export import file_digests, write_merged_model
-from ray_jobs.gguf import loaded_model, measure_gap, write_gguf
+from ray_jobs.gguf import load_model, measure_gap, write_gguf
 from rollout.agent.planner import planner_grammar
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
@@ -35,26 +35,18 @@ def in_place(model_path, adapter):
     return model.eval()
 
 
-def test_merged_weights_are_those_that_peft_itself_would_write(model_path, adapter, tmp_path):
-    write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
-    expected = in_place(model_path, adapter).merge_and_unload().state_dict()
-    with loaded_model(tmp_path / "hf") as merged:
-        for name, weight in merged.state_dict().items():
-            # bf16 keeps 8 bits: half of the last one is 1/512.
-            assert torch.allclose(weight, expected[name], rtol=1 / 256, atol=1e-6), name
-
-
-def test_a_model_for_an_engine_in_float32_keeps_what_bfloat16_would_round_away(model_path, tmp_path):
-    """A step of RL moves most weights by less than bfloat16 can tell."""
-    step = random_adapter(model_path, scale=0.003)
-    write_merged_model(model_path, step, tmp_path / "hf", **MERGED | {"dtype": "float32"})
+@pytest.mark.parametrize(("dtype", "scale", "near"), [("bfloat16", 0.1, 1 / 256), ("float32", 0.003, 1e-6)])
+def test_merged_weights_are_those_that_peft_itself_would_write(model_path, tmp_path, dtype, scale, near):
+    """A step of RL moves most weights by less than bfloat16, which keeps 8 bits, can tell."""
+    step = random_adapter(model_path, scale=scale)
+    write_merged_model(model_path, step, tmp_path / "hf", **MERGED | {"dtype": dtype})
     expected = in_place(model_path, step).merge_and_unload().state_dict()
-    with loaded_model(tmp_path / "hf") as merged, loaded_model(model_path) as base:
-        untouched = base.state_dict()
-        moved = {name for name, weight in merged.state_dict().items() if not weight.equal(untouched[name])}
-        assert {name for name in expected if "_proj" in name} == moved
-        for name, weight in merged.state_dict().items():
-            assert torch.allclose(weight, expected[name], rtol=1e-6, atol=1e-8), name
+    merged, untouched = load_model(tmp_path / "hf").state_dict(), load_model(model_path).state_dict()
+    for name, weight in merged.items():
+        assert torch.allclose(weight, expected[name], rtol=near, atol=near / 256), name
+    if dtype == "float32":
+        moved = {name for name, weight in merged.items() if not weight.equal(untouched[name])}
+        assert moved == {name for name in expected if "_proj" in name}
 
 
 def test_without_an_adapter_the_weights_and_every_other_file_are_the_base_s_own(model_path, tmp_path):
@@ -74,17 +66,12 @@ def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_p
     assert json.loads((tmp_path / "hf" / "generation_config.json").read_text()) == ends
 
 
-def test_an_adapter_of_another_rank_is_refused(model_path, adapter, tmp_path):
-    with pytest.raises(UserError, match=r"model\.lora_rank"):
-        write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED | {"rank": 16, "alpha": 32.0})
-    assert not (tmp_path / "hf").exists()
-
-
-def test_an_adapter_of_another_model_is_refused_before_anything_is_written(model_path, tmp_path):
-    other = save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3)
-    with pytest.raises(UserError, match="the adapter has weights that the base model lacks"):
-        write_merged_model(model_path, random_adapter(other), tmp_path / "hf", **MERGED)
-    assert not (tmp_path / "hf").exists()
+def test_an_adapter_of_another_rank_or_model_is_refused_before_anything_is_written(model_path, adapter, tmp_path):
+    other = random_adapter(save_tiny_export_model(tmp_path / "other", "llama", num_hidden_layers=3))
+    for data, rank, named in ((adapter, 16, r"model\.lora_rank"), (other, 4, "base model lacks")):
+        with pytest.raises(UserError, match=named):
+            write_merged_model(model_path, data, tmp_path / "hf", **MERGED | {"rank": rank})
+        assert not (tmp_path / "hf").exists()
 
 
 def test_the_measured_gap_is_nothing_for_bf16_and_grows_as_bits_go(model_path, adapter, tmp_path):
@@ -95,8 +82,6 @@ def test_the_measured_gap_is_nothing_for_bf16_and_grows_as_bits_go(model_path, a
         write_gguf(tmp_path / "hf", gguf, quantization, name="tiny")
         grammar = planner_grammar(("think", "answer"))
         gaps[quantization] = measure_gap(tmp_path / "hf", gguf, PROMPTS, grammar=grammar, max_new_tokens=12)
-    exact = gaps["bf16"]
-    assert (exact.mean_abs_logprob, exact.mean_kl, exact.same_top, exact.same_answers) == (0, 0, 1, 2)
-    assert 0 < gaps["q8_0"].mean_kl < gaps["q4_0"].mean_kl
-    assert 0 < gaps["q8_0"].mean_abs_logprob < gaps["q4_0"].mean_abs_logprob <= gaps["q4_0"].max_abs_logprob
-    assert {gap.num_prompts for gap in gaps.values()} == {2}
+    assert gaps["bf16"] == {"num_prompts": 2, "mean_abs_logprob": 0, "mean_kl": 0, "same_answers": 2}
+    for measure in ("mean_kl", "mean_abs_logprob"):
+        assert 0 < gaps["q8_0"][measure] < gaps["q4_0"][measure]

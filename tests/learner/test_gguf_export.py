@@ -4,7 +4,7 @@ from tiny_export import TEMPLATE, save_tiny_export_model
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from configs.errors import UserError
-from ray_jobs.gguf import loaded_model, pre_tokenizer_name, write_gguf
+from ray_jobs.gguf import load_model, pre_tokenizer_name, write_gguf
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
@@ -20,8 +20,8 @@ def read(path):
 
 
 def logits_of(path, ids):
-    with loaded_model(path) as model, torch.inference_mode():
-        return model(torch.tensor([ids])).logits[0]
+    with torch.inference_mode():
+        return load_model(path)(torch.tensor([ids])).logits[0]
 
 
 def test_bf16_file_is_exactly_the_same_model(model_path, tmp_path):
@@ -33,8 +33,7 @@ def test_bf16_file_is_exactly_the_same_model(model_path, tmp_path):
 @pytest.mark.parametrize(("quantization", "furthest"), [("f16", 2e-4), ("q8_0", 0.01), ("q4_0", 0.2)])
 def test_quantized_weights_are_as_near_as_their_bits_allow(model_path, tmp_path, quantization, furthest):
     write_gguf(model_path, tmp_path / "m.gguf", quantization, name="tiny")
-    with loaded_model(model_path) as one, loaded_model(tmp_path / "m.gguf") as other:
-        expected, found = one.state_dict(), other.state_dict()
+    expected, found = load_model(model_path).state_dict(), load_model(tmp_path / "m.gguf").state_dict()
     assert expected.keys() == found.keys()
     for name, weight in expected.items():
         assert (weight - found[name]).abs().max() <= furthest, name

@@ -3,7 +3,7 @@ import re
 import pytest
 from tiny_export import save_tiny_export_model
 
-from ray_jobs.gguf import go_template, render_modelfile
+from ray_jobs.gguf import go_template
 from rollout.agent.agent import build_chat
 
 SYSTEM, TASK, REPLY, RESULT = "Solve.", "Task: 6*7?\nStep 1 of 2.", '{"thought":"t"}', "Result: 42\nStep 2 of 2."
@@ -55,11 +55,3 @@ def test_ollama_renders_the_dialogue_of_training(chat):
     assert rendered(template, dialogue(SYSTEM, TASK, REPLY, RESULT)) == tokenizer.decode(second)
     # Thinking is off: each reply starts with Qwen3's empty thinking block.
     assert tokenizer.decode(second).count("<think>\n\n</think>\n\n") == 2
-
-
-def test_a_modelfile_names_the_file_the_template_and_every_parameter():
-    text = render_modelfile("model-q8_0.gguf", "{{ .Prompt }}\n", {"num_ctx": 1024, "stop": ["<a>", "<b>"]})
-    assert text == (
-        'FROM ./model-q8_0.gguf\nTEMPLATE """{{ .Prompt }}\n"""\n'
-        'PARAMETER num_ctx 1024\nPARAMETER stop "<a>"\nPARAMETER stop "<b>"\n'
-    )

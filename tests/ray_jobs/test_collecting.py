@@ -1,10 +1,6 @@
-import asyncio
-
-import pytest
-
 from configs.reward import CollectConfig
 from envs.types import Task
-from ray_jobs.phases.collect import MAX_OPEN_GROUPS, collect_groups, collection_facts
+from ray_jobs.phases.collect import collect_groups, collection_facts
 from reward.collected import CollectedGroups
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory, malformed
@@ -15,23 +11,15 @@ def make_tasks(count):
 
 
 class Policy:
-    """A policy whose first rollout of every task is right. `faults` maps a task id to a stop reason or an error."""
+    """A policy whose first rollout of every task is right. `faults` maps a task id to a stop reason."""
 
-    def __init__(self, faults=(), *, pause_s=0.0):
+    def __init__(self, faults=()):
         self.faults = dict(faults)
         self.tasks = []
-        self.num_open = self.most_open = 0
-        self._pause_s = pause_s
 
     async def __call__(self, task, group_id, group_size):
         self.tasks.append(task.id)
-        self.num_open += 1
-        self.most_open = max(self.most_open, self.num_open)
-        await asyncio.sleep(self._pause_s)
-        self.num_open -= 1
         fault = self.faults.get(task.id)
-        if isinstance(fault, Exception):
-            raise fault
         trajectories = tuple(
             make_trajectory(
                 malformed("hm"),
@@ -74,19 +62,3 @@ async def test_a_group_that_failed_is_collected_in_the_next_pass(tmp_path):
     }
     store = await collect(tmp_path, tasks, policy)
     assert (policy.tasks, len(store.group_ids)) == ([tasks[1].id], 3)
-
-
-async def test_groups_that_finished_before_an_error_are_on_disk(tmp_path):
-    tasks, policy = make_tasks(MAX_OPEN_GROUPS + 10), Policy()
-    with pytest.raises(RuntimeError, match="the worker died"):
-        await collect(tmp_path, tasks, Policy({tasks[-1].id: RuntimeError("the worker died")}))
-    store = await collect(tmp_path, tasks, policy)
-    assert tasks[-1].id in policy.tasks
-    assert len(policy.tasks) <= MAX_OPEN_GROUPS
-    assert len(store.group_ids) == len(tasks)
-
-
-async def test_parallel_groups_are_bounded(tmp_path):
-    policy = Policy(pause_s=0.005)
-    await collect(tmp_path, make_tasks(3 * MAX_OPEN_GROUPS), policy)
-    assert policy.most_open == MAX_OPEN_GROUPS

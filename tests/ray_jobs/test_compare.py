@@ -5,10 +5,11 @@ import pytest
 from evaluating import ScriptedSolver, broken, config_for, right_answer, use
 
 from configs.base import fastest_precision
+from configs.errors import UserError
 from envs.types import Task
 from ray_jobs.compare import comparison, run_compare, write_comparison_page
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
-from ray_jobs.evaluation_folder import EvaluationError, read_evaluation
+from ray_jobs.evaluation import read_evaluation
 from ray_jobs.run.folder import RunFolder
 from rollout.types import Reward, Trajectory
 
@@ -51,12 +52,12 @@ def compared(before, after, **options):
 def test_gain_is_paired_by_item_and_benchmark(evaluate):
     result = compared(evaluate("before", none), evaluate("after", lambda task, seed: task.dataset == "lookup"))
     row = result["benchmarks"]["lookup"]
-    assert (row["num_items"], row["before"], row["after"]) == (20, 0.0, 1.0)
+    assert (row["num_tasks"], row["before"], row["after"]) == (20, 0.0, 1.0)
     assert (row["only_before"], row["only_after"], row["p"]) == (0, 20, 2 / 2**20)
     assert result["benchmarks"]["branch"]["p"] == 1.0
     assert result["benchmarks"]["branch"]["items_for_this_gain"] is None
-    assert (result["all"]["num_items"], result["all"]["gain"]) == (40, 0.5)
-    assert result["all"]["gain_ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
+    assert (result["all"]["num_tasks"], result["all"]["gain"]) == (40, 0.5)
+    assert result["all"]["ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +65,13 @@ def test_gain_is_paired_by_item_and_benchmark(evaluate):
     [
         ("agent.max_steps=2", "agent"),
         (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
-        ("envs.search_latency_s=0.5", "tools"),
+        ("envs.search_latency_s=0.5", "envs"),
         ("evaluation.num_tasks=20", "items"),
     ],
 )
 def test_different_settings_are_rejected(evaluate, override, part):
     before, after = evaluate("before", none), evaluate("after", every, override)
-    with pytest.raises(EvaluationError, match=part):
+    with pytest.raises(UserError, match=part):
         compared(before, after)
 
 
@@ -79,7 +80,7 @@ def test_seeds_are_averaged_by_item(evaluate):
     before = evaluate("before", none, warm, seeds=4)
     after = evaluate("after", lambda task, seed: task.dataset == "branch" and seed == 0, warm, seeds=4)
     row = compared(before, after)["benchmarks"]["branch"]
-    assert (row["num_items"], row["after"], row["only_after"]) == (10, 0.25, 10)
+    assert (row["num_tasks"], row["after"], row["only_after"]) == (10, 0.25, 10)
     # Ten items of one sign: 2 / 2^10.
     assert (row["test"], row["p"]) == ("exact sign-flip permutation test", 2 / 2**10)
     assert row["discordant"] == pytest.approx(1 / 16)
@@ -91,10 +92,9 @@ def test_items_that_one_side_could_not_score_are_left_out(evaluate):
 
     result = compared(evaluate("before", none), evaluate("after", fails_on_four))
     row = result["benchmarks"]["branch"]
-    assert (row["num_items"], row["before"], row["after"]) == (6, 0.0, 1.0)
-    assert result["all"]["num_items"] == 36
+    assert (row["num_tasks"], row["before"], row["after"]) == (6, 0.0, 1.0)
+    assert result["all"]["num_tasks"] == 36
     assert result["left_out"] == sorted(f"branch/branch-eval-1000000-{number}" for number in range(4))
-    assert (result["infrastructure_failures"], result["undecided"]) == ([0, 4], [0, 0])
 
 
 def test_page_escapes_hostile_text(evaluate, tmp_path):
@@ -122,5 +122,5 @@ def test_phases_of_a_training_run_are_compared(tmp_path):
     assert (result["all"]["only_after"], result["all"]["p"]) == (8, 2 / 2**8)
     assert result["differs_in"] == []
     for folder in (tmp_path / "model", tmp_path):
-        with pytest.raises(EvaluationError):
+        with pytest.raises(UserError):
             compared(folder, None)

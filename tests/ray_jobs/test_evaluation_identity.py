@@ -7,7 +7,7 @@ from ollama_protocol import ScriptedOllama, serving
 from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.types import Task
-from ray_jobs.evaluation_identity import differences, identity_of, unproven
+from ray_jobs.evaluation import identity_of
 
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 
@@ -36,9 +36,9 @@ def served(address, model="planner"):
 def test_ollama_reports_the_digest_and_the_quantisation():
     with serving(OllamaWithModels()) as address:
         identity, unknown = served(address), served(address, model="another")
-    assert (identity["policy"]["model_digest"], identity["quantisation"]) == ("ab" * 32, "Q8_0")
-    assert unproven(identity) == []
-    assert unproven(unknown) == ["quantisation", "model digest"]
+    assert (identity.policy["model_digest"], identity.fixed["quantisation"]) == ("ab" * 32, "Q8_0")
+    assert identity.unproven == []
+    assert unknown.unproven == ["quantisation", "model digest"]
     with pytest.raises(UserError, match=r"backend\.base_url"):
         served("http://127.0.0.1:1")
 
@@ -47,11 +47,11 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
     first = local(tmp_path)
     moved = model_in(tmp_path).rename(tmp_path / "moved")
     same = local(tmp_path, model=moved)
-    assert same["policy"]["model_digest"] == first["policy"]["model_digest"]
+    assert same.policy["model_digest"] == first.policy["model_digest"]
     (moved / "model.safetensors").write_bytes(b"weightt")
     other = local(tmp_path, model=moved)
-    assert other["policy"]["model_digest"] != first["policy"]["model_digest"]
-    assert differences(same, other) == []
+    assert other.policy["model_digest"] != first.policy["model_digest"]
+    assert same.differences(other) == []
 
 
 @pytest.mark.parametrize(
@@ -60,15 +60,15 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
         ([], []),
         (["envs.recording=results.jsonl", "envs.recording_mode=replay"], []),
         (["agent.memory=in_process"], []),
-        (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["memory"]),
-        (["rollout.engine.adapter_mode=native", "agent.verifier=model"], ["adapter_mode", "agent"]),
+        (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["agent"]),
+        (["rollout.engine.adapter_mode=native", "agent.verifier=model"], ["agent", "sampling"]),
         (["evaluation.judge.model=m"], ["judge"]),
         (["agent.function=evaluating:hesitant", "cold_start.num_demonstrations=0", "reward.credit=outcome"], None),
     ],
 )
 def test_settings_that_make_a_difference(tmp_path, settings, expected):
-    found = differences(local(tmp_path), local(tmp_path, *settings))
-    assert found == (["agent", "code"] if expected is None else expected)
+    found = local(tmp_path).differences(local(tmp_path, *settings))
+    assert sorted(found) == (["agent", "code"] if expected is None else expected)
 
 
 @pytest.fixture
@@ -102,5 +102,5 @@ def test_custom_code_has_the_digest_of_its_file(tmp_path, written, text, setting
     for value in ("sun", "sun", "rain"):
         written(text.format(value))
         found.append(local(tmp_path, *settings))
-    assert differences(found[0], found[1]) == []
-    assert differences(found[0], found[2]) == ["code"]
+    assert found[0].differences(found[1]) == []
+    assert found[0].differences(found[2]) == ["code"]

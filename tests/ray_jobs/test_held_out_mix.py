@@ -8,12 +8,8 @@ from evaluating import ScriptedSolver, config_for, right_answer
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
-from ray_jobs.evaluation_folder import Evaluation, Item
-from ray_jobs.held_out import (
-    evaluate_step,
-    held_out_metrics,
-    tasks_while_training,
-)
+from ray_jobs.evaluation import Evaluation, items_of
+from ray_jobs.held_out import evaluate_step, held_out_metrics
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.summary import _by_dataset
 from rollout.codec import flat_record, read_trajectories
@@ -53,7 +49,7 @@ def evaluation(rewards):
     """Return an evaluation from the rewards of each data set, with None for an unscored attempt."""
     rows = ((name, index, reward) for name, found in rewards.items() for index, reward in enumerate(found))
     attempts = (attempt(name, index, None if reward is None else float(reward)) for name, index, reward in rows)
-    return Evaluation(items=tuple(Item.of(flat_record(one)) for one in attempts))
+    return Evaluation(items=items_of(map(flat_record, attempts)))
 
 
 def test_summary_has_a_row_for_each_family():
@@ -75,8 +71,8 @@ def test_comparison_is_on_tasks_that_both_have_scored():
     assert (found.num_tasks, found.before, found.after) == (2, 0.5, 1.0)
     assert before.paired_with(after) == [(True, True), (False, True)]
     assert list(_by_dataset(before, after, {})) == ["lookup"]
-    left_out = [key.task_id for key in (*before.unscored, *after.unscored)]
-    assert left_out == ["lookup-0", "lookup-1", "branch-0"]
+    left_out = [*before.unscored, *after.unscored]
+    assert left_out == ["lookup/lookup-0/0", "lookup/lookup-1/0", "branch/branch-0/0"]
 
 
 def test_curve_has_rates_with_intervals_for_each_family_and_all():
@@ -123,7 +119,7 @@ def test_evaluation_while_training_logs_metrics_and_attempts(stage):
     assert (row["step"], row["held_out/solve_rate"], row["held_out/policy_version"]) == (5, 0.5, 3)
     assert (row["held_out/solve_rate/lookup"], row["held_out/solve_rate/branch"]) == (1.0, 0.0)
     attempts = list(read_trajectories(stage.folder.path / "trajectories.jsonl"))
-    assert [one.task.id for one in attempts] == [task.id for task in tasks_while_training(stage.config)]
+    assert Counter(one.task.dataset for one in attempts) == {"lookup": 2, "branch": 2}
     assert {(one.phase, one.step, one.group_id) for one in attempts} == {("held_out", 5, "held_out-5")}
     assert {asked[3] for asked in stage.solver.asked} == {0.0}
     assert len(stage.told) == 1

@@ -8,7 +8,7 @@ from ray_jobs.statistics import (
     compare_paired,
     items_needed,
     mcnemar_exact,
-    paired_gain_interval,
+    newcombe_interval,
     sign_flip,
     wilson_interval,
 )
@@ -34,16 +34,14 @@ def test_gain_interval_is_newcombes_method_10():
     Wilson (0.29930, 0.70070) and (0.48103, 0.85452); phi = (8*4 - 2*6 - 20/2) / sqrt(10*10*14*6) = 0.10911;
     below^2 = 0.21897^2 - 2*phi*0.21897*0.20070 + 0.20070^2; above^2 = 0.15452^2 - 2*phi*0.15452*0.20070 + 0.20070^2.
     """
-    before = [True] * 10 + [False] * 10
-    after = [True] * 8 + [False] * 2 + [True] * 6 + [False] * 4
-    assert paired_gain_interval(before, after) == pytest.approx((0.2 - 0.28043, 0.2 + 0.23956), abs=2e-5)
+    assert newcombe_interval(8, 2, 6, 4) == pytest.approx((0.2 - 0.28043, 0.2 + 0.23956), abs=2e-5)
 
 
 def test_different_tasks_on_both_sides_are_rejected():
     with pytest.raises(ValueError):
         compare_paired([True], [True, False])
     with pytest.raises(ValueError):
-        compare_paired([], [])
+        compare_means([], [])
 
 
 def test_means_of_one_try_compare_as_right_and_wrong():
@@ -108,14 +106,12 @@ def drawn(rng, count, *, seeds=(3, 3), gain=0.0):
 
 def test_p_by_hand():
     # 1/3, 1/3 and -1 of any signs: sums 5/3, 1, 1, 1/3 and their opposites; all 8 are at least 1/3 away from 0.
-    assert sign_flip([1 / 3, 1 / 3, -1.0]).p == 1.0
+    assert sign_flip([1 / 3, 1 / 3, -1.0])[0] == 1.0
     # All of one sign: that and its opposite, of 8.
-    assert sign_flip([1 / 3, 2 / 3, 1.0]).p == 0.25
+    assert sign_flip([1 / 3, 2 / 3, 1.0])[0] == 0.25
     # Items that do not differ say nothing.
-    assert sign_flip([1 / 3, 2 / 3, 1.0, 0.0, 0.0]).p == 0.25
-    assert sign_flip([0.0] * 7).p == 1.0
-    with pytest.raises(ValueError):
-        sign_flip([])
+    assert sign_flip([1 / 3, 2 / 3, 1.0, 0.0, 0.0])[0] == 0.25
+    assert sign_flip([0.0] * 7)[0] == 1.0
 
 
 @pytest.mark.parametrize("seeds", [(3, 3), (7, 7), (2, 5), (1, 1)])
@@ -123,13 +119,13 @@ def test_p_matches_full_enumeration(seeds):
     rng = random.Random(sum(seeds))
     for _ in range(5):
         differences = drawn(rng, 11, seeds=seeds, gain=0.2)
-        assert sign_flip(differences).p == pytest.approx(by_enumeration(differences), rel=1e-9)
+        assert sign_flip(differences)[0] == pytest.approx(by_enumeration(differences), rel=1e-9)
 
 
 def test_single_attempts_give_mcnemars_test():
     for only_before, only_after in [(0, 0), (3, 3), (1, 7), (13, 18), (0, 217), (400, 500)]:
         differences = [-1.0] * only_before + [1.0] * only_after + [0.0] * 9
-        assert sign_flip(differences).p == pytest.approx(mcnemar_exact(only_before, only_after), rel=1e-9)
+        assert sign_flip(differences)[0] == pytest.approx(mcnemar_exact(only_before, only_after), rel=1e-9)
 
 
 @pytest.mark.parametrize("seeds", [(2, 2), (3, 3), (4, 1), (8, 8)])
@@ -138,12 +134,11 @@ def test_interval_and_p_never_contradict_each_other(seeds, gain):
     rng = random.Random(f"{seeds} {gain}")
     for count in (1, 2, 6, 12, 40, 150):
         differences = drawn(rng, count, seeds=seeds, gain=gain)
-        mean, found = sum(differences) / count, sign_flip(differences)
-        low, high = found.ci95
+        mean, (p, (low, high)) = sum(differences) / count, sign_flip(differences)
         assert -1 <= low <= mean + 1e-9
         assert mean - 1e-9 <= high <= 1
-        assert (low > 0) == (found.p < 0.05 and mean > 0)
-        assert (high < 0) == (found.p < 0.05 and mean < 0)
+        assert (low > 0) == (p < 0.05 and mean > 0)
+        assert (high < 0) == (p < 0.05 and mean < 0)
 
 
 def test_interval_covers_the_true_gain_at_its_level(monkeypatch):
@@ -155,6 +150,6 @@ def test_interval_covers_the_true_gain_at_its_level(monkeypatch):
         for _ in range(30):
             rate = 0.9 * rng.betavariate(0.5, 0.5)
             differences.append(sum((rng.random() < rate + 0.1) - (rng.random() < rate) for _ in range(3)) / 3)
-        low, high = sign_flip(differences).ci95
+        _, (low, high) = sign_flip(differences)
         held += low <= 0.1 <= high
     assert held >= 0.93 * 200
