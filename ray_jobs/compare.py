@@ -25,7 +25,7 @@ from ray_jobs.evaluation_folder import (
 from ray_jobs.evaluation_identity import differences, fact_rows, unproven
 from ray_jobs.run.folder import write_json
 from ray_jobs.statistics import PairedComparison, compare_means, compare_paired, items_needed, wilson_interval
-from ray_jobs.viewer.pages import Bar, percent, points, write_page
+from ray_jobs.viewer.pages import Rate, percent, points, write_page
 
 ASKED_GAINS = (0.02, 0.05, 0.1)
 """Differences whose number of items is always reported."""
@@ -197,7 +197,7 @@ def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEva
         for side, rate in (("before", row["before"]), ("after", row["after"])):
             interval = wilson_interval(rate * count, count)
             bars.append(
-                Bar(label=title_of(name), note=f"{side}, {count} items", rate=rate, interval=interval, kind=side)
+                Rate(label=title_of(name), note=f"{side}, {count} items", rate=rate, interval=interval, kind=side)
             )
     return write_page(
         folder / "report.html",

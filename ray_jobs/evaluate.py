@@ -45,7 +45,7 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, run_of, saved_config, started_in
 from ray_jobs.run.preflight import check_key
 from ray_jobs.statistics import wilson_interval
-from ray_jobs.viewer.pages import Bar, percent, points, write_page
+from ray_jobs.viewer.pages import Rate, percent, points, write_page
 from reward.answer_judge import AnswerJudge
 from rollout.filters import SOLVED
 from rollout.records import read_records
@@ -318,7 +318,7 @@ def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Rates) -
         count, all_items = row["num_scored"], f" of {known[name].count}" if name in known else ""
         if count:
             note, rate, interval = f"{count}{all_items} items", row["solve_rate"], row["solve_rate_ci95"]
-            bars.append(Bar(label=title_of(name), note=note, rate=rate, interval=interval, kind="after"))
+            bars.append(Rate(label=title_of(name), note=note, rate=rate, interval=interval, kind="after"))
     examples: dict[str, Mapping[str, object]] = {}
     for record in read_records(out / ITEMS):
         if record["reward"] is not None:
