@@ -172,10 +172,7 @@ def train_step(sampling: Any, folder: RunFolder, step: int) -> int:
     batch: Batch = ray.get(sampling.next_batch.remote(step))
     groups, result = StepGroups(batch), StepResult(policy_version=step, metrics={})
     trajectories = step_trajectories(batch, groups, result, scheme="outcome_gated", prm_weight=0.5)
-    num_trained = len(batch.refs) * GROUP_SIZE
-    folder.log_step(
-        step, trajectories, group_rows(batch, result), version_ages=batch.version_ages, num_trained=num_trained
-    )
+    folder.log_step(step, trajectories, group_rows(batch, result), version_ages=batch.version_ages)
     ray.get(sampling.mark_trained.remote(step, step))
     return len(batch.refs)
 

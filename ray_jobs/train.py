@@ -128,7 +128,6 @@ def train_step(run: Run, training: Training) -> bool:
         step_trajectories(batch, groups, result, scheme=config.reward.credit.type, prm_weight=prm_weight),
         group_rows(batch, result),
         version_ages=batch.version_ages,
-        num_trained=len(batch.refs) * config.rollout.group_size,
     )
     run.tell(batch.warning, result.skipped, *training.add(step, metrics))
     if config.evaluates_after(step):

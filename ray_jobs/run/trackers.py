@@ -1,9 +1,7 @@
 """TensorBoard logs of a run (scalars, histograms, two trajectories of each train step), and experiment trackers."""
 
 import importlib.util
-import math
 import os
-import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import numpy as np
 from configs.api_keys import exposed_key, written_secret
 from configs.errors import UserError
 from configs.run import TrackerName
+from ray_jobs.viewer.pages import seen
 from rollout.filters import SOLVED
 from rollout.lifecycle import State
 from rollout.records import read_records
@@ -49,7 +48,7 @@ MAX_CHARS = 600
 MAX_TURNS = 40
 MAX_LOG_RATIO = 20.0
 MOST_COUNTED = 256
-"""Trajectories of a train step that enter the histograms: enough tokens to show their distribution."""
+"""Trajectories of a train step that enter the histograms, because reading their tokens takes the driver's time."""
 
 
 class Board:
@@ -67,15 +66,12 @@ class Board:
             group = name.partition("/")[0]
             self._writer(group if group in PHASES_BEFORE_RL else "").add_scalar(name, value, step)
 
-    def add_histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Log the distribution of each array of finite numbers."""
-        for name, numbers in values.items():
+    def add_step(self, step: int, sample: "StepSample") -> None:
+        """Log the distributions and the texts of a train step."""
+        for name, numbers in sample.histograms().items():
             self._writer("").add_histogram(name, numbers, step)
-
-    def add_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Log Markdown, whose untrusted parts `plain` has escaped."""
-        for name, text in texts.items():
-            self._writer("").add_text(name, text, step)
+        for name, trajectory in sample.shown.items():
+            self._writer("").add_text(name, text_of(trajectory), step)
 
     def flush(self) -> None:
         """Write all events to disk."""
@@ -97,90 +93,53 @@ class Board:
         return self._writers[group]
 
 
-class StepTexts:
-    """The first right and the first wrong trajectory of the first trained group of a train step."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Trajectory] = {}
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Keep a trajectory of the step, if it is one of the two."""
-        if trajectory.verdict != State.TRAINED or trajectory.outcome is None:
-            return
-        name = "trajectories/right" if trajectory.outcome == SOLVED else "trajectories/wrong"
-        if all(kept.group_id == trajectory.group_id for kept in self._kept.values()):
-            self._kept.setdefault(name, trajectory)
-
-    def texts(self) -> dict[str, str]:
-        """Return Markdown by the names of `TEXTS`."""
-        return {name: markdown_of(trajectory) for name, trajectory in self._kept.items()}
-
-
-def markdown_of(trajectory: Trajectory) -> str:
-    """Render a trajectory as a Markdown table with a row for each planner turn."""
-    rows = []
-    for number, turn in enumerate(trajectory.planner_turns, 1):
+def text_of(trajectory: Trajectory) -> str:
+    """Render a trajectory as a Markdown code block, in which untrusted text is no markup."""
+    lines = [f"task: {_cut(trajectory.task.question)}"]
+    for number, turn in enumerate(trajectory.planner_turns[:MAX_TURNS], 1):
         call, result = turn.tool_call, turn.tool_result
+        score = "" if turn.score is None else f", score {turn.score:.2f}"
+        advantage = "" if turn.advantage is None else f", advantage {turn.advantage:+.2f}"
+        lines += ["", f"step {number}{score}{advantage}: {_cut(turn.thought)}"]
+        lines.append(f"{_cut(call.name)} {_cut(call.arguments)}" if call else f"no call: {_cut(turn.text)}")
         if turn.format_error:
-            decision = f"malformed: {plain(turn.format_error)}<br>{plain(turn.text)}"
-        else:
-            thought = f"{plain(turn.thought)}<br>" if turn.thought else ""
-            decision = f"{thought}**{plain(call.name if call else 'nothing')}** {plain(call.arguments if call else '')}"
-        answered = "" if result is None else f"error: {plain(result.error)}" if result.error else plain(result.text)
-        score = "" if turn.score is None else f"{turn.score:.2f}"
-        advantage = "" if turn.advantage is None else f"{turn.advantage:+.2f}"
-        rows.append(f"| {number} | {decision} | {answered} | {score} | {advantage} |")
-    if len(rows) > MAX_TURNS:
-        rows[MAX_TURNS:] = [f"| ... | {len(rows) - MAX_TURNS} more steps | | | |"]
-    answer = plain(trajectory.answer) if is_answer(trajectory.answer) else "none"
-    reward = "" if trajectory.total is None else f"{trajectory.total:.2f}"
-    return "\n".join(
-        (
-            f"**Task** {plain(trajectory.task.question)}\n",
-            f"**Answer** {answer} ({plain(trajectory.stop_reason)}); the reference is {plain(trajectory.task.answer)}; "
-            f"reward {reward}\n",
-            "| step | decision | result | PRM score | advantage |",
-            "| --- | --- | --- | --- | --- |",
-            *rows,
-        )
-    )
+            lines.append(f"malformed: {_cut(turn.format_error)}")
+        if result:
+            lines.append(f"error: {_cut(result.error)}" if result.error else f"-> {_cut(result.text)}")
+    answer = _cut(trajectory.answer) if is_answer(trajectory.answer) else "none"
+    lines += ["", f"answer: {answer} ({trajectory.stop_reason}), reward {trajectory.total:.2f}"]
+    lines.append(f"reference: {_cut(trajectory.task.answer)}")
+    return "\n".join(f"    {line}" for line in seen("\n".join(lines)).split("\n"))
 
 
-def plain(text: str) -> str:
-    """Escape any text as Markdown without markup.
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ... ({len(text)} characters)"
 
-    Invisible characters, and those that change the direction of reading, become their code points.
+
+class StepSample:
+    """What TensorBoard shows of a train step.
+
+    These are the distributions over its first `MOST_COUNTED` trained trajectories, and the first right and the first
+    wrong trajectory of its first group.
     """
-    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ... ({len(text)} characters)"
-    return "".join(map(_escaped, shown))
 
-
-def _escaped(character: str) -> str:
-    if character.isalnum() or character == " ":
-        return character
-    if character == "\n":
-        return "<br>"
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-        return f"&#91;U+{ord(character):04X}&#93;"
-    return f"&#{ord(character)};"
-
-
-class StepDistributions:
-    """The values behind the histograms of one train step, over at most `MOST_COUNTED` evenly spaced trajectories."""
-
-    def __init__(self, version_ages: Mapping[int, int], num_trained: int = 0) -> None:
-        """Take the age in train steps of each policy version in the batch, and its number of trained trajectories."""
+    def __init__(self, version_ages: Mapping[int, int]) -> None:
+        """Take the age in train steps of each policy version in the batch."""
+        self.shown: dict[str, Trajectory] = {}
+        """Trajectories by the names of `TEXTS`."""
         self._version_ages = version_ages
-        self._every = max(1, math.ceil(num_trained / MOST_COUNTED))
-        self._num_seen = 0
+        self._num_counted = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count the next trajectory of the step."""
+        """Count the next trajectory of the step, if it was trained."""
         if trajectory.verdict != State.TRAINED or trajectory.total is None:
             return
-        self._num_seen += 1
-        if (self._num_seen - 1) % self._every:
+        if all(shown.group_id == trajectory.group_id for shown in self.shown.values()):
+            right = trajectory.outcome == SOLVED
+            self.shown.setdefault("trajectories/right" if right else "trajectories/wrong", trajectory)
+        self._num_counted += 1
+        if self._num_counted > MOST_COUNTED:
             return
         planned = trajectory.planner_turns
         turns = [turn for turn in planned if turn.trainable]
