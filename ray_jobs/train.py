@@ -38,7 +38,7 @@ from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, step_metrics
 from ray_jobs.run.run import Run, open_run
-from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
+from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
 from ray_jobs.run.summary import print_summary, summarize
 from ray_jobs.viewer.report import write_report
 from rollout.lifecycle import Batch
@@ -109,7 +109,7 @@ def train_step(run: Run, training: Training) -> bool:
             save_checkpoint(run)
         return False
     batched = time.perf_counter()
-    groups, prm_weight = StepGroups(batch), training.monitor.prm_weight
+    prm_weight = training.monitor.prm_weight
     result: StepResult = supervisor.learn("train_step", batch, prm_weight=prm_weight)
     trained = time.perf_counter()
     run.publish()
@@ -121,11 +121,11 @@ def train_step(run: Run, training: Training) -> bool:
         train_s=trained - batched,
         publish_s=time.perf_counter() - trained,
     )
-    metrics |= watch_prm(run, groups, step, prm_weight)
+    metrics |= watch_prm(run, batch_groups(batch), step, prm_weight)
     run.log_metrics(step, metrics)
     run.folder.log_step(
         step,
-        step_trajectories(batch, groups, result, scheme=config.reward.credit.type, prm_weight=prm_weight),
+        step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type, prm_weight=prm_weight),
         group_rows(batch, result),
         version_ages=batch.version_ages,
     )
