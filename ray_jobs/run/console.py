@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 
 from configs.errors import printable
 
@@ -53,18 +46,9 @@ class PhaseProgress:
         self._printed_at = float("-inf")
         self._live = console.is_terminal and not console.is_dumb_terminal and total != 0
         self._plain = not self._live and total != 0
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[shown]}"),
-            console=console,
-            # Engine and learner need the cores: ten redraws a second, the default, slow down a machine with two.
-            refresh_per_second=2,
-            disable=not self._live,
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}")
+        # Engine and learner need the cores: ten redraws a second, the default, slow down a machine with two.
+        self._bar = Progress(*columns, console=console, refresh_per_second=2, disable=not self._live)
         self._task = self._bar.add_task(title, total=total, shown="")
 
     def skip(self, num: int) -> None:
@@ -82,8 +66,9 @@ class PhaseProgress:
         """Count steps, and show the newest values of the fields."""
         self._done += num
         now, counted = time.monotonic(), self._done - self._done_before
-        texts = {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in fields.items()}
-        parts = [f"{name.replace('_', ' ')} {text}" for name, text in texts.items()]
+        parts = [f"{self._done}/{self._total}" if self._total is not None else str(self._done)]
+        for name, value in fields.items():
+            parts.append(f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.3g}'}")
         # Of many steps that run in parallel, the first twentieth says little about their common speed.
         if self._total is not None and counted * 20 >= self._total > self._done and counted:
             parts.append(f"about {duration((now - self._started) / counted * (self._total - self._done))} left")
@@ -92,8 +77,7 @@ class PhaseProgress:
         self._output.happened(seen=self._live)
         if self._plain and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
             self._printed_at = now
-            count = f"{self._done}/{self._total}" if self._total is not None else str(self._done)
-            self._output.note(f"  {self._title} {count}  {shown}".rstrip())
+            self._output.note(f"  {self._title} {shown}")
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -107,7 +91,7 @@ class PhaseProgress:
             outcome = "done"
         finally:
             self._bar.stop()
-            if self._plain:
+            if self._total != 0:
                 self._output.note(f"{self._title}: {outcome} after {duration(time.monotonic() - self._started)}")
 
 
