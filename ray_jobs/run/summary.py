@@ -109,18 +109,19 @@ def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
 
 
 def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, object]]:
-    rows: dict[str, dict[str, object]] = {}
-    for name in dict.fromkeys(item.key.benchmark for item in before.items):
-        if compared := before.compared_with(after, dataset=name):
-            rows[name] = {
-                "num": compared.num_tasks,
-                "before": compared.before,
-                "after": compared.after,
-                "gain_ci95": list(compared.ci95),
-                "mcnemar_p": compared.p,
-                "trained": mix.get(name, 0.0) > 0,
-            }
-    return rows
+    names = dict.fromkeys(item.key.benchmark for item in before.items)
+    return {
+        name: {
+            "num": compared.num_tasks,
+            "before": compared.before,
+            "after": compared.after,
+            "gain_ci95": list(compared.ci95),
+            "mcnemar_p": compared.p,
+            "trained": mix.get(name, 0.0) > 0,
+        }
+        for name in names
+        if (compared := before.compared_with(after, dataset=name))
+    }
 
 
 def print_summary(summary: Mapping[str, Any], report: Path) -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard logs of a run (scalars, histograms, two trajectories of each train step), and experiment trackers."""
+"""TensorBoard logs of a run (scalars and histograms), and experiment trackers."""
 
 import importlib.util
 import os
@@ -13,23 +13,15 @@ import numpy as np
 from configs.api_keys import exposed_key, written_secret
 from configs.errors import UserError
 from configs.run import TrackerName
-from ray_jobs.viewer.pages import seen
-from rollout.filters import SOLVED
 from rollout.lifecycle import State
 from rollout.records import read_records
-from rollout.types import Trajectory, floats_of, is_answer
+from rollout.types import Trajectory, floats_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PHASES_BEFORE_RL = ("cold_start", "train_prm")
 """Metric groups that count their own steps. Each has its own subfolder, which TensorBoard shows as a run."""
-
-TEXTS: Mapping[str, str] = {
-    "trajectories/right": "The first right trajectory of the step's first group, with the value of each decision",
-    "trajectories/wrong": "The first wrong trajectory of the same group",
-}
-"""Descriptions of the logged texts."""
 
 HISTOGRAMS: Mapping[str, str] = {
     "steps/advantage": "Advantage of each planner step",
@@ -43,9 +35,6 @@ HISTOGRAMS: Mapping[str, str] = {
 }
 """Descriptions of the logged histograms."""
 
-MAX_CHARS = 600
-"""Longest part of a text that is shown."""
-MAX_TURNS = 40
 MAX_LOG_RATIO = 20.0
 MOST_COUNTED = 256
 """Trajectories of a train step that enter the histograms, because reading their tokens takes the driver's time."""
@@ -66,12 +55,10 @@ class Board:
             group = name.partition("/")[0]
             self._writer(group if group in PHASES_BEFORE_RL else "").add_scalar(name, value, step)
 
-    def add_step(self, step: int, sample: "StepSample") -> None:
-        """Log the distributions and the texts of a train step."""
-        for name, numbers in sample.histograms().items():
+    def add_histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Log the distribution of each array of finite numbers."""
+        for name, numbers in values.items():
             self._writer("").add_histogram(name, numbers, step)
-        for name, trajectory in sample.shown.items():
-            self._writer("").add_text(name, text_of(trajectory), step)
 
     def flush(self) -> None:
         """Write all events to disk."""
@@ -93,54 +80,20 @@ class Board:
         return self._writers[group]
 
 
-def text_of(trajectory: Trajectory) -> str:
-    """Render a trajectory as a Markdown code block, in which untrusted text is no markup."""
-    lines = [f"task: {_cut(trajectory.task.question)}"]
-    for number, turn in enumerate(trajectory.planner_turns[:MAX_TURNS], 1):
-        call, result = turn.tool_call, turn.tool_result
-        score = "" if turn.score is None else f", score {turn.score:.2f}"
-        advantage = "" if turn.advantage is None else f", advantage {turn.advantage:+.2f}"
-        lines += ["", f"step {number}{score}{advantage}: {_cut(turn.thought)}"]
-        lines.append(f"{_cut(call.name)} {_cut(call.arguments)}" if call else f"no call: {_cut(turn.text)}")
-        if turn.format_error:
-            lines.append(f"malformed: {_cut(turn.format_error)}")
-        if result:
-            lines.append(f"error: {_cut(result.error)}" if result.error else f"-> {_cut(result.text)}")
-    answer = _cut(trajectory.answer) if is_answer(trajectory.answer) else "none"
-    lines += ["", f"answer: {answer} ({trajectory.stop_reason}), reward {trajectory.total:.2f}"]
-    lines.append(f"reference: {_cut(trajectory.task.answer)}")
-    return "\n".join(f"    {line}" for line in seen("\n".join(lines)).split("\n"))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ... ({len(text)} characters)"
-
-
-class StepSample:
-    """What TensorBoard shows of a train step.
-
-    These are the distributions over its first `MOST_COUNTED` trained trajectories, and the first right and the first
-    wrong trajectory of its first group.
-    """
+class StepDistributions:
+    """The values behind the histograms of one train step, over its first `MOST_COUNTED` trained trajectories."""
 
     def __init__(self, version_ages: Mapping[int, int]) -> None:
         """Take the age in train steps of each policy version in the batch."""
-        self.shown: dict[str, Trajectory] = {}
-        """Trajectories by the names of `TEXTS`."""
         self._version_ages = version_ages
         self._num_counted = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
     def add(self, trajectory: Trajectory) -> None:
         """Count the next trajectory of the step, if it was trained."""
-        if trajectory.verdict != State.TRAINED or trajectory.total is None:
+        if trajectory.verdict != State.TRAINED or trajectory.total is None or self._num_counted == MOST_COUNTED:
             return
-        if all(shown.group_id == trajectory.group_id for shown in self.shown.values()):
-            right = trajectory.outcome == SOLVED
-            self.shown.setdefault("trajectories/right" if right else "trajectories/wrong", trajectory)
         self._num_counted += 1
-        if self._num_counted > MOST_COUNTED:
-            return
         planned = trajectory.planner_turns
         turns = [turn for turn in planned if turn.trainable]
         self._count("trajectories/steps", [len(planned)])
