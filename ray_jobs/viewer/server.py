@@ -96,7 +96,8 @@ def _json(value: object, status: int = 200) -> Response:
 
 
 def _pairs(runs: Sequence[ViewedRun], request: Request) -> Row:
-    asked, sides = request.query_params, []
+    asked = request.query_params
+    sides = []
     for name in ("left", "right"):
         # `0:eval_after` are the attempts of this phase in the first run.
         number, _, phase = asked.get(name, "").partition(":")
