@@ -28,7 +28,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
+from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
 from reward.judging import group_summary
 from rollout.codec import encode_group
 from rollout.lifecycle import Batch, Permit, Snapshot, WorkerStatus
@@ -170,12 +170,9 @@ def make_config(folder: Path, workers: int) -> RunConfig:
 def train_step(sampling: Any, folder: RunFolder, step: int) -> int:
     """Do what the driver does in a train step; returns the number of groups."""
     batch: Batch = ray.get(sampling.next_batch.remote(step))
-    groups, result = StepGroups(batch), StepResult(policy_version=step, metrics={})
-    trajectories = step_trajectories(batch, groups, result, scheme="outcome_gated", prm_weight=0.5)
-    num_trained = len(batch.refs) * GROUP_SIZE
-    folder.log_step(
-        step, trajectories, group_rows(batch, result), version_ages=batch.version_ages, num_trained=num_trained
-    )
+    result = StepResult(policy_version=step, metrics={})
+    trajectories = step_trajectories(batch, batch_groups(batch), result, scheme="outcome_gated", prm_weight=0.5)
+    folder.log_step(step, trajectories, group_rows(batch, result), version_ages=batch.version_ages)
     ray.get(sampling.mark_trained.remote(step, step))
     return len(batch.refs)
 

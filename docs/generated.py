@@ -187,10 +187,10 @@ def commands_of(app: App) -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
-    """Yield tables of every metric, histogram and text of a run."""
+    """Yield tables of every metric and histogram of a run."""
     from envs.datasets.families import FAMILIES
     from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
-    from ray_jobs.run.trackers import HISTOGRAMS, TEXTS
+    from ray_jobs.run.trackers import HISTOGRAMS
 
     family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
     columns = ("metric", "unit", "meaning")
@@ -203,8 +203,8 @@ def metrics() -> Iterator[str]:
     yield from _table(columns, [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
     limits = ", ".join(f"{index} {limit.replace('_', ' ')}" for index, limit in enumerate(LIMITS))
     yield f"\n## TensorBoard\n\nValues of `util/bottleneck`: {limits}. Histograms cover a step's trained trajectories."
-    shown = [(f"`{name}`", text) for name, text in (HISTOGRAMS | TEXTS).items()]
-    yield from _table(("histogram or text", "meaning"), shown)
+    shown = [(f"`{name}`", text) for name, text in HISTOGRAMS.items()]
+    yield from _table(("histogram", "meaning"), shown)
 
 
 if __name__ == "__main__":

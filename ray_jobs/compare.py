@@ -23,7 +23,7 @@ from ray_jobs.evaluation import (
 )
 from ray_jobs.run.folder import write_json
 from ray_jobs.statistics import compare_means, compare_paired, items_needed, wilson_interval
-from ray_jobs.viewer.pages import Bar, percent, points, write_page
+from ray_jobs.viewer.pages import Rate, percent, points, write_page
 
 ASKED_GAINS = (0.02, 0.05, 0.1)
 """Differences whose number of items is always reported."""
@@ -127,7 +127,7 @@ def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEva
     else:
         answer, kind = ("Yes.", "better") if whole["gain"] > 0 else ("No, it is worse.", "unsure worse")
     bars = [
-        Bar(
+        Rate(
             label=title_of(name),
             note=f"{side}, {row['num_tasks']} items",
             rate=row[side],

@@ -43,7 +43,7 @@ from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, run_of, saved_config, started_in
 from ray_jobs.run.preflight import check_key
 from ray_jobs.statistics import wilson_interval
-from ray_jobs.viewer.pages import Bar, percent, points, write_page
+from ray_jobs.viewer.pages import Rate, percent, points, write_page
 from reward.answer_judge import AnswerJudge
 from rollout.codec import Record
 from rollout.filters import SOLVED
@@ -279,12 +279,12 @@ def _rate(items: Sequence[Item]) -> Rates:
 
 def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Rates) -> Path:
     """Write `report.html` into the folder of an evaluation. Raises OSError."""
-    policy, bars = stored.identity.policy, list[Bar]()
+    policy, bars = stored.identity.policy, list[Rate]()
     for name, row in summary["benchmarks"].items():
         if count := row["num_scored"]:
             note = f"{count}{f' of {BENCHMARKS[name].count}' if name in BENCHMARKS else ''} items"
             rate, interval = row["solve_rate"], row["solve_rate_ci95"]
-            bars.append(Bar(label=title_of(name), note=note, rate=rate, interval=interval, kind="after"))
+            bars.append(Rate(label=title_of(name), note=note, rate=rate, interval=interval, kind="after"))
     examples: dict[str, Mapping[str, object]] = {}
     for record in read_records(out / ITEMS):
         if record["reward"] is not None:

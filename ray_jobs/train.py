@@ -34,12 +34,11 @@ from ray_jobs.phases.cold_start import cold_start, load_cold_start
 from ray_jobs.phases.collect import collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
-from ray_jobs.run.metrics import StepTimes
 from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
-from ray_jobs.run.progress import Training, lost_rows, step_metrics
+from ray_jobs.run.progress import Training, step_metrics
 from ray_jobs.run.run import Run, open_run
-from ray_jobs.run.step_records import StepGroups, group_rows, step_trajectories
+from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
 from ray_jobs.run.summary import print_summary, summarize
 from ray_jobs.viewer.report import write_report
 from rollout.lifecycle import Batch
@@ -110,26 +109,27 @@ def train_step(run: Run, training: Training) -> bool:
             save_checkpoint(run)
         return False
     batched = time.perf_counter()
-    groups, prm_weight = StepGroups(batch), training.monitor.prm_weight
+    prm_weight = training.monitor.prm_weight
     result: StepResult = supervisor.learn("train_step", batch, prm_weight=prm_weight)
     trained = time.perf_counter()
     run.publish()
-    published = time.perf_counter()
-    times = StepTimes(
-        wait_s=batched - started, train_s=trained - batched, publish_s=published - trained, step_s=published - started
+    metrics = step_metrics(
+        batch,
+        result,
+        supervisor.readings(),
+        wait_s=batched - started,
+        train_s=trained - batched,
+        publish_s=time.perf_counter() - trained,
     )
-    metrics = step_metrics(batch, result, times, supervisor.readings())
-    metrics |= watch_prm(run, groups, step, prm_weight)
+    metrics |= watch_prm(run, batch_groups(batch), step, prm_weight)
     run.log_metrics(step, metrics)
     run.folder.log_step(
         step,
-        step_trajectories(batch, groups, result, scheme=config.reward.credit.type, prm_weight=prm_weight),
+        step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type, prm_weight=prm_weight),
         group_rows(batch, result),
         version_ages=batch.version_ages,
-        num_trained=len(batch.refs) * config.rollout.group_size,
     )
-    alarms = training.add(metrics)
-    run.tell(batch.warning, result.skipped, training.news(), *alarms)
+    run.tell(batch.warning, result.skipped, *training.add(step, metrics))
     if config.evaluates_after(step):
         evaluate_step(run, step)
     ray.get(run.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
@@ -178,6 +178,5 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
         run.folder.reopen_phase("reinforce")
         run.tell(f"no checkpoint of the train steps after {step} is left: they are repeated")
     rows = run.folder.rewind(step)
-    run.tell(lost_rows(rows, step))
     scored = run.uses_prm or run.config.reward.turn_scorer is not None
     return Training.of(run.config, rows, num_steps=step, scored=scored)

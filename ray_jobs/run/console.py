@@ -6,14 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 
 from configs.errors import printable
 
@@ -53,18 +46,9 @@ class PhaseProgress:
         self._printed_at = float("-inf")
         self._live = console.is_terminal and not console.is_dumb_terminal and total != 0
         self._plain = not self._live and total != 0
-        self._bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[shown]}"),
-            console=console,
-            # Engine and learner need the cores: ten redraws a second, the default, slow down a machine with two.
-            refresh_per_second=2,
-            disable=not self._live,
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}")
+        # Engine and learner need the cores: ten redraws a second, the default, slow down a machine with two.
+        self._bar = Progress(*columns, console=console, refresh_per_second=2, disable=not self._live)
         self._task = self._bar.add_task(title, total=total, shown="")
 
     def skip(self, num: int) -> None:
@@ -79,11 +63,12 @@ class PhaseProgress:
         self._bar.update(self._task, total=total)
 
     def advance(self, num: int = 1, /, **fields: float | str) -> None:
+        """Count steps, and show the newest values of the fields."""
         self._done += num
-        now = time.monotonic()
-        texts = {name: value if isinstance(value, str) else f"{value:.3g}" for name, value in fields.items()}
-        parts = [f"{name.replace('_', ' ')} {text}" for name, text in texts.items()]
-        counted = self._done - self._done_before
+        now, counted = time.monotonic(), self._done - self._done_before
+        parts = [f"{self._done}/{self._total}" if self._total is not None else str(self._done)]
+        for name, value in fields.items():
+            parts.append(f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.3g}'}")
         # Of many steps that run in parallel, the first twentieth says little about their common speed.
         if self._total is not None and counted * 20 >= self._total > self._done and counted:
             parts.append(f"about {duration((now - self._started) / counted * (self._total - self._done))} left")
@@ -92,20 +77,22 @@ class PhaseProgress:
         self._output.happened(seen=self._live)
         if self._plain and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
             self._printed_at = now
-            count = f"{self._done}/{self._total}" if self._total is not None else str(self._done)
-            self._output.note(f"  {self._title} {count}  {shown}".rstrip())
+            self._output.note(f"  {self._title} {shown}")
 
-    def start(self) -> None:
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the progress while the body runs, and how long it took."""
         if self._plain:
             self._output.note(f"{self._title} ...")
         self._bar.start()
-
-    def stop(self, *, outcome: str, seconds: float) -> None:
-        if outcome == "done" and self._total is not None:
-            self._bar.update(self._task, completed=self._total)
-        self._bar.stop()
-        if self._plain or (outcome != "done" and not self._live):
-            self._output.note(f"{self._title}: {outcome} after {duration(seconds)}")
+        outcome = "stopped"
+        try:
+            yield
+            outcome = "done"
+        finally:
+            self._bar.stop()
+            if self._total != 0:
+                self._output.note(f"{self._title}: {outcome} after {duration(time.monotonic() - self._started)}")
 
 
 class Console:
@@ -114,40 +101,37 @@ class Console:
     def __init__(self, output: RichConsole | None = None) -> None:
         self._console = output or RichConsole()
         self._waiting: list[str] = []
-        self._said_at = time.monotonic()
-        self._happened_at = self._said_at
+        self._said_at = self._happened_at = time.monotonic()
+        self._listener: threading.Thread | None = None
         self.phase_seconds: dict[str, float] = {}
         self.late: Callable[[], str] = str
         """Returns the parts that have been silent for long, as the end of that line."""
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
+        """Show the progress of a phase while the body runs."""
         title = _TITLES.get(name, name)
         progress = PhaseProgress(self, self._console, title, total)
         started = time.perf_counter()
-        outcome = "stopped"
-        progress.start()
         try:
-            with self.waiting(f"the phase '{title}'"):
+            with progress.shown(), self.waiting(f"the phase '{title}'"):
                 yield progress
-            outcome = "done"
         finally:
             self.phase_seconds[name] = time.perf_counter() - started
-            progress.stop(outcome=outcome, seconds=self.phase_seconds[name])
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Name what the run is waiting for while the body runs."""
+        if self._listener is None:
+            self._listener = threading.Thread(target=self._listen, name="console", daemon=True)
+            self._listener.start()
         self._waiting.append(what)
         self.happened()
-        listener = _Listener(self._break_silence) if len(self._waiting) == 1 else None
         try:
             yield
         finally:
             self._waiting.remove(what)
             self.happened()
-            if listener:
-                listener.stop()
 
     def happened(self, *, seen: bool = False) -> None:
         """Note that the run made progress; `seen` if the console showed it."""
@@ -156,33 +140,22 @@ class Console:
             self._said_at = self._happened_at
 
     def note(self, text: str) -> None:
+        """Print a line of text, which may be untrusted."""
         self.happened(seen=True)
         print_plain(self._console, text)
+
+    def _listen(self) -> None:
+        while True:
+            time.sleep(LISTEN_EVERY_S)
+            self._break_silence()
 
     def _break_silence(self) -> None:
         now, waiting = time.monotonic(), self._waiting[-1:]
         if waiting and now - self._said_at >= SILENCE_S:
-            self._said_at = now
-            seconds = round(now - self._happened_at)
-            print_plain(self._console, f"nothing happened for {seconds} s, waiting for {waiting[0]}{self.late()}")
-
-
-class _Listener:
-    """Calls a function every second from a separate thread."""
-
-    def __init__(self, listen: Callable[[], None]) -> None:
-        self._listen = listen
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(LISTEN_EVERY_S):
-            self._listen()
+            self._said_at, quiet_s = now, now - self._happened_at
+            # A wait that has just begun is no silence.
+            since = f"nothing happened for {duration(quiet_s)}, " if quiet_s >= SILENCE_S else ""
+            print_plain(self._console, f"{since}waiting for {waiting[0]}{self.late()}")
 
 
 def sentence(done: str, facts: Mapping[str, object]) -> str:

@@ -22,7 +22,7 @@ from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.run.origin import RunFolderError, provenance
-from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, StepTexts, Trackers
+from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, Trackers
 from rollout.codec import trajectory_line
 from rollout.files import network_file_system, sync, sync_tree, write_whole
 from rollout.lifecycle import GroupRow
@@ -273,15 +273,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         groups: Iterable[GroupRow] = (),
         *,
         version_ages: Mapping[int, int],
-        num_trained: int = 0,
     ) -> None:
-        """Log the groups of a train step and their trajectories, and show some of them in TensorBoard.
+        """Log the groups of a train step and their trajectories, with histograms in TensorBoard.
 
         Returns at once: a thread consumes the iterables and writes. What fails there is raised by the next call, by
-        `catch_up`, or when the folder is closed. `num_trained` trajectories were trained.
+        `catch_up`, or when the folder is closed.
         """
-        distributions = StepDistributions(version_ages, num_trained)
-        self._backlog.add(partial(self._log_step, step, trajectories, list(groups), distributions))
+        self._backlog.add(partial(self._log_step, step, trajectories, list(groups), StepDistributions(version_ages)))
 
     def catch_up(self) -> None:
         """Wait until everything that was logged is written."""
@@ -294,18 +292,15 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         groups: Iterable[GroupRow],
         distributions: StepDistributions,
     ) -> None:
-        texts = StepTexts()
         with _writing(self.path / TRAJECTORIES):
             for trajectory in trajectories:
                 self._trajectories.write(trajectory_line(trajectory))
                 distributions.add(trajectory)
-                texts.add(trajectory)
             self._trajectories.flush()
             self._groups.writelines(msgspec.json.encode(row) + b"\n" for row in groups)
             self._groups.flush()
         with _writing(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())
-            self._board.add_texts(step, texts.texts())
 
     def log_trajectories(self, trajectories: Iterable[Trajectory]) -> None:
         """Log trajectories after what was logged before."""

@@ -1,7 +1,6 @@
 """The groups of a train step with everything known about them, for the log of the run."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 
 import ray
 from msgspec import structs
@@ -14,21 +13,13 @@ from rollout.lifecycle import Batch, GroupRow, State
 from rollout.types import Group, Trajectory
 
 
-class StepGroups:
-    """The groups of a batch, fetched and decoded in a thread while the learner trains on them."""
-
-    def __init__(self, batch: Batch) -> None:
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groups")
-        self._groups = thread.submit(lambda: [decode_group(data) for data in ray.get(list(batch.refs))])
-        thread.shutdown(wait=False)
-
-    def __iter__(self) -> Iterator[Group]:
-        """Iterate over the groups, after waiting until they are there."""
-        return iter(self._groups.result())
+def batch_groups(batch: Batch) -> Iterator[Group]:
+    """Fetch the groups of a batch, when the first is asked for, and decode them one by one."""
+    yield from map(decode_group, ray.get(list(batch.refs)))
 
 
 def step_trajectories(
-    batch: Batch, groups: StepGroups, result: StepResult, *, scheme: Credit, prm_weight: float
+    batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, prm_weight: float
 ) -> Iterator[Trajectory]:
     """Yield all trajectories of the batch with the credit that the learner trained on.
 
@@ -45,7 +36,7 @@ def step_trajectories(
             trajectory.reason = result.skipped or ""
             yield trajectory
     for state, reason, ref in batch.untrained:
-        for trajectory in decode_group(ray.get([ref])[0]).trajectories:
+        for trajectory in decode_group(ray.get(ref)).trajectories:
             trajectory.step, trajectory.verdict, trajectory.reason = batch.step, state, reason
             yield trajectory
 

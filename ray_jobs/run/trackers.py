@@ -1,9 +1,7 @@
-"""TensorBoard logs of a run (scalars, histograms, two trajectories of each train step), and experiment trackers."""
+"""TensorBoard logs of a run (scalars and histograms), and experiment trackers."""
 
 import importlib.util
-import math
 import os
-import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,22 +13,15 @@ import numpy as np
 from configs.api_keys import exposed_key, written_secret
 from configs.errors import UserError
 from configs.run import TrackerName
-from rollout.filters import SOLVED
 from rollout.lifecycle import State
 from rollout.records import read_records
-from rollout.types import Trajectory, floats_of, is_answer
+from rollout.types import Trajectory, floats_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PHASES_BEFORE_RL = ("cold_start", "train_prm")
 """Metric groups that count their own steps. Each has its own subfolder, which TensorBoard shows as a run."""
-
-TEXTS: Mapping[str, str] = {
-    "trajectories/right": "The first right trajectory of the step's first group, with the value of each decision",
-    "trajectories/wrong": "The first wrong trajectory of the same group",
-}
-"""Descriptions of the logged texts."""
 
 HISTOGRAMS: Mapping[str, str] = {
     "steps/advantage": "Advantage of each planner step",
@@ -44,12 +35,9 @@ HISTOGRAMS: Mapping[str, str] = {
 }
 """Descriptions of the logged histograms."""
 
-MAX_CHARS = 600
-"""Longest part of a text that is shown."""
-MAX_TURNS = 40
 MAX_LOG_RATIO = 20.0
 MOST_COUNTED = 256
-"""Trajectories of a train step that enter the histograms: enough tokens to show their distribution."""
+"""Trajectories of a train step that enter the histograms, because reading their tokens takes the driver's time."""
 
 
 class Board:
@@ -72,11 +60,6 @@ class Board:
         for name, numbers in values.items():
             self._writer("").add_histogram(name, numbers, step)
 
-    def add_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        """Log Markdown, whose untrusted parts `plain` has escaped."""
-        for name, text in texts.items():
-            self._writer("").add_text(name, text, step)
-
     def flush(self) -> None:
         """Write all events to disk."""
         for writer in self._writers.values():
@@ -97,91 +80,20 @@ class Board:
         return self._writers[group]
 
 
-class StepTexts:
-    """The first right and the first wrong trajectory of the first trained group of a train step."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Trajectory] = {}
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Keep a trajectory of the step, if it is one of the two."""
-        if trajectory.verdict != State.TRAINED or trajectory.outcome is None:
-            return
-        name = "trajectories/right" if trajectory.outcome == SOLVED else "trajectories/wrong"
-        if all(kept.group_id == trajectory.group_id for kept in self._kept.values()):
-            self._kept.setdefault(name, trajectory)
-
-    def texts(self) -> dict[str, str]:
-        """Return Markdown by the names of `TEXTS`."""
-        return {name: markdown_of(trajectory) for name, trajectory in self._kept.items()}
-
-
-def markdown_of(trajectory: Trajectory) -> str:
-    """Render a trajectory as a Markdown table with a row for each planner turn."""
-    rows = []
-    for number, turn in enumerate(trajectory.planner_turns, 1):
-        call, result = turn.tool_call, turn.tool_result
-        if turn.format_error:
-            decision = f"malformed: {plain(turn.format_error)}<br>{plain(turn.text)}"
-        else:
-            thought = f"{plain(turn.thought)}<br>" if turn.thought else ""
-            decision = f"{thought}**{plain(call.name if call else 'nothing')}** {plain(call.arguments if call else '')}"
-        answered = "" if result is None else f"error: {plain(result.error)}" if result.error else plain(result.text)
-        score = "" if turn.score is None else f"{turn.score:.2f}"
-        advantage = "" if turn.advantage is None else f"{turn.advantage:+.2f}"
-        rows.append(f"| {number} | {decision} | {answered} | {score} | {advantage} |")
-    if len(rows) > MAX_TURNS:
-        rows[MAX_TURNS:] = [f"| ... | {len(rows) - MAX_TURNS} more steps | | | |"]
-    answer = plain(trajectory.answer) if is_answer(trajectory.answer) else "none"
-    reward = "" if trajectory.total is None else f"{trajectory.total:.2f}"
-    return "\n".join(
-        (
-            f"**Task** {plain(trajectory.task.question)}\n",
-            f"**Answer** {answer} ({plain(trajectory.stop_reason)}); the reference is {plain(trajectory.task.answer)}; "
-            f"reward {reward}\n",
-            "| step | decision | result | PRM score | advantage |",
-            "| --- | --- | --- | --- | --- |",
-            *rows,
-        )
-    )
-
-
-def plain(text: str) -> str:
-    """Escape any text as Markdown without markup.
-
-    Invisible characters, and those that change the direction of reading, become their code points.
-    """
-    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} ... ({len(text)} characters)"
-    return "".join(map(_escaped, shown))
-
-
-def _escaped(character: str) -> str:
-    if character.isalnum() or character == " ":
-        return character
-    if character == "\n":
-        return "<br>"
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"):
-        return f"&#91;U+{ord(character):04X}&#93;"
-    return f"&#{ord(character)};"
-
-
 class StepDistributions:
-    """The values behind the histograms of one train step, over at most `MOST_COUNTED` evenly spaced trajectories."""
+    """The values behind the histograms of one train step, over its first `MOST_COUNTED` trained trajectories."""
 
-    def __init__(self, version_ages: Mapping[int, int], num_trained: int = 0) -> None:
-        """Take the age in train steps of each policy version in the batch, and its number of trained trajectories."""
+    def __init__(self, version_ages: Mapping[int, int]) -> None:
+        """Take the age in train steps of each policy version in the batch."""
         self._version_ages = version_ages
-        self._every = max(1, math.ceil(num_trained / MOST_COUNTED))
-        self._num_seen = 0
+        self._num_counted = 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
     def add(self, trajectory: Trajectory) -> None:
-        """Count the next trajectory of the step."""
-        if trajectory.verdict != State.TRAINED or trajectory.total is None:
+        """Count the next trajectory of the step, if it was trained."""
+        if trajectory.verdict != State.TRAINED or trajectory.total is None or self._num_counted == MOST_COUNTED:
             return
-        self._num_seen += 1
-        if (self._num_seen - 1) % self._every:
-            return
+        self._num_counted += 1
         planned = trajectory.planner_turns
         turns = [turn for turn in planned if turn.trainable]
         self._count("trajectories/steps", [len(planned)])

@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -18,6 +19,7 @@ WIDTH, HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
 _MAX_DOTS = 40
 _NUM_COLOURS = 6
+_STRIDES = [unit * 10**power for power in range(9) for unit in (1, 2, 5)]
 # Invisible characters, and those that change the direction of reading.
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
@@ -45,19 +47,9 @@ def percent(rate: float | None) -> str:
     return "not measured" if rate is None else f"{100 * rate:.1f}%"
 
 
-def hundredths(rate: float | None) -> str:
-    """Format a rate in [0, 1] as a number from 0 to 100."""
-    return "" if rate is None else f"{100 * rate:.1f}"
-
-
 def points(rates: Sequence[float], *, signed: bool = False) -> str:
     """Format the ends of an interval as numbers from 0 to 100."""
     return " to ".join(f"{100 * rate:{'+' if signed else ''}.1f}" for rate in rates)
-
-
-def place(value: float, low: float = 0.0, high: float = 1.0) -> str:
-    """Return the position of a value on a track from `low` to `high` in percent, within its ends."""
-    return f"{100 * min(max(0.0, (value - low) / (high - low)), 1.0):.2f}"
 
 
 def seen(text: str) -> str:
@@ -68,107 +60,91 @@ def seen(text: str) -> str:
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
-_ENVIRONMENT.filters |= {
-    format.__name__: format for format in (shown, percent, hundredths, points, place, seen, is_answer)
-}
+_ENVIRONMENT.filters |= {format.__name__: format for format in (shown, percent, points, seen, is_answer)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """A rate with its interval, all in [0, 1]."""
+class Rate:
+    """A measured rate with its interval, all in [0, 1]: a bar, or a diamond at its train step."""
 
     label: str
-    note: str
     rate: float
     interval: tuple[float, float]
     kind: str
     """Its colour in style.css."""
+    note: str = ""
+    step: int | None = None
+    """Train steps before it, where that is known."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.label}: {percent(self.rate)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A rate in [0, 1] with its interval, measured at one train step."""
-
-    label: str
-    step: float
-    rate: float
-    interval: tuple[float, float]
-    kind: str
-    """Its colour in style.css."""
+Point = tuple[float, float, float, float]
+"""A train step, a rate in [0, 1] that may be nan, and the ends of its interval, which are equal without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChart:
-    """Lines over train steps. Text is escaped."""
+    """Rates in percent over train steps. Text is escaped."""
 
     title: str
-    xs: Sequence[float]
-    lines: Mapping[str, Sequence[float]]
-    """Values at `xs` by the label of the line. A line skips values that are not finite."""
-    top: float
-    """Upper end of the y axis, which starts at 0."""
-    marks: Sequence[Mark] = ()
-    share: bool = False
-    """Whether y is shown in percent."""
-    intervals: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
-    """Whiskers at `xs` by the label of the line."""
+    lines: Mapping[str, Sequence[Point]]
+    """Points by the label of the line."""
+    marks: Sequence[Rate] = ()
+    """Rates with a train step, drawn as diamonds."""
 
     @property
     def legend(self) -> list[tuple[str, str]]:
         """The class in style.css and the text of each key."""
         lines = [(f"s{index % _NUM_COLOURS}", name) for index, name in enumerate(self.lines)]
-        return lines + [(f"mark {mark.kind}", f"{mark.label}: {100 * mark.rate:.1f}%") for mark in self.marks]
+        return lines + [(f"mark {mark.kind}", mark.text) for mark in self.marks]
 
     @property
     def svg(self) -> str:
-        """The chart. `xs` must not be empty."""
-        parts = "".join((*self._grid(), *self._drawn_lines(), *self._drawn_marks()))
-        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">{parts}</svg>'
-
-    def _ends(self) -> tuple[float, float]:
-        ends = [self.xs[0], self.xs[-1], *(mark.step for mark in self.marks)]
-        return min(ends), max(ends)
-
-    def _across(self, step: float) -> float:
-        first, last = self._ends()
-        return _LEFT + (step - first) / max(last - first, 1e-9) * (WIDTH - _LEFT - _RIGHT)
-
-    def _up(self, y: float) -> float:
-        return _TOP + (1 - min(y / self.top, 1)) * (HEIGHT - _TOP - _BOTTOM)
-
-    def _grid(self) -> Iterator[str]:
-        for tick in range(5):
-            value = self.top * (1 - tick / 4)
-            label = f"{100 * value:g}%" if self.share else f"{value:g}"
-            y = self._up(value)
-            yield f'<path class="grid" d="M{_LEFT} {y:.1f}h{WIDTH - _LEFT - _RIGHT}"/>'
-            yield f'<text class="note" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        # At most eleven whole steps at even distances.
-        first, last = self._ends()
-        strides = (scale * unit for scale in (10**power for power in range(12)) for unit in (1, 2, 5))
-        stride = next(stride for stride in strides if (last - first) / stride <= 10)
-        steps = range(math.ceil(first / stride) * stride, math.floor(last) + 1, stride)
-        for index, step in enumerate(steps):
-            name, x = f"step {step}" if index == 0 else str(step), self._across(step)
-            yield f'<text class="note" x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{name}</text>'
-
-    def _drawn_lines(self) -> Iterator[str]:
-        for index, (name, ys) in enumerate(self.lines.items()):
-            finite = [at for at, y in enumerate(ys) if math.isfinite(y)]
-            places = [(self._across(self.xs[at]), self._up(ys[at])) for at in finite]
-            points, colour = " ".join(f"{x:.1f},{y:.1f}" for x, y in places), f"s{index % _NUM_COLOURS}"
-            for at in finite if name in self.intervals else ():
-                x, (low, high) = self._across(self.xs[at]), map(self._up, self.intervals[name][at])
-                yield f'<path class="reach {colour}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
-            yield f'<polyline class="line {colour}" points="{points}"><title>{escape(name)}</title></polyline>'
+        """The chart, which must have a point."""
+        lines = {name: [point for point in points if math.isfinite(point[1])] for name, points in self.lines.items()}
+        marks = [(mark, (mark.step or 0, mark.rate, *mark.interval)) for mark in self.marks]
+        steps = [point[0] for point in chain(*lines.values(), (point for _, point in marks))]
+        first, last = min(steps), max(steps)
+        parts = list(_grid(first, last))
+        for index, (name, points) in enumerate(lines.items()):
+            places, colour = [_place(point, first, last) for point in points], f"s{index % _NUM_COLOURS}"
+            joined = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)
+            parts.append(f'<polyline class="line {colour}" points="{joined}"><title>{escape(name)}</title></polyline>')
+            parts += [_whisker(colour, place) for place in places]
             # A run of one step has no line, only its point.
-            for x, y in places if len(places) <= _MAX_DOTS else ():
-                yield f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>'
+            dots = places if len(places) <= _MAX_DOTS else []
+            parts += [f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y, _, _ in dots]
+        for mark, point in marks:
+            place = _place(point, first, last)
+            diamond = f"M{place[0]:.1f} {place[1] - 7:.1f}l7 7l-7 7l-7 -7z"
+            parts.append(_whisker(mark.kind, place))
+            parts.append(f'<path class="mark {mark.kind}" d="{diamond}"><title>{escape(mark.text)}</title></path>')
+        title = escape(self.title)
+        return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
 
-    def _drawn_marks(self) -> Iterator[str]:
-        for mark in self.marks:
-            x, y, (low, high) = self._across(mark.step), self._up(mark.rate), map(self._up, mark.interval)
-            title = escape(f"{mark.label}: {100 * mark.rate:.1f}%")
-            yield f'<path class="reach {mark.kind}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>'
-            diamond = f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"
-            yield f'<path class="mark {mark.kind}" d="{diamond}"><title>{title}</title></path>'
+
+def _place(point: Point, first: float, last: float) -> Point:
+    """Return where a point and its interval are drawn, if the x axis spans the steps from `first` to `last`."""
+    x = _LEFT + (point[0] - first) / max(last - first, 1) * (WIDTH - _LEFT - _RIGHT)
+    y, low, high = (_TOP + (1 - rate) * (HEIGHT - _TOP - _BOTTOM) for rate in point[1:])
+    return x, y, low, high
+
+
+def _whisker(kind: str, place: Point) -> str:
+    x, _, low, high = place
+    return f'<path class="reach {kind}" d="M{x:.1f} {high:.1f}V{low:.1f}"/>' if low != high else ""
+
+
+def _grid(first: float, last: float) -> Iterator[str]:
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        _, y, _, _ = _place((first, share, share, share), first, last)
+        yield f'<path class="grid" d="M{_LEFT} {y:.1f}h{WIDTH - _LEFT - _RIGHT}"/>'
+        yield f'<text class="note" x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{share:.0%}</text>'
+    # At most eleven whole steps at even distances.
+    stride = next(stride for stride in _STRIDES if last - first <= 10 * stride)
+    for step in range(math.ceil(first / stride) * stride, math.floor(last) + 1, stride):
+        x, _, _, _ = _place((step, 0, 0, 0), first, last)
+        yield f'<text class="note" x="{x:.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step}</text>'

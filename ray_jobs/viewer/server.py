@@ -1,32 +1,31 @@
 """`agentflow view`: a local web page that shows runs, also during training. It writes nothing."""
 
 import html
-import json
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.api_keys import LOOPBACK_HOSTS
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
 from ray_jobs.viewer.rows import Row
-from ray_jobs.viewer.run import MAX_PAGE, ViewedRun, ViewError, Wanted, paired
+from ray_jobs.viewer.run import ViewedRun, ViewError, paired
 
 STATIC = Path(__file__).with_name("static")
-Found = TypeVar("Found")
-Answer = Callable[[Sequence[ViewedRun], Request], object]
+MAX_PAGE = 500
+MOST_RUNS = 2
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -45,69 +44,45 @@ _HEADERS = {
 def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
     """Return the server of one or two runs, which requires the token.
 
-    All static files are read now, so that a request cannot name any other file.
+    All static files are read now, so that a request cannot name any other file. The host names of other machines are
+    rejected, which keeps web pages from reaching the run by DNS rebinding.
     """
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
-    answers: dict[str, Answer] = {
-        "state": lambda runs, request: [run.state() for run in runs],
-        "about": lambda runs, request: [run.about() | {"facets": run.facets()} for run in runs],
-        "metrics": lambda runs, request: _run(runs, request).metrics.rows,
-        "trajectories": lambda runs, request: _run(runs, request).page(_wanted(request), *_page(request)),
-        "trajectory": lambda runs, request: _found(_run(runs, request).trajectory(_id(request)), "trajectory"),
-        "groups": lambda runs, request: _run(runs, request).groups(_wanted(request), *_page(request)),
-        "group": lambda runs, request: _found(_run(runs, request).group(_id(request)), "group"),
-        "pairs": _pairs,
+    answers: dict[str, Callable[[Request], object]] = {
+        "state": lambda request: [run.state() for run in runs],
+        "about": lambda request: [run.about() for run in runs],
+        "metrics": lambda request: _run(runs, request).metrics.rows,
+        "trajectories": lambda request: _run(runs, request).page(request.query_params, *_page(request)),
+        "trajectory": lambda request: _found(_run(runs, request).trajectory, request),
+        "groups": lambda request: _run(runs, request).groups(request.query_params, *_page(request)),
+        "group": lambda request: _found(_run(runs, request).group, request),
+        "pairs": lambda request: _pairs(runs, request),
     }
+    lock = threading.Lock()
+
+    async def static(request: Request) -> Response:
+        name = request.path_params.get("name", "index.html")
+        if name not in files:
+            raise HTTPException(404, "the viewer has no such file")
+        return Response(files[name], media_type=_TYPES[Path(name).suffix], headers=_HEADERS)
+
+    def answer(request: Request) -> Response:
+        # Starlette calls it in a thread, because it reads files.
+        if (name := request.path_params["name"]) not in answers:
+            raise HTTPException(404, "the viewer has no such answer")
+        with lock:
+            for run in runs:
+                run.refresh()
+            return _json(answers[name](request))
+
     return Starlette(
-        routes=[
-            Route("/", partial(_file, files, "index.html")),
-            Route("/static/{name}", partial(_file, files, None)),
-            *(Route(f"/api/{name}", partial(_answered, answer, runs)) for name, answer in answers.items()),
+        routes=[Route("/", static), Route("/static/{name}", static), Route("/api/{name}", answer)],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_HOSTS),
+            Middleware(TokenGate, token=token, open_paths=("/static/",)),
         ],
-        middleware=[Middleware(LoopbackOnly), Middleware(TokenGate, token=token, open_paths=("/static/",))],
         exception_handlers={HTTPException: _refused},  # type: ignore[dict-item]
     )
-
-
-class LoopbackOnly:
-    """A middleware that rejects host names of other machines and adds security headers to each response.
-
-    The check keeps web pages from reaching the run by DNS rebinding.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                added = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        name, colon, port = hosts[0].rpartition(":") if len(hosts) == 1 else ("", "", "")
-        if len(hosts) == 1 and (name if colon and port.isdigit() else hosts[0]).lower() in LOOPBACK_HOSTS:
-            await self._app(scope, receive, guarded)
-        else:
-            refusal = _json({"error": "this server answers only to 127.0.0.1 and localhost"}, status=421)
-            await refusal(scope, receive, guarded)
-
-
-async def _file(files: dict[str, bytes], name: str | None, request: Request) -> Response:
-    name = name or request.path_params["name"]
-    if name not in files:
-        raise HTTPException(404, "the viewer has no such file")
-    return Response(files[name], media_type=_TYPES[Path(name).suffix])
-
-
-def _answered(answer: Answer, runs: Sequence[ViewedRun], request: Request) -> Response:
-    # Starlette runs it in a thread, because it reads files.
-    return _json(answer(runs, request))
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
@@ -115,56 +90,29 @@ async def _refused(request: Request, error: HTTPException) -> Response:
 
 
 def _json(value: object, status: int = 200) -> Response:
-    try:
-        text = _dumped(value)
-    except ValueError:
-        text = _dumped(finite(value))
-    # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-    return Response(text.encode(errors="replace"), status_code=status, media_type="application/json")
+    # Numbers that JSON cannot represent become null.
+    content = msgspec.json.encode(value)
+    return Response(content, status_code=status, media_type="application/json", headers=_HEADERS)
 
 
-def _dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-
-def finite(value: object) -> object:
-    """Replace the numbers that JSON cannot represent by None."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [finite(part) for part in value]
-    return value
-
-
-def _pairs(runs: Sequence[ViewedRun], request: Request) -> object:
-    sides: list[Mapping[str, Row]] = []
+def _pairs(runs: Sequence[ViewedRun], request: Request) -> Row:
+    asked = request.query_params
+    sides = []
     for name in ("left", "right"):
         # `0:eval_after` are the attempts of this phase in the first run.
-        number, _, phase = request.query_params.get(name, "").partition(":")
+        number, _, phase = asked.get(name, "").partition(":")
         if number not in map(str, range(len(runs))):
             raise HTTPException(400, f"{name} must be RUN:PHASE, such as 0:eval_after")
         sides.append(runs[int(number)].phase_attempts(phase))
-    text = request.query_params.get("text", "").lower().strip()
-    left, right = sides
-    counts, pairs = paired(left, right, request.query_params.get("only", ""), text)
+    pairs, text = paired(*sides), asked.get("text", "").lower().strip()
+    found = [
+        pair
+        for pair in pairs
+        if asked.get("only", "") in ("", pair["kind"]) and text in f"{pair['task']}\n{pair['left']['question']}".lower()
+    ]
     offset, limit = _page(request)
-    return {"counts": counts, "total": len(pairs), "rows": pairs[offset : offset + limit]}
-
-
-def _id(request: Request) -> str:
-    return request.query_params.get("id", "")
-
-
-def _wanted(request: Request) -> Wanted:
-    asked = request.query_params
-    names = ("text", "phase", "verdict", "outcome", "dataset")
-    return Wanted(
-        **{name: asked.get(name, "") for name in names},
-        step=_whole(request, "step", 0) if asked.get("step") else None,
-        newest_first=asked.get("order") == "newest",
-    )
+    counts = Counter(pair["kind"] for pair in pairs)
+    return {"counts": counts, "total": len(found), "rows": found[offset : offset + limit]}
 
 
 def _page(request: Request) -> tuple[int, int]:
@@ -185,14 +133,10 @@ def _run(runs: Sequence[ViewedRun], request: Request) -> ViewedRun:
     return runs[number]
 
 
-def _found(value: Found | None, kind: str) -> Found:
-    if value is None:
-        raise HTTPException(404, f"the run has no such {kind}")
-    return value
-
-
-REFRESH_S = 0.5
-MOST_RUNS = 2
+def _found(find: Callable[[str], Row | None], request: Request) -> Row:
+    if (found := find(request.query_params.get("id", ""))) is None:
+        raise HTTPException(404, "the run has no such id")
+    return found
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
@@ -205,7 +149,6 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
     with listen(LOOPBACK, port) as listener:
         token = new_token()
         address = with_token(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", token)
-        follow(runs)
         server = uvicorn.Server(
             uvicorn.Config(build_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)
         )
@@ -228,20 +171,3 @@ def door_to(address: str) -> Iterator[str]:
         file.touch(mode=0o600)
         file.write_text(f'{page}<meta http-equiv="refresh" content="0; url={html.escape(address)}">')
         yield file.as_uri()
-
-
-def follow(runs: Sequence[ViewedRun]) -> threading.Event:
-    """Read new data of the runs in a thread until the returned event is set."""
-    stop = threading.Event()
-
-    def refresh() -> None:
-        while True:
-            for run in runs:
-                # A file may be replaced at any moment; the next refresh finds it again.
-                with suppress(OSError):
-                    run.refresh()
-            if stop.wait(REFRESH_S):
-                return
-
-    threading.Thread(target=refresh, daemon=True, name="view-refresh").start()
-    return stop

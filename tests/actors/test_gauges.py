@@ -8,7 +8,7 @@ import ray
 from stage import make_config, open_stage, wait_until
 
 from actors.cluster import WORKER_GAUGES, LearnerLostError, gauge_name
-from ray_jobs.run.metrics import BY_NAME
+from ray_jobs.run.metrics import DESCRIPTIONS
 from rollout.records import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -56,7 +56,7 @@ def test_every_metric_of_a_train_step_is_a_gauge_with_the_run_s_name_and_its_des
     row, lines, *_ = scraped
     for name in row.keys() - {"step", "wall_s"}:
         assert value_of(lines, name, run="gauges") == [pytest.approx(row[name])], name
-    assert f"# HELP ray_agentflow_groups_drawn {BY_NAME['groups/drawn'].says}" in lines
+    assert f"# HELP ray_agentflow_groups_drawn {DESCRIPTIONS['groups/drawn']}" in lines
 
 
 def test_workers_tell_their_state_themselves(scraped):

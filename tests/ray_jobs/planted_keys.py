@@ -88,12 +88,8 @@ def keyed_tools(pages: str) -> tuple[str, ...]:
 
 def viewer_answers(run: Path) -> bytes:
     """All that the viewer says of a run."""
-    viewed = ViewedRun(run)
-    viewed.refresh()
-    token = "viewer"
-    client = TestClient(
-        build_app([viewed], token), base_url="http://127.0.0.1", headers={"authorization": f"Bearer {token}"}
-    )
+    app, headers = build_app([ViewedRun(run)], "viewer"), {"authorization": "Bearer viewer"}
+    client = TestClient(app, base_url="http://127.0.0.1", headers=headers)
     asked = ["", "api/state", "api/about", "api/metrics", "api/trajectories?limit=500", "api/groups?limit=500"]
     for kind, rows in (("trajectory", "trajectories"), ("group", "groups")):
         asked += [f"api/{kind}?id={row['id']}" for row in client.get(f"/api/{rows}?limit=500").json()["rows"]]

@@ -6,7 +6,7 @@ import torch
 from actors.cluster import gauge_name
 from learner.corrections import off_policy_metrics, off_policy_sums
 from learner.types import StepResult, TrainBatch
-from ray_jobs.run.metrics import BY_NAME, StepTimes
+from ray_jobs.run.metrics import DESCRIPTIONS
 from ray_jobs.run.progress import step_metrics
 from rollout.lifecycle import Batch, GroupCounts
 
@@ -34,9 +34,9 @@ def test_every_metric_of_a_train_step_is_in_the_table():
         counts=GroupCounts(),
         warning=None,
     )
-    times = StepTimes(wait_s=1.0, train_s=1.0, publish_s=1.0, step_s=3.0)
-    row = step_metrics(batch, StepResult(policy_version=1, metrics=policy), times, [])
-    assert row.keys() <= BY_NAME.keys()
+    result = StepResult(policy_version=1, metrics=policy)
+    row = step_metrics(batch, result, [], wait_s=1.0, train_s=1.0, publish_s=1.0)
+    assert row.keys() <= DESCRIPTIONS.keys()
     mix = {name: value for name, value in row.items() if name.startswith("mix/")}
     assert {name: value for name, value in row.items() if name.startswith("solved/")} == {"solved/lookup": 0.75}
     assert mix == {"mix/lookup": 0.375, "mix/chain": 0.125, "mix/branch": 0.0}
@@ -48,7 +48,7 @@ def test_every_metric_in_the_code_is_in_the_table():
     written = {found["name"] for text in texts for found in WRITTEN.finditer(text)}
     files = {name for name in written if (ROOT / name).with_suffix(".py").exists()}
     assert len(written) > 20
-    assert written - files <= BY_NAME.keys()
+    assert written - files <= DESCRIPTIONS.keys()
 
 
 def test_dashboard_names_metrics_of_the_table_only():
@@ -56,4 +56,4 @@ def test_dashboard_names_metrics_of_the_table_only():
     named = re.findall(r"(ray_agentflow_\w+)(?:\(([\w|]+)\))?", DASHBOARD.read_text())
     gauges = {start + end for start, ends in named for end in ends.split("|")}
     assert len(gauges) > 40
-    assert gauges <= {f"ray_{gauge_name(name)}" for name in BY_NAME}
+    assert gauges <= {f"ray_{gauge_name(name)}" for name in DESCRIPTIONS}

@@ -8,7 +8,7 @@ from ray_jobs.run.step_records import group_rows, step_trajectories
 from rollout.codec import flat_record
 from rollout.lifecycle import State
 from rollout.types import StepScores
-from tests.ray_jobs.view_world import Fetched, make_batch, make_group, make_group_row
+from tests.ray_jobs.view_world import make_batch, make_group, make_group_row
 
 Z = math.sqrt(0.5)
 """One right, one wrong: (1 - 0.5) / 0.7071."""
@@ -16,7 +16,7 @@ Z = math.sqrt(0.5)
 
 def shown(group, *, logprobs=None, skipped=None, weight=0.5, **batch):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
-    found = step_trajectories(make_batch(3, **batch), Fetched(group), result, scheme="outcome_gated", prm_weight=weight)
+    found = step_trajectories(make_batch(3, **batch), [group], result, scheme="outcome_gated", prm_weight=weight)
     return list(map(flat_record, found))
 
 

@@ -1,22 +1,16 @@
 """The viewer's server: data of a run folder, and rejected requests."""
 
 import json
-import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from starlette.testclient import TestClient
-from view_world import (
-    append,
-    evaluation_row,
-    make_run,
-    metric_row,
-)
+from view_world import append, evaluation_row, make_run, metric_row
 
 from envs.serving import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
-from ray_jobs.viewer.server import build_app, door_to, finite, follow
+from ray_jobs.viewer.server import build_app, door_to
 from rollout.types import packed_floats
 
 TOKEN = new_token()
@@ -28,13 +22,8 @@ def folder(tmp_path):
 
 
 def client_of(*folders):
-    runs = [ViewedRun(folder) for folder in folders]
-    for run in runs:
-        run.refresh()
-    app = build_app(runs, TOKEN)
-    client = TestClient(app, base_url="http://127.0.0.1:8770", headers={"authorization": f"Bearer {TOKEN}"})
-    client.runs = runs
-    return client
+    app = build_app([ViewedRun(folder) for folder in folders], TOKEN)
+    return TestClient(app, base_url="http://127.0.0.1:8770", headers={"authorization": f"Bearer {TOKEN}"})
 
 
 def ask(client, name, **query):
@@ -58,6 +47,13 @@ def test_rows_come_by_page_and_by_filter(folder):
         ids(ask(client, "trajectories", text="CRATES OF IRON", phase="eval_after", order="newest"))[0] == "eval_after/3"
     )
     assert ask(client, "trajectories", text="no such thing")["total"] == 0
+    changed = ask(client, "trajectories", phase="changed")["rows"]
+    assert [(row["id"], row["before"]["id"]) for row in changed] == [
+        ("eval_after/1", "eval_before/1"),
+        ("eval_after/2", "eval_before/2"),
+    ]
+    assert ids(ask(client, "groups", verdict="all_wrong,failed")) == ["g000003", "g000005"]
+    assert ids(ask(client, "groups", text="older than", step=2)) == ["g000004"]
 
 
 def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
@@ -73,12 +69,12 @@ def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
 
 def test_rewound_run_is_read_again(folder):
     client = client_of(folder)
+    assert ask(client, "state")[0]["trajectories"] == 19
     path = folder / "trajectories.jsonl"
     kept = path.read_text().splitlines(keepends=True)[:3]
     other = path.with_suffix(".partial")
     other.write_text("".join(kept))
     other.rename(path)
-    client.runs[0].refresh()
     state = ask(client, "state")[0]
     assert (state["trajectories"], state["generation"]) == (3, "1.0")
     assert client.get("/api/trajectory", params={"id": "eval_after/0"}).status_code == 404
@@ -110,7 +106,6 @@ def test_values_that_json_cannot_represent(folder):
     assert shown["turns"][0]["logprobs"] == [None, None]
     assert shown["answer"] == "half a pair: ?"
     assert ask(client, "state")[0]["unreadable"] == 1
-    assert finite({"a": [float("inf"), 1.0]}) == {"a": [None, 1.0]}
 
 
 TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b'{"wall_s": 1.0}\n', b"[" * 100_000 + b"\n"]
@@ -121,20 +116,12 @@ TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b'{"wall_s": 1.0}\n', b"[" *
 def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
     """As a disk leaves it that was full for a while."""
     client = client_of(folder)
-    stop = follow(client.runs)
-    try:
-        with (folder / name).open("ab") as file:
-            file.write(torn)
-        append(folder / "metrics.jsonl", [metric_row(4)])
-        append(folder / "trajectories.jsonl", [evaluation_row(77, "eval_after", right=True)])
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            state = ask(client, "state")[0]
-            if state["trajectories"] == 20 and state["metrics"] == 4:
-                break
-            time.sleep(0.05)
-    finally:
-        stop.set()
+    assert ask(client, "state")[0]["unreadable"] == 0
+    with (folder / name).open("ab") as file:
+        file.write(torn)
+    append(folder / "metrics.jsonl", [metric_row(4)])
+    append(folder / "trajectories.jsonl", [evaluation_row(77, "eval_after", right=True)])
+    state = ask(client, "state")[0]
     assert (state["trajectories"], state["metrics"], state["unreadable"]) == (20, 4, 1)
     assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
 
@@ -144,7 +131,7 @@ def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
 )
 def test_foreign_host_name_is_rejected(folder, host):
     answer = client_of(folder).get("/api/about", headers={"host": host})
-    assert answer.status_code == 421
+    assert answer.status_code == 400
     assert "demo" not in answer.text
 
 
@@ -211,7 +198,6 @@ def test_path_traversal_opens_no_file(folder, path):
     [
         ("trajectories?offset=-1", "offset"),
         ("trajectories?limit=many", "limit"),
-        ("trajectories?step=1e9", "step"),
         ("metrics?run=7", "run"),
         ("pairs?left=7:eval_after&right=0:eval_after", "left"),
     ],

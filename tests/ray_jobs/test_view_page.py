@@ -12,7 +12,7 @@ from view_world import append, make_group, make_run, trained
 from envs.serving import new_token, with_token
 from envs.types import ToolCall, ToolResult
 from ray_jobs.viewer.run import ViewedRun
-from ray_jobs.viewer.server import build_app, follow
+from ray_jobs.viewer.server import build_app
 from tests.changed import replace
 from tests.ray_jobs.browser import chromium
 
@@ -46,14 +46,12 @@ def folder(tmp_path):
 def served(*folders):
     """Yield the address of a viewer over these runs."""
     runs = [ViewedRun(folder) for folder in folders]
-    stop = follow(runs)
     listener = socket.create_server(("127.0.0.1", 0))
     token = new_token()
     server = uvicorn.Server(uvicorn.Config(build_app(runs, token), log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     yield with_token(f"http://127.0.0.1:{listener.getsockname()[1]}/", token)
-    stop.set()
     server.should_exit = True
     thread.join(10)
     listener.close()

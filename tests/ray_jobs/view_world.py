@@ -10,7 +10,7 @@ import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
 from learner.types import StepResult
-from ray_jobs.run.step_records import StepGroups, step_trajectories
+from ray_jobs.run.step_records import step_trajectories
 from rollout.codec import trajectory_line
 from rollout.lifecycle import Batch, GroupCounts, GroupRow, State
 from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn, VersionSwitch
@@ -84,16 +84,6 @@ def make_group(ordinal, *, outcomes=(1.0, 0.0, 0.0), scored=True, question=None)
     return group
 
 
-class Fetched(StepGroups):
-    """Groups that are there already."""
-
-    def __init__(self, *groups):
-        self._there = groups
-
-    def __iter__(self):
-        return iter(self._there)
-
-
 def make_batch(step, **changes):
     facts = {"refs": (), "version_ages": {1: 0, 2: 0}, "facts": {}, "families": {}, "solved": {}, "bias": {}}
     return Batch(step=step, counts=GroupCounts(), **(facts | changes))
@@ -106,7 +96,7 @@ def trained(group, step):
         for one in group.trajectories
     }
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    return step_trajectories(make_batch(step), Fetched(group), result, scheme="outcome_gated", prm_weight=0.5)
+    return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
 
 
 def untrained(group, step, verdict):

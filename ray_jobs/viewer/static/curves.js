@@ -8,7 +8,7 @@ const SOLVED = ["Tasks solved", "Line: share of all sampled attempts that were r
 const SECTIONS = [
   ["Does it learn?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
-    ["Groups after each step", "What has become of the groups so far; the last point is the bar at the top.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
+    ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
     ["Solved, by family", "Share of sampled attempts that were right, over the last 8 groups of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
     ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
@@ -49,7 +49,7 @@ export async function curves(app) {
   return {
     node,
     update: async (before) => {
-      const moved = app.states.some((state, run) => state.metrics !== before[run]?.metrics || state.generation !== before[run]?.generation || state.ledger !== before[run]?.ledger);
+      const moved = app.states.some((state, run) => state.metrics !== before[run]?.metrics || state.generation !== before[run]?.generation);
       if (moved) await draw();
       else app.runs.forEach((about, run) => node.querySelector(`[data-run="${run}"]`)?.replaceWith(facts(about, app.states[run], run)));
     },
@@ -68,7 +68,7 @@ function plot([title, note, metrics, { share = false, tall = false } = {}], rows
     name: [twoRuns ? app.runs[run].name : "", label].filter(Boolean).join(" "),
     kind: metric.startsWith("groups/") ? `v-${metric.slice(7)}` : `l${(several ? index : run) % 6}`,
     dashed: several && run > 0,
-    points: metric.startsWith("groups/") ? afterEachStep(of, metric, app.states[run]) : pointsOf(of, metric),
+    points: pointsOf(of, metric),
   }))).filter((line) => line.points.length);
   const marks = tall ? app.runs.flatMap((about, run) => heldOut(about, twoRuns ? `${about.name} ` : "", twoRuns ? `l${run}` : "")) : [];
   return lines.length ? chart({ title, note, lines, marks, share, tall }) : null;
@@ -81,17 +81,10 @@ function pointsOf(rows, metric) {
     .map((row) => [row.step, row[metric], ...ends.map((end) => row[end])]);
 }
 
-// A row counts the groups when its batch was cut, which is before its step was trained; groups.jsonl counts them once they have ended.
-function afterEachStep(rows, metric, state) {
-  const points = pointsOf(rows, metric).map(([step, value]) => [step - 1, value]);
-  const now = state.groups[metric.slice(7)] ?? 0;
-  return points.length && Object.keys(state.groups).length ? [...points, [state.steps, now]] : points;
-}
-
 const HELD_OUT = { before: "held out, before RL", after: "held out, after RL" };
 
 function heldOut({ held_out: found }, run, kind) {
-  return found.map(({ policy, step, rate, low, high }) => ({ name: `${run}${HELD_OUT[policy]}`, kind: kind || policy, points: [[step, rate, low, high]] }));
+  return found.map(({ kind: policy, step, rate, interval }) => ({ name: `${run}${HELD_OUT[policy]}`, kind: kind || policy, points: [[step, rate, ...interval]] }));
 }
 
 function facts(about, state, run) {
@@ -107,7 +100,7 @@ function facts(about, state, run) {
     h("div", { class: "tiles" },
       tile(progress, "train steps"),
       tile(number(state.trajectories), "trajectories recorded", link("trajectories", "", { run, phase: "any" })),
-      ...(total ? [tile(number(total), "groups drawn", link("groups", "", { run }))] : []),
+      ...(total ? [tile(number(total), "groups that ended", link("groups", "", { run }))] : []),
       ...(solved.untouched === null || solved.untouched === undefined ? [] : [tile(percent(solved.untouched), "solved by the untouched model", link("trajectories", "", { run, phase: "eval_untouched" }))])),
     total ? bar(state, total, run) : null,
     about.bottleneck ? h("p", { class: "soft" }, `Speed: ${about.bottleneck}.`) : null,
@@ -130,19 +123,16 @@ function tile(value, name, href) {
   return href ? h("a", { class: "tile", href }, inside) : h("div", { class: "tile" }, inside);
 }
 
-const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed", "in_batch", "ready", "running", "queued"];
+const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"];
 
-const ENDED = new Set(["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"]);
-
-function bar({ groups, live }, total, run) {
-  const name = (state) => (live || ENDED.has(state) ? verdictName(state) : `unfinished: ${verdictName(state)}`);
+function bar({ groups }, total, run) {
   const there = ORDER.filter((state) => groups[state]);
-  const strip = h("div", { class: "strip", role: "img", "aria-label": there.map((state) => `${groups[state]} ${name(state)}`).join(", ") },
+  const strip = h("div", { class: "strip", role: "img", "aria-label": there.map((state) => `${groups[state]} ${verdictName(state)}`).join(", ") },
     there.map((state) => {
       const part = h("span", { class: `part v-${state}` });
       part.style.setProperty("flex-grow", groups[state] / total);
       return part;
     }));
   return h("div", {}, strip, h("div", { class: "legend" }, there.map((state) =>
-    h("a", { href: link("groups", "", { run, verdict: state }) }, h("i", { class: `key-box v-${state}` }), `${number(groups[state])} ${name(state)}`))));
+    h("a", { href: link("groups", "", { run, verdict: state }) }, h("i", { class: `key-box v-${state}` }), `${number(groups[state])} ${verdictName(state)}`))));
 }

@@ -104,7 +104,7 @@ export function outcomeMark(outcome) {
 
 const VERDICTS = {
   trained: "trained", refused: "refused", all_right: "filtered: all right", all_wrong: "filtered: all wrong", overlong: "filtered: overlong", failed: "failed",
-  expired: "expired", queued: "queued", running: "running", ready: "ready", in_batch: "in training",
+  expired: "expired",
 };
 
 export function verdictName(verdict) {

@@ -53,11 +53,10 @@ function frame(view) {
 function status() {
   const state = app.states[app.run];
   const rows = `${state.trajectories.toLocaleString("en")} trajectories`;
-  const reading = state.read < 1 ? `, ${Math.floor(100 * state.read)}% read` : "";
   const broken = state.unreadable ? `, ${state.unreadable} unreadable lines` : "";
   const node = document.getElementById("status");
   node.classList.toggle("live", state.live);
-  const said = `${state.live ? "live, " : ""}${rows}${reading}${broken}`;
+  const said = `${state.live ? "live, " : ""}${rows}${broken}`;
   if (node.textContent !== said) node.textContent = said;
 }
 
