@@ -18,10 +18,10 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from envs.datasets.sampler import FixedShares
 from learner.types import Adapter
-from rollout.buffer import GroupBuffer
+from rollout.buffer import GroupBuffer, Permits
 from rollout.engines.engine import Pulse
 from rollout.engines.read_back import ReadBack
-from rollout.lifecycle import Admission, Batch, BufferSettings, Snapshot, Totals, WorkerStatus
+from rollout.lifecycle import Batch, BufferSettings, Snapshot, Totals
 from rollout.task_choice import FixedChoice, LearnableChoice, TaskChoice
 from rollout.types import GroupSummary
 
@@ -92,10 +92,10 @@ class DynamicSampling:
 
     # --- groups ----------------------------------------------------------------------------------
 
-    async def admit(self, status: WorkerStatus) -> Admission:
-        """Return permits for groups that the worker may run; waits for free capacity."""
+    async def admit(self, worker: int, policy_version: int, places: int) -> Permits | None:
+        """Return permits for groups that the worker may run, None when there is no more work. Waits for capacity."""
         patience_s = max(PATIENCE_S, len(self._buffer.proven) / MAX_REQUESTS_PER_S)
-        return await self._buffer.admit(status, patience_s=patience_s)
+        return await self._buffer.admit(worker, policy_version, places, patience_s=patience_s)
 
     async def complete(self, results: Sequence[tuple[int, bytes, GroupSummary]]) -> None:
         """Take in finished groups: lease, encoded group and facts of each."""

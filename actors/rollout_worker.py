@@ -22,7 +22,7 @@ from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import EngineError, PolicyEngine, Pulse
 from rollout.filters import SOLVED
-from rollout.lifecycle import Permit, WorkerStatus
+from rollout.lifecycle import Permit
 from rollout.types import Group, GroupSummary, StepScores, Trajectory
 from rollout.worker import Worker
 
@@ -39,14 +39,14 @@ class RolloutWorkerActor:
         self,
         config: RunConfig,
         index: int,
-        store: Handle,
+        sampling: Handle,
         prm: Handle | None,
         build_worker: Callable[[], Worker],
     ) -> None:
         search_in(config.code_path)
         self._config = config
         self._index = index
-        self._store = store
+        self._sampling = sampling
         self._prm = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
@@ -59,8 +59,8 @@ class RolloutWorkerActor:
             transient=(PrmError, *PART_LOST),
         )
         self._tasks = training_tasks(config)
-        self._follower = WeightFollower(self._worker.engine, store, index)
-        self._courier = Courier(store)
+        self._follower = WeightFollower(self._worker.engine, sampling, index)
+        self._courier = Courier(sampling)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._draining = False
@@ -102,12 +102,15 @@ class RolloutWorkerActor:
             while not self._draining:
                 await self._free_place()
                 self._show()
-                admission = await self._workload.waiting(self._store.admit.remote(self._status()))
-                if admission.closed:
+                asked = self._sampling.admit.remote(
+                    self._index, self._follower.proven_version, self._workload.num_places
+                )
+                permits = await self._workload.waiting(asked)
+                if permits is None:
                     break
-                if admission.permits:
-                    self._worker.begin_round(len(admission.permits))
-                for permit in admission.permits:
+                if permits:
+                    self._worker.begin_round(len(permits))
+                for permit in permits:
                     self._running[permit.lease] = background.create_task(self._run_group(permit))
             if self._draining:
                 await asyncio.gather(*self._running.values())
@@ -161,13 +164,6 @@ class RolloutWorkerActor:
         while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
 
-    def _status(self) -> WorkerStatus:
-        return WorkerStatus(
-            worker=self._index,
-            policy_version=self._follower.proven_version,
-            places=self._workload.num_places,
-        )
-
     def _show(self) -> None:
         """Set the gauges of this worker."""
         load = self._worker.engine.load
@@ -197,7 +193,7 @@ class RolloutWorkerActor:
         """Run and judge a group; return it encoded, and its facts."""
         started = time.monotonic()
         try:
-            task = self._tasks.task(permit.made_of, permit.family)
+            task = self._tasks.task(permit.draw.played(permit.task), permit.draw.family)
             group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
             prm_s = await self._judge.judge(group)
@@ -219,11 +215,11 @@ class RolloutWorkerActor:
 
 
 class WeightFollower:
-    """Loads every version of the weights that is published, and proves to the store that the engine uses it."""
+    """Loads every version of the weights that is published, and proves to dynamic sampling that the engine uses it."""
 
-    def __init__(self, engine: PolicyEngine, store: Handle, worker: int) -> None:
+    def __init__(self, engine: PolicyEngine, sampling: Handle, worker: int) -> None:
         self._engine = engine
-        self._store = store
+        self._sampling = sampling
         self._worker = worker
         self._newer = asyncio.Event()
         self.proven_version = engine.policy_version
@@ -231,7 +227,7 @@ class WeightFollower:
     async def follow(self) -> None:
         """Load one version after the other. Raises UserError for one that cannot be proven in time."""
         while True:
-            offer = await self._store.wait_newer.remote(self.proven_version)
+            offer = await self._sampling.wait_newer.remote(self.proven_version)
             version = offer.policy_version
             try:
                 async with asyncio.timeout(LOAD_LIMIT_S):
@@ -253,14 +249,14 @@ class WeightFollower:
         """Load an adapter. The proof is the digest of the bytes and what the engine's memory holds afterwards."""
         prepared = await self._engine.prepare_adapter(version, data)
         digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
-        await self._store.acknowledge.remote(self._worker, version, digest, read_back)
+        await self._sampling.acknowledge.remote(self._worker, version, digest, read_back)
 
 
 class Courier:
     """Brings finished groups in one call at a time, with all that finished during the call before."""
 
-    def __init__(self, store: Handle) -> None:
-        self._store = store
+    def __init__(self, sampling: Handle) -> None:
+        self._sampling = sampling
         self._waiting: list[tuple[int, bytes, GroupSummary]] = []
         self._sending: asyncio.Task[None] | None = None
 
@@ -274,4 +270,4 @@ class Courier:
     async def _send(self) -> None:
         while self._waiting:
             together, self._waiting = self._waiting, []
-            await self._store.complete.remote(together)
+            await self._sampling.complete.remote(together)

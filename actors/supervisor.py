@@ -6,7 +6,7 @@
     PRM             its process ends, or its heartbeat hangs             replaced (`_replace_prm`)
     learner         a call fails, or takes longer than its limit         LearnerLostError; the loop calls
                                                                          `restart_learner` and loads a checkpoint
-    store, base     its process ends, or its heartbeat hangs             the run ends with UserError
+    sampling, base  its process ends, or its heartbeat hangs             the run ends with UserError
 
 A thread looks at all parts once a second. A part that is lost more than MAX_RESTARTS times within one train step ends
 the run. Workers that are lost with their node count as one loss.
@@ -115,7 +115,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._resume = resume
         self._on_restart = on_restart
         self.num_restarts = restarts_before
-        self.store = cluster.store
+        self.sampling = cluster.sampling
         self.learner = cluster.learner
         self._limits: dict[str, Bound] = {}
         """Time limits of the learner's calls, by method."""
@@ -124,7 +124,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._failure: Exception | None = None
         """What ends the run."""
         limits = config.cluster
-        self._fixed = [self._part("store", cluster.store, floor_s=limits.answer_s)]
+        self._fixed = [self._part("dynamic sampling", cluster.sampling, floor_s=limits.answer_s)]
         if cluster.base is not None:
             self._fixed.append(self._part("holder of the base weights", cluster.base, floor_s=limits.work_s))
         self._prm = self._part("PRM", cluster.prm, floor_s=limits.work_s) if cluster.prm is not None else None
@@ -247,7 +247,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         with self._lock:
             self._rolling_out = False
         with self._waiting("the rollout workers to stop"):
-            ray.get(self.store.close.remote())
+            ray.get(self.sampling.close.remote())
             while any(part.run is not None for part in tuple(self._workers.values())) or not self._workers:
                 self.check()
                 time.sleep(LOOK_EVERY_S / 4)
@@ -348,7 +348,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """Kill a worker; its groups are drawn again."""
         ray.kill(self._workers.pop(index).actor)
         self._launcher.free_worker(index)
-        ray.wait([self.store.release.remote(index, reason)], timeout=RELEASE_LIMIT_S)
+        ray.wait([self.sampling.release.remote(index, reason)], timeout=RELEASE_LIMIT_S)
 
     def _end_stopped_workers(self) -> None:
         """Take note of workers whose `run` has returned: the phase ends, or they were drained."""
@@ -378,7 +378,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         for index in self._launcher.with_room(self._missing):
             since = self._missing.pop(index)
             prm = self.prm if self._config.reward.prm is not None else None
-            part = self._worker_part(index, *self._launcher.start_worker(index, self.store, prm))
+            part = self._worker_part(index, *self._launcher.start_worker(index, self.sampling, prm))
             if self._rolling_out:
                 part.run = part.actor.run.remote(self._prm_digest)
             self._workers[index] = part

@@ -122,11 +122,11 @@ class Training:
         self.reported = limit
         return f"speed: {verdict(now)}"
 
-    def facts(self, store: Handle, num_restarts: int) -> dict[str, object]:
+    def facts(self, sampling: Handle, num_restarts: int) -> dict[str, object]:
         """Return the numbers of the RL phase."""
-        totals: Totals = ray.get(store.totals.remote())
+        totals: Totals = ray.get(sampling.totals.remote())
         counts = totals.counts
-        acknowledged = ray.get(store.acknowledgements.remote())
+        acknowledged = ray.get(sampling.acknowledgements.remote())
         rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rollout.buffer import GroupBuffer
 from rollout.filters import StarvedError
-from rollout.lifecycle import BufferSettings, Snapshot, State, WorkerStatus
+from rollout.lifecycle import BufferSettings, Snapshot, State
 from rollout.task_choice import LearnableChoice
 from rollout.types import GroupSummary
 
@@ -33,9 +33,7 @@ FAILED = GroupSummary(ending=None, reason="the engine broke")
 
 async def admit(buffer, worker=0, version=0, places=8):
     """Permits that are there at once."""
-    return (
-        await buffer.admit(WorkerStatus(worker=worker, policy_version=version, places=places), patience_s=0)
-    ).permits
+    return await buffer.admit(worker, version, places, patience_s=0)
 
 
 async def now(call):
@@ -76,10 +74,10 @@ async def test_batch_holds_the_oldest_weights_and_then_the_first_drawn():
 async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
     buffer = make_buffer()
     first, *others = await admit(buffer)
-    waiting = await now(buffer.admit(WorkerStatus(worker=1, policy_version=0, places=8)))
+    waiting = await now(buffer.admit(1, 0, 8))
     assert not waiting.done()
     assert not buffer.complete(first.lease, b"dropped", dropped())
-    assert [permit.task for permit in (await waiting).permits] == [4]
+    assert [permit.task for permit in await waiting] == [4]
     for permit in others:
         assert buffer.complete(permit.lease, b"kept", ready())
     batch = await train(buffer, 1)
@@ -90,11 +88,11 @@ async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
 
 async def test_workers_get_equal_shares_and_old_weights_get_nothing():
     buffer = make_buffer(batch_groups=4)
-    calls = [await now(buffer.admit(WorkerStatus(worker=one, policy_version=-1, places=99))) for one in range(4)]
+    calls = [await now(buffer.admit(one, -1, 99)) for one in range(4)]
     assert not any(call.done() for call in calls)
     for worker in range(4):
         buffer.prove(worker, 0)
-    shares = [len((await call).permits) for call in calls]
+    shares = [len(await call) for call in calls]
     assert sum(shares) == 8
     assert await admit(buffer, worker=7, version=-1) == ()
 
@@ -172,7 +170,7 @@ async def test_restored_buffer_draws_what_an_undisturbed_one_draws(depth):
         for step in steps:
             while buffer.counts.ready < 2:
                 for permit in await admit(buffer, version=step - 1):
-                    drawn.append((permit.ordinal, permit.task, permit.family, permit.repeats))
+                    drawn.append((permit.ordinal, permit.task, permit.draw))
                     right = permit.ordinal % 3 / 2
                     summary = ready(step - 1, right=right) if right else dropped()
                     buffer.complete(permit.lease, b"", summary)
@@ -230,7 +228,7 @@ class AnyOrder(RuleBasedStateMachine):
         for worker, call in list(self.calls.items()):
             if call.done():
                 del self.calls[worker]
-                for permit in call.result().permits:
+                for permit in call.result() or ():
                     assert permit.lease not in self.open
                     assert self.proven[worker] >= self.version - self.settings.pipeline_depth
                     self.open[permit.lease] = (worker, permit, self.proven[worker])
@@ -240,8 +238,7 @@ class AnyOrder(RuleBasedStateMachine):
         for worker in range(first % self.num_workers, min(self.num_workers, first % self.num_workers + count)):
             if worker in self.calls:
                 continue
-            status = WorkerStatus(worker=worker, policy_version=self.proven[worker], places=places)
-            self.calls[worker] = self.loop.create_task(self.buffer.admit(status))
+            self.calls[worker] = self.loop.create_task(self.buffer.admit(worker, self.proven[worker], places))
         self.settle()
 
     @precondition(lambda self: self.open)
