@@ -102,10 +102,9 @@ class RolloutWorkerActor:
             while not self._draining:
                 await self._free_place()
                 self._show()
-                asked = self._sampling.admit.remote(
-                    self._index, self._follower.proven_version, self._workload.num_places
-                )
-                permits = await self._workload.waiting(asked)
+                asked_at, proven, places = time.monotonic(), self._follower.proven_version, self._workload.num_places
+                permits = await self._sampling.admit.remote(self._index, proven, places)
+                self._workload.waited_s += time.monotonic() - asked_at
                 if permits is None:
                     break
                 if permits:
