@@ -96,8 +96,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         note: Callable[[str], None],
         waiting: Callable[[str], AbstractContextManager[None]],
         resume: str,
-        restarts_before: int = 0,
-        on_restart: Callable[[int], object] = int,
     ) -> None:
         """Take over a launched cluster.
 
@@ -105,16 +103,13 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             note: prints a line on the console.
             waiting: context in which the console says what the run is waiting for.
             resume: command that resumes the run, for messages.
-            restarts_before: restarts in earlier processes of the run.
-            on_restart: gets the number of all restarts after each.
         """
         self._config = config
         self._launcher = launcher
         self._note = note
         self._waiting = waiting
         self._resume = resume
-        self._on_restart = on_restart
-        self.num_restarts = restarts_before
+        self.num_restarts = 0
         self.sampling = cluster.sampling
         self.learner = cluster.learner
         self._limits: dict[str, Bound] = {}
@@ -399,7 +394,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _count(self, name: str, reason: str, *, num: int = 1) -> None:
         """Count restarts; set the failure that ends the run if one part restarts too often."""
         self.num_restarts += num
-        self._on_restart(self.num_restarts)
         self._restarts[name] += 1
         if self._restarts[name] > MAX_RESTARTS:
             self._failure = self._failure or self._unreplaceable(

@@ -183,7 +183,7 @@ def measure(workers: int, options: argparse.Namespace) -> Measurement:
     payloads = prepared(options.tokens)
     with tempfile.TemporaryDirectory() as parent:
         config = make_config(Path(parent), workers)
-        with RunFolder.create(config) as folder:
+        with RunFolder.open(config) as folder:
             sampling: Any = DynamicSampling.remote(config)
             ray.get(sampling.restore.remote(Snapshot(), 0, 0))
             indices = [range(workers)[host :: options.hosts] for host in range(options.hosts)]

@@ -156,8 +156,6 @@ def start_parts(
             note=console.note,
             waiting=console.waiting,
             resume=resume,
-            restarts_before=folder.num_restarts(),
-            on_restart=folder.keep_num_restarts,
         )
         console.late = supervisor.late
         pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)

@@ -35,7 +35,7 @@ def test_phase_runs_the_local_command_with_an_absolute_output_folder(phase, proj
 def test_resume_names_the_run_folder_whatever_the_working_directory(project):
     assert job_for(phase="resume")["entrypoint"] == f"python -m ray_jobs.cli resume {project}/runs/mine"
     (project / "code").mkdir()
-    with RunFolder.create(load_run_config(None, ["name=mine"])):
+    with RunFolder.open(load_run_config(None, ["name=mine"])):
         pass
     job = job_for(phase="resume", recipe="runs/mine", working_dir=Path("code"), here=False)
     assert job["metadata"]["run"] == str(project / "runs/mine")
@@ -187,7 +187,7 @@ def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_p
     ],
 )
 def test_request_that_cannot_work_is_rejected(arguments, named, project, server, capsys):
-    with RunFolder.create(load_run_config(None, ["name=mine"])):
+    with RunFolder.open(load_run_config(None, ["name=mine"])):
         pass
     (project.parent / "outside.toml").write_text("")
     assert main(["submit", *arguments]) == 2
