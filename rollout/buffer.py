@@ -12,11 +12,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from configs.run import RunConfig
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.lifecycle import (
     LIVE,
     Batch,
-    BufferSettings,
     GroupCounts,
     LiveGroup,
     Permit,
@@ -57,12 +57,12 @@ class GroupBuffer:
 
     def __init__(
         self,
-        settings: BufferSettings,
+        config: RunConfig,
         *,
         choice: TaskChoice | None = None,
         put: Callable[[bytes], Ref] = lambda payload: payload,
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._choice = choice
         self._put = put
         self._closed = False
@@ -114,7 +114,7 @@ class GroupBuffer:
             return False
         group = self._groups[ordinal]
         self._running_by_worker[group.worker] -= 1
-        if summary.ending is None and group.attempt < self._settings.max_attempts:
+        if summary.ending is None and group.attempt < self._config.rollout.max_attempts:
             self._retry(group, counted=True)
         else:
             self._settle(group, payload, summary)
@@ -131,7 +131,7 @@ class GroupBuffer:
         rounds = {group.round for group in lost}
         for group in lost:
             del self._leases[group.lease]
-            if self._synchronous or group.attempt < self._settings.max_attempts:
+            if self._synchronous or group.attempt < self._config.rollout.max_attempts:
                 self._retry(group, counted=not self._synchronous)
             else:
                 self._settle(group, b"", GroupSummary(ending=None, reason=reason))
@@ -233,7 +233,7 @@ class GroupBuffer:
 
     @property
     def _synchronous(self) -> bool:
-        return self._settings.pipeline_depth == 0
+        return self._config.pipeline_depth == 0
 
     def _serve(self) -> None:
         """Give out free capacity one group at a time.
@@ -244,8 +244,8 @@ class GroupBuffer:
         available = self._num_available()
         if not available or not self.proven:
             return
-        share = -(-(self._settings.pipeline_depth + 1) * self._settings.batch_groups // len(self.proven))
-        min_version = max(0, self._policy_version - self._settings.pipeline_depth)
+        share = -(-(self._config.pipeline_depth + 1) * self._config.batch_groups // len(self.proven))
+        min_version = max(0, self._policy_version - self._config.pipeline_depth)
         order = [
             (self._running_by_worker[waiter.worker], number, waiter)
             for number, waiter in enumerate(self._waiters)
@@ -287,11 +287,11 @@ class GroupBuffer:
             return 0
         # Live groups are counted, never derived from running totals, which would drift for good after one lost group.
         live = sum(self._counts[state] for state in LIVE) - queued
-        places = max(0, (self._settings.pipeline_depth + 1) * self._settings.batch_groups - live)
+        places = max(0, (self._config.pipeline_depth + 1) * self._config.batch_groups - live)
         again = min(queued, places)
         new = places - again
-        if self._settings.max_tasks is not None:
-            new = max(0, min(new, self._settings.max_tasks - self._next_task))
+        if self._config.max_tasks is not None:
+            new = max(0, min(new, self._config.max_tasks - self._next_task))
         return again + new
 
     def _start(self, group: LiveGroup | None, worker: int) -> Permit:
@@ -371,7 +371,7 @@ class GroupBuffer:
         """
         assert group.summary is not None
         stale = fresh_share(group.summary.versions, ages=self._version_ages) < LEAST_FRESH_SHARE
-        if not stale or group.attempt >= self._settings.max_attempts:
+        if not stale or group.attempt >= self._config.rollout.max_attempts:
             return
         self._move(group, State.EXPIRED)
         group.reason = f"older than version {self._oldest_version}"
@@ -390,15 +390,15 @@ class GroupBuffer:
             return False
         # Queued groups of a synchronous run belong to a round that was cut off.
         relaxes = self._guard.relaxes and not (self._synchronous and queued)
-        return ready >= self._settings.batch_groups or relaxes or self._no_more_will_come()
+        return ready >= self._config.batch_groups or relaxes or self._no_more_will_come()
 
     def _no_more_will_come(self) -> bool:
-        max_tasks, unfinished = self._settings.max_tasks, self._counts[State.RUNNING] + self._counts[State.QUEUED]
+        max_tasks, unfinished = self._config.max_tasks, self._counts[State.RUNNING] + self._counts[State.QUEUED]
         return max_tasks is not None and self._next_task >= max_tasks and not unfinished
 
     def _cut(self, step: int) -> Batch:
         ready = sorted(self._in_state(State.READY), key=lambda group: group.age_key)
-        chosen = sorted(ready[: self._settings.batch_groups], key=lambda group: group.ordinal)
+        chosen = sorted(ready[: self._config.batch_groups], key=lambda group: group.ordinal)
         for group in chosen:
             self._move(group, State.IN_BATCH)
         self._check_counts()
@@ -462,7 +462,7 @@ class GroupBuffer:
             raise RuntimeError(f"the counts of groups do not add up: {self.counts}, live {dict(live)}")
 
     def _new_guard(self) -> StarvationGuard:
-        guard = StarvationGuard(self._settings.max_empty_batches * self._settings.batch_groups, self._signal_row)
+        guard = StarvationGuard(self._config.max_empty_batches * self._config.batch_groups, self._signal_row)
         for group in self._ended:
             guard.observe(signal=group.summary is not None and group.summary.ending == "ready")
         return guard
@@ -470,7 +470,7 @@ class GroupBuffer:
     def _publish(self, step: int, policy_version: int) -> None:
         self._published[policy_version] = step
         self._policy_version = max(self._published)
-        self._oldest_version = oldest_trained_version(self._published, max_staleness=self._settings.max_staleness)
+        self._oldest_version = oldest_trained_version(self._published, max_staleness=self._config.max_staleness)
         self._version_ages = version_ages(
             self._published, oldest_version=self._oldest_version, same_again=self._synchronous
         )

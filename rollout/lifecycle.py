@@ -79,22 +79,6 @@ def group_id(ordinal: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSettings:
-    batch_groups: int
-    """Groups in a batch, B."""
-    pipeline_depth: int
-    """Batches that rollouts run ahead of the learner, D. 0 is a synchronous run: rounds of rollouts between steps."""
-    max_staleness: int = 8
-    """Train steps that trained tokens may lag behind the newest weights, S."""
-    max_attempts: int = 6
-    """Attempts at one group before it fails."""
-    max_empty_batches: int = 10
-    """Batches' worth of groups without signal in a row after which training gives up."""
-    max_tasks: int | None = None
-    """Tasks to draw at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
     """The permission to run one group."""
 

@@ -14,7 +14,7 @@ from envs.tools.function_tool import own_descriptions
 from ray_jobs.phases.collect import OtherPolicyError, side_by_side
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
-from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from reward.collected import CollectedGroups
 from reward.judge_client import Bill
@@ -178,7 +178,7 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     """
     check_labelling(config)
     check_judge_key(config)
-    with local_run(config, adapter) as run:
+    with LocalRun(config, adapter) as run:
         collected = read_collected(run.folder.path)
         _check_same_policy(run)
         with nullcontext() if dry_run else locked(run.folder.path):

@@ -12,7 +12,7 @@ from actors.cluster import PART_LOST
 from configs.run import RunConfig
 from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
 from ray_jobs.run.folder import locked, write_json
-from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.local import LocalRun
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
@@ -51,7 +51,7 @@ def run_train_prm(config: RunConfig) -> None:
 
     Raises NothingCollectedError without trajectories or labels, and RunLockError if another process works on the run.
     """
-    with local_run(config) as run:
+    with LocalRun(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
         if not labels_of(config.label, labels):

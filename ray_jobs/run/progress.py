@@ -126,10 +126,10 @@ class Training:
         """Return the numbers of the RL phase."""
         totals: Totals = ray.get(sampling.totals.remote())
         counts = totals.counts
-        acknowledged = ray.get(sampling.acknowledgements.remote())
+        num_published, proofs = ray.get(sampling.proofs.remote())
         rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
-        latencies = sorted(acknowledged.latencies_s)
+        latencies = sorted(latency_s for _, latency_s in proofs)
         watched = {
             "prm_weight_at_end": self.monitor.prm_weight,
             "alarms": [asdict(alarm) for alarm in self.monitor.alarms],
@@ -157,8 +157,8 @@ class Training:
                 "requeued": totals.num_retries,
                 "reasons": totals.reasons,
             },
-            "versions_published": acknowledged.num_published,
-            "versions_acked": acknowledged.num_acknowledged,
+            "versions_published": num_published,
+            "versions_acked": len({version for version, _ in proofs}),
             "sync_s": {
                 "median": latencies[len(latencies) // 2] if latencies else None,
                 "max": max(latencies, default=None),

@@ -7,17 +7,25 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from configs.rollout import RolloutConfig
+from configs.run import RunConfig
 from rollout.buffer import GroupBuffer
 from rollout.filters import StarvedError
-from rollout.lifecycle import BufferSettings, Snapshot, State
+from rollout.lifecycle import Snapshot, State
 from rollout.task_choice import LearnableChoice
 from rollout.types import GroupSummary
 
 
-def make_buffer(batch_groups=2, pipeline_depth=1, choice=None, **changes):
-    return GroupBuffer(
-        BufferSettings(batch_groups=batch_groups, pipeline_depth=pipeline_depth, **changes), choice=choice
+def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
+    """The settings of a buffer, also those that a whole run may not have."""
+    rollout = RolloutConfig(max_attempts=max_attempts)
+    return RunConfig.model_construct(
+        batch_groups=batch_groups, pipeline_depth=pipeline_depth, rollout=rollout, **settings
     )
+
+
+def make_buffer(batch_groups=2, pipeline_depth=1, choice=None, **settings):
+    return GroupBuffer(make_config(batch_groups, pipeline_depth, **settings), choice=choice)
 
 
 def ready(version=0, tokens=10, right=1.0, **changes):
@@ -202,12 +210,8 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def start(self, depth, batch_groups, num_workers, max_staleness):
         self.loop = asyncio.new_event_loop()
-        self.settings = BufferSettings(
-            batch_groups=batch_groups,
-            pipeline_depth=depth,
-            max_staleness=max_staleness,
-            max_attempts=3,
-            max_empty_batches=1000,
+        self.config = make_config(
+            batch_groups, depth, max_staleness=max_staleness, max_attempts=3, max_empty_batches=1000
         )
         self.buffer = self.loop.run_until_complete(self.make())
         self.num_workers = num_workers
@@ -219,7 +223,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.snapshots = {0: (self.buffer.snapshot, ())}
 
     async def make(self):
-        return GroupBuffer(self.settings, choice=LearnableChoice(names=("a", "b"), seed=1))
+        return GroupBuffer(self.config, choice=LearnableChoice(names=("a", "b"), seed=1))
 
     def settle(self):
         """Let every call go as far as it can, and collect what was admitted."""
@@ -230,7 +234,7 @@ class AnyOrder(RuleBasedStateMachine):
                 del self.calls[worker]
                 for permit in call.result() or ():
                     assert permit.lease not in self.open
-                    assert self.proven[worker] >= self.version - self.settings.pipeline_depth
+                    assert self.proven[worker] >= self.version - self.config.pipeline_depth
                     self.open[permit.lease] = (worker, permit, self.proven[worker])
 
     @rule(first=st.integers(0, 999), count=st.sampled_from([1, 3, 1000]), places=st.integers(1, 4))
@@ -282,9 +286,9 @@ class AnyOrder(RuleBasedStateMachine):
                 self.loop.run_until_complete(call)
             return
         batch = call.result()
-        assert 1 <= len(batch.refs) <= self.settings.batch_groups
+        assert 1 <= len(batch.refs) <= self.config.batch_groups
         oldest = max((age for age in batch.version_ages.values()), default=0)
-        assert oldest <= self.settings.max_staleness + self.step_backs
+        assert oldest <= self.config.max_staleness + self.step_backs
         self.trained.extend(batch.refs)
         assert len(set(self.trained)) == len(self.trained)
         self.step += 1
@@ -317,7 +321,7 @@ class AnyOrder(RuleBasedStateMachine):
         counts = self.buffer.totals().counts
         assert counts.balanced
         assert counts.running == len(self.open)
-        capacity = (self.settings.pipeline_depth + 1) * self.settings.batch_groups
+        capacity = (self.config.pipeline_depth + 1) * self.config.batch_groups
         assert counts.live - counts.queued <= capacity
         assert counts.trained + counts.refused == len(self.trained)
 
