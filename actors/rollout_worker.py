@@ -3,8 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -12,9 +12,7 @@ from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
 from configs.errors import UserError
 from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
-from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError
@@ -23,7 +21,7 @@ from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import EngineError, PolicyEngine, Pulse
 from rollout.filters import SOLVED
 from rollout.lifecycle import Permit
-from rollout.types import Group, GroupSummary, StepScores, Trajectory
+from rollout.types import Group, GroupSummary, StepScores
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
@@ -136,19 +134,10 @@ class RolloutWorkerActor:
         """Return the state of the code sandbox, which depends on the node; None without one."""
         return self._worker.sandbox
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
-        return await self._worker.collect_group(task, group_id, group_size)
-
-    async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        return await self._worker.continue_from(trajectory, num_turns, count)
-
-    async def attempt(
-        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
-    ) -> Trajectory:
-        return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
-
-    async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
-        return await self._worker.demonstrate(tasks)
+    async def act(self, policy_version: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker, once its engine uses this version or a newer one."""
+        await self._follower.reach(policy_version)
+        return await getattr(self._worker, method)(*args, **kwargs)
 
     async def close(self) -> None:
         self._worker.close()
