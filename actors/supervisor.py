@@ -13,6 +13,7 @@ the run. Workers that are lost with their node count as one loss.
 """
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -426,7 +427,7 @@ class WantedWorkers:
         self._path = path
         self._note = note
         self._default = max(config.rollout.num_workers, config.rollout.max_workers or 0)
-        self._most = 1 if isinstance(config.planner.memory, FolderMemoryConfig) else None
+        self._most = 1 if isinstance(config.planner.memory, FolderMemoryConfig) else sys.maxsize
         self._text = ""
         self.num = self._default
 
@@ -435,20 +436,14 @@ class WantedWorkers:
         try:
             text = self._path.read_text(errors="replace").strip()
         except FileNotFoundError:
-            self.num, self._text = self._default, ""
-            return self.num
-        except OSError:
-            return self.num
+            text = str(self._default)
         if text and text != self._text:
             self._text = text
-            num = int(text) if text.isdecimal() else 0
-            if num < 1:
-                self._note(f"{self._path} has {text[:40]!r}, not a number of at least 1; keeping {self.num} workers")
-            elif self._most is not None and num > self._most:
-                self._note(
-                    f"{self._path} has {num}, and agent.memory.type='folder' allows {self._most} rollout worker; "
-                    f"keeping {self.num}; agent.memory.type=server allows more"
-                )
+            if text.isdecimal() and 1 <= int(text) <= self._most:
+                self.num = int(text)
             else:
-                self.num = num
+                only = ", and agent.memory.type='folder' allows only 1" if self._most == 1 else ""
+                self._note(
+                    f"{self._path} has {text[:40]!r}, not a number of at least 1{only}; keeping {self.num} workers"
+                )
         return self.num
