@@ -27,7 +27,7 @@ def learner_in_this_process(config, learner):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("native", torch.bfloat16), ("merged", torch.float32)])
-def test_store_gets_the_engines_type_where_it_rounds_to_it_and_the_checkpoint_keeps_float32(
+def test_workers_get_the_engines_type_where_it_rounds_to_it_and_the_checkpoint_keeps_float32(
     tmp_path, monkeypatch, mode, dtype
 ):
     monkeypatch.setattr(actor.ray, "get", lambda answer: answer)
