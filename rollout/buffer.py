@@ -47,7 +47,7 @@ class Waiter:
     places: int
     answer: "asyncio.Future[Permits | None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
-    def dismiss(self, answer: Permits | None) -> None:
+    def reply(self, answer: Permits | None) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
 
@@ -141,7 +141,7 @@ class GroupBuffer:
         self.proven.pop(worker, None)
         for waiter in self._waiters:
             if waiter.worker == worker:
-                waiter.dismiss(())
+                waiter.reply(())
         self._notify()
         return len(lost)
 
@@ -216,7 +216,7 @@ class GroupBuffer:
         """End all waiting calls; there is no more work."""
         self._closed = True
         for waiter in self._waiters:
-            waiter.dismiss(None)
+            waiter.reply(None)
 
     @property
     def counts(self) -> GroupCounts:
@@ -272,7 +272,7 @@ class GroupBuffer:
         waiting = iter(sorted(queued, key=lambda group: group.task))
         for waiter, num in granted.items():
             self._num_rounds += 1
-            waiter.dismiss(tuple(self._start(next(waiting, None), waiter.worker) for _ in range(num)))
+            waiter.reply(tuple(self._start(next(waiting, None), waiter.worker) for _ in range(num)))
 
     def _num_available(self) -> int:
         """Groups that may start: queued ones, and new ones where places are left.
