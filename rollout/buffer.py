@@ -305,7 +305,8 @@ class GroupBuffer:
         return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, draw=group.draw, attempt=group.attempt)
 
     def _open_tasks(self) -> set[int]:
-        return {group.played_task for group in self._groups.values() if group.state in (State.QUEUED, State.RUNNING)}
+        open_groups = (*self._in_state(State.QUEUED), *self._in_state(State.RUNNING))
+        return {group.draw.played(group.task) for group in open_groups}
 
     # --- the life of a group ---------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ class GroupBuffer:
         self._recent.append(group)
         if group.draw.family is not None and summary.scored:
             differed = group.state in (State.READY, State.OVERLONG)
-            outcome = Outcome(group.played_task, summary.right, summary.scored, differed)
+            outcome = Outcome(group.draw.played(group.task), summary.right, summary.scored, differed)
             self._outcomes.add(group.draw.family, group.ordinal, outcome)
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:

@@ -185,10 +185,6 @@ class LiveGroup:
     reason: str = ""
 
     @property
-    def played_task(self) -> int:
-        return self.draw.played(self.task)
-
-    @property
     def age_key(self) -> tuple[int, int]:
         return min(self.summary.versions if self.summary else (), default=0), self.ordinal
 
