@@ -1,16 +1,15 @@
 """The process that holds the base weights which the learner and the first rollout worker share on one card."""
 
-import asyncio
 from collections.abc import Callable
 
 import ray
 
+from actors.heartbeat import Watched
 from rollout.engines.base_weights import BaseWeights, ExportedBase
-from rollout.engines.engine import Pulse
 
 
 @ray.remote
-class BaseWeightsActor:
+class BaseWeightsActor(Watched):
     """Only holds the base weights, so it survives crashes of its readers.
 
     It is never restarted: the readers would keep pointers to freed memory.
@@ -25,14 +24,6 @@ class BaseWeightsActor:
     async def export(self) -> ExportedBase:
         """Return handles with which one other process reads the weights."""
         return self._weights.export()
-
-    async def heartbeat(self) -> Pulse:
-        """Show that the event loop runs."""
-        return Pulse()
-
-    async def until_lost(self) -> None:
-        """Wait until this process ends, which fails the call."""
-        await asyncio.Event().wait()
 
     async def close(self) -> None:
         self._weights.close()

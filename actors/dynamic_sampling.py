@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import ray
 
+from actors.heartbeat import Watched
 from configs.errors import UserError
 from configs.run import RunConfig
 from envs.datasets.sampler import FixedShares
 from learner.types import Adapter
-from rollout.buffer import GroupBuffer
-from rollout.engines.engine import Pulse
+from rollout.buffer import GroupBuffer, Permits
 from rollout.engines.read_back import ReadBack
-from rollout.lifecycle import Admission, Batch, BufferSettings, Snapshot, Totals, WorkerStatus
+from rollout.lifecycle import Batch, Snapshot, Totals
 from rollout.task_choice import FixedChoice, LearnableChoice, TaskChoice
 from rollout.types import GroupSummary
 
@@ -45,57 +45,29 @@ class PublishedAdapter:
     """Reference to the bytes, in a tuple so that Ray passes it on unresolved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acknowledgements:
-    """Versions published, versions that some worker proved, and the seconds from publication to each proof."""
-
-    num_published: int
-    num_acknowledged: int
-    latencies_s: tuple[float, ...]
-
-
 @ray.remote(num_cpus=0, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
-class DynamicSampling:
+class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
-        self._buffer = GroupBuffer(
-            BufferSettings(
-                batch_groups=config.batch_groups,
-                pipeline_depth=config.pipeline_depth,
-                max_staleness=config.max_staleness,
-                max_attempts=config.rollout.max_attempts,
-                max_empty_batches=config.max_empty_batches,
-                max_tasks=config.max_tasks,
-            ),
-            choice=_task_choice(config),
-            put=ray.put,
-        )
+        self._buffer = GroupBuffer(config, choice=_task_choice(config), put=ray.put)
         self._newest: PublishedAdapter | None = None
         self._newer = asyncio.Event()
         self._published_at: dict[int, float] = {}
         self._digests: dict[int, str] = {}
-        self._proofs: list[tuple[int, int, float]] = []
-        """Worker, version and seconds since its publication of each proof."""
+        self._proofs: list[tuple[int, float]] = []
+        """Version of each proof, and the seconds from its publication to the proof."""
 
     def __repr__(self) -> str:
         return "DynamicSampling"
 
-    async def heartbeat(self) -> Pulse:
-        """Show that the event loop runs."""
-        return Pulse()
-
     async def pid(self) -> int:
         return os.getpid()
 
-    async def until_lost(self) -> None:
-        """Wait until this process ends, which fails the call."""
-        await asyncio.Event().wait()
-
     # --- groups ----------------------------------------------------------------------------------
 
-    async def admit(self, status: WorkerStatus) -> Admission:
-        """Return permits for groups that the worker may run; waits for free capacity."""
+    async def admit(self, worker: int, policy_version: int, places: int) -> Permits | None:
+        """Return permits for groups that the worker may run, None when there is no more work. Waits for capacity."""
         patience_s = max(PATIENCE_S, len(self._buffer.proven) / MAX_REQUESTS_PER_S)
-        return await self._buffer.admit(status, patience_s=patience_s)
+        return await self._buffer.admit(worker, policy_version, places, patience_s=patience_s)
 
     async def complete(self, results: Sequence[tuple[int, bytes, GroupSummary]]) -> None:
         """Take in finished groups: lease, encoded group and facts of each."""
@@ -169,19 +141,12 @@ class DynamicSampling:
         if read_back.fault:
             raise UserError(f"worker {worker}, version {policy_version}: {read_back.fault}")
         latency_s = round(time.monotonic() - self._published_at[policy_version], 4)
-        self._proofs.append((worker, policy_version, latency_s))
+        self._proofs.append((policy_version, latency_s))
         self._buffer.prove(worker, policy_version)
 
-    async def proofs(self) -> list[tuple[int, int, float]]:
-        """Return worker, version and seconds since publication of each proof."""
-        return self._proofs
-
-    async def acknowledgements(self) -> Acknowledgements:
-        return Acknowledgements(
-            num_published=len(self._digests),
-            num_acknowledged=len({version for _, version, _ in self._proofs}),
-            latencies_s=tuple(latency_s for *_, latency_s in self._proofs),
-        )
+    async def proofs(self) -> tuple[int, list[tuple[int, float]]]:
+        """Return the number of published versions; and of each proof the version, and the seconds since publication."""
+        return len(self._digests), self._proofs
 
 
 def _task_choice(config: RunConfig) -> TaskChoice:

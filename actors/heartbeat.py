@@ -1,5 +1,6 @@
 """Detection of parts that live but do nothing: stopped processes, blocked event loops, engines without progress."""
 
+import asyncio
 from collections import deque
 from statistics import median
 
@@ -12,6 +13,18 @@ BEAT_EVERY_S = 20.0
 """Time between an answer and the next call."""
 TIMES_MEDIAN = 20
 REMEMBERED = 64
+
+
+class Watched:
+    """The calls of an actor by which the supervisor watches it."""
+
+    async def heartbeat(self) -> Pulse:
+        """Show that the event loop runs."""
+        return Pulse()
+
+    async def until_lost(self) -> None:
+        """Wait until this process ends, which fails the call."""
+        await asyncio.Event().wait()
 
 
 class Bound:

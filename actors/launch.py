@@ -1,8 +1,8 @@
 """Start of a run's actors: where each is placed, with which environment, and what it is built from."""
 
+import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ from reward.prm.model import prm_in_use
 from rollout.engines.base_weights import BaseWeights
 from rollout.worker import Worker
 
+Strategy = NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy
+
 LOOK_EVERY_S = 1.0
 CLOSE_LIMIT_S = 90.0
 """More than an engine gives its own thread to finish."""
@@ -59,7 +61,7 @@ class Builders:
 class Cluster:
     """The actors of a run as they were launched; the supervisor replaces those that are lost."""
 
-    store: Handle
+    sampling: Handle
     learner: tuple[Handle, ...]
     """The learner's ranks."""
     workers: dict[int, tuple[Handle, str]]
@@ -81,12 +83,11 @@ class Launcher:
         self._folder = folder
         self._builders = builders
         self._sees_folder = sees_folder
-        self._starts: Counter[str] = Counter()
         self._worker_rooms: dict[int, PlacementGroup] = {}
         self._learner_room = (
             self._near_driver(learner_room(config))
             if config.learner.num_workers == 1
-            else (placement_group(learner_room(config), "PACK"))
+            else placement_group(learner_room(config), "PACK")
         )
         has_prm_room = builders.prm_base and prm_bundle(config) and not config.shares_card
         self._prm_room = self._near_driver([prm_bundle(config)]) if has_prm_room else None
@@ -95,43 +96,33 @@ class Launcher:
 
     # --- single parts ----------------------------------------------------------------------------
 
-    def start_store(self) -> Handle:
-        return DynamicSampling.options(name=self._name("dynamic-sampling"), scheduling_strategy=_on_this_node()).remote(
-            self._config
-        )
+    def start_sampling(self) -> Handle:
+        return DynamicSampling.options(**self._options("dynamic-sampling", {}, _on_this_node())).remote(self._config)
 
     def start_base(self) -> Handle | None:
         """Start the holder of the shared base weights; return None if they are not shared."""
         if self._builders.base is None:
             return None
         device = self._config.learner.device
-        self._base = BaseWeightsActor.options(
-            name=self._name("base-weights"),
-            num_cpus=0,
-            num_gpus=BASE_SHARE if device == "cuda" else 0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_room),
-            runtime_env={"env_vars": base_env(device)},
-        ).remote(self._builders.base)
+        room = PlacementGroupSchedulingStrategy(self._learner_room)
+        claim = {"GPU": BASE_SHARE} if device == "cuda" else {}
+        options = self._options("base-weights", claim, room, base_env(device))
+        self._base = BaseWeightsActor.options(**options).remote(self._builders.base)
         return self._base
 
     def start_learner(self) -> tuple[Handle, ...]:
         """Start the learner's ranks, which build their models; `wait_for_learner` waits for that."""
-        bundles = learner_bundles(self._config)
-        learner = self._config.learner
-        ranks = tuple(
-            LearnerActor.options(
-                name=self._name("learner" if rank == 0 else f"learner-rank-{rank}"),
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._learner_room, rank),
-                runtime_env={"env_vars": training_env(learner.num_threads, learner.device)},
-            ).remote(self._config, rank, len(bundles))
-            for rank, bundle in enumerate(bundles)
-        )
+        bundles, learner = learner_bundles(self._config), self._config.learner
+        env = training_env(learner.num_threads, learner.device)
+        ranks = []
+        for rank, bundle in enumerate(bundles):
+            room = PlacementGroupSchedulingStrategy(self._learner_room, rank)
+            options = self._options("learner" if rank == 0 else f"learner-rank-{rank}", bundle, room, env)
+            ranks.append(LearnerActor.options(**options).remote(self._config, rank, len(bundles)))
         build = partial(self._builders.learner, base=self._base) if self._base else self._builders.learner
         meeting = ranks[0].open_meeting.remote() if len(ranks) > 1 else None
         self._built = [rank.build.remote(build, meeting, self._sees_folder) for rank in ranks]
-        return ranks
+        return tuple(ranks)
 
     def wait_for_learner(self) -> None:
         """Wait until the learner that was started last is built.
@@ -161,14 +152,11 @@ class Launcher:
         """Start the process reward model that the recipe names, or the one that the run will train."""
         settings, bundle = prm_in_use(self._config), prm_bundle(self._config)
         path = Path(self._config.reward.prm_path) if self._config.reward.prm_path else self._folder / "prm"
-        room = self._prm_room or self._learner_room
-        return PrmActor.options(
-            name=self._name("prm"),
-            num_cpus=0,
-            num_gpus=bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(room) if bundle else _on_this_node(soft=True),
-            runtime_env={"env_vars": training_env(settings.num_threads, settings.device)},
-        ).remote(settings, self._builders.prm_base, self._config.seed, path)
+        strategy = _on_this_node(soft=True)
+        if bundle:
+            strategy = PlacementGroupSchedulingStrategy(self._prm_room or self._learner_room)
+        options = self._options("prm", bundle, strategy, training_env(settings.num_threads, settings.device))
+        return PrmActor.options(**options).remote(settings, self._builders.prm_base, self._config.seed, path)
 
     def reserve_workers(self, indices: Collection[int]) -> None:
         """Ask for room for these workers. The requests stand, so that a cluster that adds nodes on demand sees them."""
@@ -181,21 +169,16 @@ class Launcher:
         states = placement_group_table() if indices else {}
         return [index for index in indices if states.get(self._room_of(index).id.hex(), {}).get("state") == "CREATED"]
 
-    def start_worker(self, index: int, store: Handle, prm: Handle | None) -> tuple[Handle, str]:
+    def start_worker(self, index: int, sampling: Handle, prm: Handle | None) -> tuple[Handle, str]:
         """Start a worker in its room, which must be there; return it with the id of its node."""
         room, bundle = self._room_of(index), worker_bundle(self._config)
         (node,) = set(placement_group_table(room)["bundles_to_node_id"].values())
         build = partial(self._builders.worker, index)
         if self._base and index == 0:
             build = partial(build, base=self._base)
-        worker = RolloutWorkerActor.options(
-            name=self._name(f"rollout-{index}"),
-            num_cpus=bundle["CPU"],
-            num_gpus=bundle.get("GPU", 0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(room),
-            runtime_env={"env_vars": thread_env(self._config.rollout.engine.num_threads)},
-        ).remote(self._config, index, store, prm, build)
-        return worker, node
+        strategy, env = PlacementGroupSchedulingStrategy(room), thread_env(self._config.rollout.engine.num_threads)
+        options = self._options(f"rollout-{index}", bundle, strategy, env)
+        return RolloutWorkerActor.options(**options).remote(self._config, index, sampling, prm, build), node
 
     def free_worker(self, index: int) -> None:
         """Give back the room of a worker that has ended."""
@@ -213,7 +196,7 @@ class Launcher:
 
     def launch(self) -> Cluster:
         """Start all parts, which load side by side, and return when they are up."""
-        store, base = self.start_store(), self.start_base()
+        sampling, base = self.start_sampling(), self.start_base()
         learner = self.start_learner()
         prm = self.start_prm() if self._builders.prm_base else None
         indices = range(self._config.rollout.num_workers)
@@ -222,8 +205,8 @@ class Launcher:
         for index in indices:
             if not self._room_of(index).wait(self._config.cluster.patience_s):
                 raise self.no_room(f"rollout worker {index}", [worker_bundle(self._config)])
-            workers[index] = self.start_worker(index, store, prm if self._config.reward.prm else None)
-        self._wait({"store": store})
+            workers[index] = self.start_worker(index, sampling, prm if self._config.reward.prm else None)
+        self._wait({"dynamic sampling": sampling})
         self.wait_for_learner()
         if self._prm_room and not self._prm_room.wait(self._config.cluster.patience_s):
             raise self.no_room("PRM", [prm_bundle(self._config)])
@@ -232,7 +215,7 @@ class Launcher:
             if not ray.get(prm.sees.remote(self._sees_folder)):
                 raise self._sees_other_folder("PRM")
         self._wait({f"rollout worker {index}": worker for index, (worker, _) in workers.items()})
-        return Cluster(store=store, learner=learner, workers=workers, prm=prm, base=base)
+        return Cluster(sampling=sampling, learner=learner, workers=workers, prm=prm, base=base)
 
     def no_room(self, name: str, claims: Sequence[Bundle]) -> UserError:
         """Return the error for a part that has no room."""
@@ -273,11 +256,17 @@ class Launcher:
     def _room_of(self, index: int) -> PlacementGroup:
         return self._learner_room if self._in_learner_room(index) else self._worker_rooms[index]
 
-    def _name(self, role: str) -> str:
-        """Return the name of an actor. Ray frees the name of a killed actor late, so each start has its own."""
-        self._starts[role] += 1
-        number = f"#{self._starts[role]}" if self._starts[role] > 1 else ""
-        return f"agentflow:{self._config.name}:{role}{number}"
+    def _options(
+        self, role: str, claim: Bundle, strategy: Strategy, env: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Return the options of an actor. Ray frees the name of a dead actor late, so each start has its own."""
+        return {
+            "name": f"agentflow:{self._config.name}:{role}:{secrets.token_hex(3)}",
+            "num_cpus": claim.get("CPU", 0),
+            "num_gpus": claim.get("GPU", 0),
+            "scheduling_strategy": strategy,
+            "runtime_env": {"env_vars": dict(env or {})},
+        }
 
 
 def close(cluster_parts: Sequence[Handle]) -> None:
@@ -287,7 +276,7 @@ def close(cluster_parts: Sequence[Handle]) -> None:
         ray.wait(closed, num_returns=len(closed), timeout=CLOSE_LIMIT_S)
 
 
-def _on_this_node(*, soft: bool = False) -> NodeAffinitySchedulingStrategy:
+def _on_this_node(*, soft: bool = False) -> Strategy:
     """Return the driver's node; another one only if `soft` and the node is gone.
 
     Ray would put an actor that claims nothing on any node.

@@ -87,11 +87,11 @@ class LearnerActor:
         result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
         return replace(result, metrics={**result.metrics, **fresh_error(groups)})
 
-    def publish(self, store: Handle) -> int:
-        """Send the current adapter to the store; return its version."""
+    def publish(self, sampling: Handle) -> int:
+        """Send the current adapter to dynamic sampling; return its version."""
         adapter = self._learner.adapter(self._config.rollout.engine.adapter_precision)
         if self._learner.writes:
-            ray.get(store.publish.remote(adapter))
+            ray.get(sampling.publish.remote(adapter))
         return adapter.policy_version
 
     def renumber(self, policy_version: int) -> None:

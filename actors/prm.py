@@ -1,6 +1,5 @@
 """The process reward model as an actor: trained once, then called for every group with signal."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import ray
 
 from actors.cluster import Handle
+from actors.heartbeat import Watched
 from configs.reward import PrmConfig
 from reward.prm.decoys import canaries
 from reward.prm.model import ProcessRewardModel
@@ -20,7 +20,7 @@ from rollout.types import Group, StepScores
 
 
 @ray.remote
-class PrmActor:
+class PrmActor(Watched):
     """Holds the process reward model.
 
     The supervisor restarts it when it dies; it then loads the weights in `trained`, if there are any. Workers
@@ -45,10 +45,6 @@ class PrmActor:
     async def heartbeat(self) -> Pulse:
         """Return the pulse of the scorer, whose thread may hang while this actor answers."""
         return self._scorer.pulse
-
-    async def until_lost(self) -> None:
-        """Wait until this process ends, which fails the call."""
-        await asyncio.Event().wait()
 
     async def load(self, folder: Path) -> str:
         """Load the weights of a trained PRM; return their digest."""

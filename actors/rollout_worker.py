@@ -3,8 +3,8 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -12,9 +12,7 @@ from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
 from configs.errors import UserError
 from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
-from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
-from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError
@@ -22,8 +20,8 @@ from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import EngineError, PolicyEngine, Pulse
 from rollout.filters import SOLVED
-from rollout.lifecycle import Permit, WorkerStatus
-from rollout.types import Group, GroupSummary, StepScores, Trajectory
+from rollout.lifecycle import Permit
+from rollout.types import Group, GroupSummary, StepScores
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
@@ -39,14 +37,14 @@ class RolloutWorkerActor:
         self,
         config: RunConfig,
         index: int,
-        store: Handle,
+        sampling: Handle,
         prm: Handle | None,
         build_worker: Callable[[], Worker],
     ) -> None:
         search_in(config.code_path)
         self._config = config
         self._index = index
-        self._store = store
+        self._sampling = sampling
         self._prm = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
@@ -59,8 +57,8 @@ class RolloutWorkerActor:
             transient=(PrmError, *PART_LOST),
         )
         self._tasks = training_tasks(config)
-        self._follower = WeightFollower(self._worker.engine, store, index)
-        self._courier = Courier(store)
+        self._follower = WeightFollower(self._worker.engine, sampling, index)
+        self._courier = Courier(sampling)
         self._workload = Workload(config.rollout, pipeline_depth=config.pipeline_depth)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._draining = False
@@ -102,12 +100,14 @@ class RolloutWorkerActor:
             while not self._draining:
                 await self._free_place()
                 self._show()
-                admission = await self._workload.waiting(self._store.admit.remote(self._status()))
-                if admission.closed:
+                asked_at, proven, places = time.monotonic(), self._follower.proven_version, self._workload.num_places
+                permits = await self._sampling.admit.remote(self._index, proven, places)
+                self._workload.waited_s += time.monotonic() - asked_at
+                if permits is None:
                     break
-                if admission.permits:
-                    self._worker.begin_round(len(admission.permits))
-                for permit in admission.permits:
+                if permits:
+                    self._worker.begin_round(len(permits))
+                for permit in permits:
                     self._running[permit.lease] = background.create_task(self._run_group(permit))
             if self._draining:
                 await asyncio.gather(*self._running.values())
@@ -134,19 +134,10 @@ class RolloutWorkerActor:
         """Return the state of the code sandbox, which depends on the node; None without one."""
         return self._worker.sandbox
 
-    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
-        return await self._worker.collect_group(task, group_id, group_size)
-
-    async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        return await self._worker.continue_from(trajectory, num_turns, count)
-
-    async def attempt(
-        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
-    ) -> Trajectory:
-        return await self._worker.attempt(task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
-
-    async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
-        return await self._worker.demonstrate(tasks)
+    async def act(self, policy_version: int, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the worker, once its engine uses this version or a newer one."""
+        await self._follower.reach(policy_version)
+        return await getattr(self._worker, method)(*args, **kwargs)
 
     async def close(self) -> None:
         self._worker.close()
@@ -160,13 +151,6 @@ class RolloutWorkerActor:
             await asyncio.wait(self._running.values())
         while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
-
-    def _status(self) -> WorkerStatus:
-        return WorkerStatus(
-            worker=self._index,
-            policy_version=self._follower.proven_version,
-            places=self._workload.num_places,
-        )
 
     def _show(self) -> None:
         """Set the gauges of this worker."""
@@ -197,7 +181,7 @@ class RolloutWorkerActor:
         """Run and judge a group; return it encoded, and its facts."""
         started = time.monotonic()
         try:
-            task = self._tasks.task(permit.made_of, permit.family)
+            task = self._tasks.task(permit.draw.played(permit.task), permit.draw.family)
             group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
             prm_s = await self._judge.judge(group)
@@ -219,11 +203,11 @@ class RolloutWorkerActor:
 
 
 class WeightFollower:
-    """Loads every version of the weights that is published, and proves to the store that the engine uses it."""
+    """Loads every version of the weights that is published, and proves to dynamic sampling that the engine uses it."""
 
-    def __init__(self, engine: PolicyEngine, store: Handle, worker: int) -> None:
+    def __init__(self, engine: PolicyEngine, sampling: Handle, worker: int) -> None:
         self._engine = engine
-        self._store = store
+        self._sampling = sampling
         self._worker = worker
         self._newer = asyncio.Event()
         self.proven_version = engine.policy_version
@@ -231,7 +215,7 @@ class WeightFollower:
     async def follow(self) -> None:
         """Load one version after the other. Raises UserError for one that cannot be proven in time."""
         while True:
-            offer = await self._store.wait_newer.remote(self.proven_version)
+            offer = await self._sampling.wait_newer.remote(self.proven_version)
             version = offer.policy_version
             try:
                 async with asyncio.timeout(LOAD_LIMIT_S):
@@ -253,14 +237,14 @@ class WeightFollower:
         """Load an adapter. The proof is the digest of the bytes and what the engine's memory holds afterwards."""
         prepared = await self._engine.prepare_adapter(version, data)
         digest, read_back = await asyncio.gather(self._engine.load_prepared(prepared), self._engine.read_back())
-        await self._store.acknowledge.remote(self._worker, version, digest, read_back)
+        await self._sampling.acknowledge.remote(self._worker, version, digest, read_back)
 
 
 class Courier:
     """Brings finished groups in one call at a time, with all that finished during the call before."""
 
-    def __init__(self, store: Handle) -> None:
-        self._store = store
+    def __init__(self, sampling: Handle) -> None:
+        self._sampling = sampling
         self._waiting: list[tuple[int, bytes, GroupSummary]] = []
         self._sending: asyncio.Task[None] | None = None
 
@@ -274,4 +258,4 @@ class Courier:
     async def _send(self) -> None:
         while self._waiting:
             together, self._waiting = self._waiting, []
-            await self._store.complete.remote(together)
+            await self._sampling.complete.remote(together)

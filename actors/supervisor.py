@@ -6,13 +6,14 @@
     PRM             its process ends, or its heartbeat hangs             replaced (`_replace_prm`)
     learner         a call fails, or takes longer than its limit         LearnerLostError; the loop calls
                                                                          `restart_learner` and loads a checkpoint
-    store, base     its process ends, or its heartbeat hangs             the run ends with UserError
+    sampling, base  its process ends, or its heartbeat hangs             the run ends with UserError
 
 A thread looks at all parts once a second. A part that is lost more than MAX_RESTARTS times within one train step ends
 the run. Workers that are lost with their node count as one loss.
 """
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -96,8 +97,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         note: Callable[[str], None],
         waiting: Callable[[str], AbstractContextManager[None]],
         resume: str,
-        restarts_before: int = 0,
-        on_restart: Callable[[int], object] = int,
     ) -> None:
         """Take over a launched cluster.
 
@@ -105,17 +104,14 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             note: prints a line on the console.
             waiting: context in which the console says what the run is waiting for.
             resume: command that resumes the run, for messages.
-            restarts_before: restarts in earlier processes of the run.
-            on_restart: gets the number of all restarts after each.
         """
         self._config = config
         self._launcher = launcher
         self._note = note
         self._waiting = waiting
         self._resume = resume
-        self._on_restart = on_restart
-        self.num_restarts = restarts_before
-        self.store = cluster.store
+        self.num_restarts = 0
+        self.sampling = cluster.sampling
         self.learner = cluster.learner
         self._limits: dict[str, Bound] = {}
         """Time limits of the learner's calls, by method."""
@@ -124,7 +120,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._failure: Exception | None = None
         """What ends the run."""
         limits = config.cluster
-        self._fixed = [self._part("store", cluster.store, floor_s=limits.answer_s)]
+        self._fixed = [self._part("dynamic sampling", cluster.sampling, floor_s=limits.answer_s)]
         if cluster.base is not None:
             self._fixed.append(self._part("holder of the base weights", cluster.base, floor_s=limits.work_s))
         self._prm = self._part("PRM", cluster.prm, floor_s=limits.work_s) if cluster.prm is not None else None
@@ -247,7 +243,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         with self._lock:
             self._rolling_out = False
         with self._waiting("the rollout workers to stop"):
-            ray.get(self.store.close.remote())
+            ray.get(self.sampling.close.remote())
             while any(part.run is not None for part in tuple(self._workers.values())) or not self._workers:
                 self.check()
                 time.sleep(LOOK_EVERY_S / 4)
@@ -348,7 +344,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         """Kill a worker; its groups are drawn again."""
         ray.kill(self._workers.pop(index).actor)
         self._launcher.free_worker(index)
-        ray.wait([self.store.release.remote(index, reason)], timeout=RELEASE_LIMIT_S)
+        ray.wait([self.sampling.release.remote(index, reason)], timeout=RELEASE_LIMIT_S)
 
     def _end_stopped_workers(self) -> None:
         """Take note of workers whose `run` has returned: the phase ends, or they were drained."""
@@ -378,7 +374,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         for index in self._launcher.with_room(self._missing):
             since = self._missing.pop(index)
             prm = self.prm if self._config.reward.prm is not None else None
-            part = self._worker_part(index, *self._launcher.start_worker(index, self.store, prm))
+            part = self._worker_part(index, *self._launcher.start_worker(index, self.sampling, prm))
             if self._rolling_out:
                 part.run = part.actor.run.remote(self._prm_digest)
             self._workers[index] = part
@@ -399,7 +395,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def _count(self, name: str, reason: str, *, num: int = 1) -> None:
         """Count restarts; set the failure that ends the run if one part restarts too often."""
         self.num_restarts += num
-        self._on_restart(self.num_restarts)
         self._restarts[name] += 1
         if self._restarts[name] > MAX_RESTARTS:
             self._failure = self._failure or self._unreplaceable(
@@ -432,7 +427,7 @@ class WantedWorkers:
         self._path = path
         self._note = note
         self._default = max(config.rollout.num_workers, config.rollout.max_workers or 0)
-        self._most = 1 if isinstance(config.planner.memory, FolderMemoryConfig) else None
+        self._most = 1 if isinstance(config.planner.memory, FolderMemoryConfig) else sys.maxsize
         self._text = ""
         self.num = self._default
 
@@ -441,20 +436,14 @@ class WantedWorkers:
         try:
             text = self._path.read_text(errors="replace").strip()
         except FileNotFoundError:
-            self.num, self._text = self._default, ""
-            return self.num
-        except OSError:
-            return self.num
+            text = str(self._default)
         if text and text != self._text:
             self._text = text
-            num = int(text) if text.isdecimal() else 0
-            if num < 1:
-                self._note(f"{self._path} has {text[:40]!r}, not a number of at least 1; keeping {self.num} workers")
-            elif self._most is not None and num > self._most:
-                self._note(
-                    f"{self._path} has {num}, and agent.memory.type='folder' allows {self._most} rollout worker; "
-                    f"keeping {self.num}; agent.memory.type=server allows more"
-                )
+            if text.isdecimal() and 1 <= int(text) <= self._most:
+                self.num = int(text)
             else:
-                self.num = num
+                only = ", and agent.memory.type='folder' allows only 1" if self._most == 1 else ""
+                self._note(
+                    f"{self._path} has {text[:40]!r}, not a number of at least 1{only}; keeping {self.num} workers"
+                )
         return self.num

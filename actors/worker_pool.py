@@ -56,8 +56,7 @@ class WorkerPool:
             index, worker = await self._freest_worker()
             self._open[index] += 1
             try:
-                await worker.reach.remote(self.policy_version)
-                return await getattr(worker, method).remote(*args, **kwargs)
+                return await worker.act.remote(self.policy_version, method, *args, **kwargs)
             except PART_LOST:
                 self._lost[index] = worker
             finally:

@@ -12,7 +12,7 @@ from configs.loading import load_run_config
 from ray_jobs.evaluation import evaluation_in
 from ray_jobs.statistics import PairedComparison, compare_paired
 
-WRITTEN_BY_RL = ("config.json", "tb", "checkpoints", "adapters", "ledger.sqlite*", "groups.jsonl", "summary.json")
+WRITTEN_BY_RL = ("config.json", "tb", "checkpoints", "groups.jsonl", "summary.json")
 WRITTEN_AFTER_RL = ("report.html", ".lock")
 
 

@@ -31,7 +31,7 @@ from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
 from reward.judging import group_summary
 from rollout.codec import encode_group
-from rollout.lifecycle import Batch, Permit, Snapshot, WorkerStatus
+from rollout.lifecycle import Batch, Permit, Snapshot
 from rollout.types import Group, GroupSummary, Reward, StepScores
 from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedWorker
 
@@ -82,9 +82,8 @@ class WorkerHost:
 
     async def _work(self, index: int) -> None:
         courier = Courier(self._sampling)
-        status = WorkerStatus(worker=index, policy_version=1_000_000, places=PLACES)
-        while not (admission := await self._sampling.admit.remote(status)).closed:
-            await asyncio.gather(*(self._bring(courier, permit) for permit in admission.permits))
+        while (permits := await self._sampling.admit.remote(index, 1_000_000, PLACES)) is not None:
+            await asyncio.gather(*(self._bring(courier, permit) for permit in permits))
 
     async def _bring(self, courier: Courier, permit: Permit) -> None:
         await courier.bring(permit.lease, *self._payloads[permit.ordinal % NUM_PREPARED])
@@ -181,7 +180,7 @@ def measure(workers: int, options: argparse.Namespace) -> Measurement:
     payloads = prepared(options.tokens)
     with tempfile.TemporaryDirectory() as parent:
         config = make_config(Path(parent), workers)
-        with RunFolder.create(config) as folder:
+        with RunFolder.open(config) as folder:
             sampling: Any = DynamicSampling.remote(config)
             ray.get(sampling.restore.remote(Snapshot(), 0, 0))
             indices = [range(workers)[host :: options.hosts] for host in range(options.hosts)]

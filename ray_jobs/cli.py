@@ -3,6 +3,7 @@
 Modules that take long to import are imported inside the commands.
 """
 
+import json
 import os
 import shlex
 import signal
@@ -14,16 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import (
-    App,
-    CycloptsError,
-    Parameter,
-)
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from configs.errors import UserError, printable
 from ray_jobs.cli_options import (
-    FORMATS,
     Adapter,
     Backend,
     Benchmarks,
@@ -43,7 +39,6 @@ from ray_jobs.cli_options import (
     run_config,
     show_sandbox,
     split_arguments,
-    usage_error,
     user_error,
 )
 
@@ -66,16 +61,9 @@ QUIET = {
 
 def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; the run gets its name")], /) -> None:
     """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it."""
-    from pydantic import ValidationError
+    from configs.loading import load_run_config
 
-    from configs.errors import reason
-    from configs.run import RunConfig
-
-    name = folder.absolute().name
-    try:
-        RunConfig(name=name)
-    except ValidationError as error:
-        raise UserError(f"'{name}' is not a valid run name: {reason(error)}") from None
+    name = load_run_config(None, [f"name={json.dumps(folder.absolute().name)}"]).name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' already exists; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -280,7 +268,7 @@ def export(
     /,
     *,
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
-    format: Annotated[Formats, Parameter(help="what to write")] = FORMATS,
+    format: Annotated[Formats, Parameter(help="what to write")] = "hf,gguf",
     quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
     prompts: Annotated[
         int,
@@ -291,7 +279,7 @@ def export(
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
     from ray_jobs.export import run_export
 
-    run_export(source, recipe, to, formats=format, quantization=quantize, num_prompts=prompts)
+    run_export(source, recipe, to, formats=format.split(","), quantization=quantize, num_prompts=prompts)
 
 
 def serve(
@@ -404,10 +392,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agentflow: {event}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return code
     except Exception as error:
-        line = usage_error(error) if isinstance(error, CycloptsError) else user_error(error)
+        line = str(error) if isinstance(error, CycloptsError) else user_error(error)
         if line is None:
             raise
-        print(f"agentflow: error: {printable(line)}", file=sys.stderr)
+        print(f"agentflow: error: {printable(' '.join(line.split()))}", file=sys.stderr)
         return 2
 
 

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, and the lines that users see of errors."""
+"""The arguments and options of the commands, what several commands do with them, and the text of errors."""
 
 import errno
 import json
@@ -9,18 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import (
-    CycloptsError,
-    MissingArgumentError,
-    Parameter,
-    Token,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from configs.errors import UserError, did_you_mean
+from configs.errors import UserError
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -35,20 +27,10 @@ def _names(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
         from envs.datasets.benchmarks import BENCHMARKS
 
         return tuple(BENCHMARKS)
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names:
-        raise ValueError(f"'{text}' names no benchmark")
-    return names
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _formats(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(tokens[-1].value.split(",")))
-    if set(names) - set(FORMATS):
-        raise ValueError(f"'{tokens[-1].value}' is none of hf, gguf and hf,gguf")
-    return names
-
-
-FORMATS = ("hf", "gguf")
+Formats = Literal["hf", "gguf", "hf,gguf"]
 Phase = Literal["train", "resume", "collect", "label", "train-prm", "evaluate"]
 Quantization = Literal["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
@@ -88,7 +70,6 @@ Benchmarks = Annotated[
         "recipe's held-out tasks (evaluation.mix)",
     ),
 ]
-Formats = Annotated[tuple[str, ...], Parameter(converter=_formats, metavar="hf,gguf", show_default="hf,gguf")]
 PhaseOptions = Annotated[
     tuple[str, ...],
     Parameter(
@@ -165,26 +146,6 @@ FULL_OBJECT_STORE = (
 )
 
 
-def usage_error(error: CycloptsError) -> str:
-    """Return one line for a command line that cannot be parsed."""
-    if isinstance(error, UnknownCommandError):
-        word = (error.unused_tokens or [""])[0]
-        return f"unknown command '{word}'; `agentflow help` lists them{did_you_mean(word, error.app or ())}"
-    near = ""
-    if isinstance(error, UnknownOptionError):
-        word = error.token.keyword or error.token.value
-        text = f"unrecognized arguments: {word}"
-        near = did_you_mean(word, (name for argument in error.argument_collection for name in argument.names))
-    elif isinstance(error, UnusedCliTokensError):
-        text = f"unrecognized arguments: {' '.join(error.unused_tokens or ())}"
-    elif isinstance(error, MissingArgumentError) and error.argument and error.keyword is None:
-        text = f"required: {error.argument.name}"
-    else:
-        text = " ".join(str(error).split()).removesuffix(".")
-    command = " ".join(("agentflow", *(error.command_chain or ())))
-    return f"{text[0].lower()}{text[1:]}; see `{command} --help`{near}"
-
-
 def user_error(error: BaseException) -> str | None:
     """Return one line for an error whose message is for the user; None for a bug, which needs its traceback."""
     # Ray wraps the exception of an actor; the wrapper's text is the actor's traceback.
@@ -193,7 +154,7 @@ def user_error(error: BaseException) -> str | None:
     # Python's FileNotFoundError has a number; ours have a sentence with a remedy instead.
     missing_file = type(error) is FileNotFoundError and error.errno is None
     if missing_file or isinstance(error, UserError):
-        return " ".join(str(error).split())
+        return str(error)
     # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
     ray = sys.modules.get("ray.exceptions")
     if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):

@@ -95,7 +95,7 @@ def reinforce(run: Run) -> Mapping[str, object]:
                     phase.advance(**training.progress_fields)
                 except LearnerLostError as error:
                     training = continue_with_new_learner(run, error)
-        phase.facts.update(training.facts(run.store, run.supervisor.num_restarts))
+        phase.facts.update(training.facts(run.sampling, run.supervisor.num_restarts))
     return phase.facts
 
 
@@ -103,7 +103,7 @@ def train_step(run: Run, training: Training) -> bool:
     """Make one train step. Return False when no tasks are left, after a checkpoint of all steps."""
     config, supervisor, step = run.config, run.supervisor, training.num_steps + 1
     started = time.perf_counter()
-    batch: Batch | None = supervisor.wait(run.store.next_batch.remote(step), f"the groups of step {step}")
+    batch: Batch | None = supervisor.wait(run.sampling.next_batch.remote(step), f"the groups of step {step}")
     if batch is None:
         if training.num_steps % config.learner.checkpoint_every:
             save_checkpoint(run)
@@ -132,7 +132,7 @@ def train_step(run: Run, training: Training) -> bool:
     run.tell(batch.warning, result.skipped, *training.add(step, metrics))
     if config.evaluates_after(step):
         evaluate_step(run, step)
-    ray.get(run.store.mark_trained.remote(step, result.policy_version, refused=result.skipped))
+    ray.get(run.sampling.mark_trained.remote(step, result.policy_version, refused=result.skipped))
     if step % config.learner.checkpoint_every == 0 or step == config.num_steps:
         save_checkpoint(run)
     supervisor.progressed()
@@ -145,7 +145,7 @@ def save_checkpoint(run: Run) -> None:
     The logs are synced first, so that they hold all steps of any checkpoint that survives a power cut.
     """
     run.folder.sync()
-    snapshot = ray.get(run.store.snapshot.remote())
+    snapshot = ray.get(run.sampling.snapshot.remote())
     run.supervisor.learn("save_checkpoint", run.folder.checkpoints, snapshot)
     run.folder.settle()
 
@@ -173,7 +173,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
         run.supervisor.learn("load_checkpoint", checkpoint.folder)
     version = run.publish(renumber=True) if checkpoint or new_learner else run.rollouts.policy_version
     step, snapshot = (checkpoint.step, checkpoint.snapshot()) if checkpoint else (0, NO_GROUPS)
-    ray.get(run.store.restore.remote(snapshot, step, version))
+    ray.get(run.sampling.restore.remote(snapshot, step, version))
     if (facts := run.finished("reinforce")) is not None and step < facts["num_steps"]:
         run.folder.reopen_phase("reinforce")
         run.tell(f"no checkpoint of the train steps after {step} is left: they are repeated")

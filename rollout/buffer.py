@@ -7,16 +7,16 @@ checkpoint.
 """
 
 import asyncio
+import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from rollout.admission import WaitingWorkers, admission_capacity
+from configs.run import RunConfig
 from rollout.filters import StarvationGuard, StarvedError
 from rollout.lifecycle import (
     LIVE,
-    Admission,
     Batch,
-    BufferSettings,
     GroupCounts,
     LiveGroup,
     Permit,
@@ -24,7 +24,6 @@ from rollout.lifecycle import (
     Snapshot,
     State,
     Totals,
-    WorkerStatus,
     sum_of_facts,
 )
 from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
@@ -37,8 +36,20 @@ SHOWN_UNTRAINED = 4
 """Groups without signal per batch whose trajectories are kept for reading."""
 
 
-class BufferClosedError(RuntimeError):
-    """The buffer was closed during a wait for a batch."""
+Permits = tuple[Permit, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiter:
+    """A worker's request that waits for free capacity."""
+
+    worker: int
+    places: int
+    answer: "asyncio.Future[Permits | None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def reply(self, answer: Permits | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
 
 
 class GroupBuffer:
@@ -46,34 +57,47 @@ class GroupBuffer:
 
     def __init__(
         self,
-        settings: BufferSettings,
+        config: RunConfig,
         *,
         choice: TaskChoice | None = None,
         put: Callable[[bytes], Ref] = lambda payload: payload,
     ) -> None:
-        self._settings = settings
+        self._config = config
         self._choice = choice
         self._put = put
         self._closed = False
         self._changed = asyncio.Event()
-        self._waiting = WaitingWorkers()
+        self._waiters: list[Waiter] = []
         self._published: dict[int, int] = {}
         self._next_lease = 0
-        self.proven = self._waiting.proven
+        self.proven: dict[int, int] = {}
         """Newest version that each worker has proven to sample with."""
         self.restore(Snapshot(), step=0, policy_version=0)
 
     # --- calls of workers ------------------------------------------------------------------------
 
-    async def admit(self, status: WorkerStatus, *, patience_s: float | None = None) -> Admission:
-        """Return permits for free capacity, at most for the worker's free places.
+    async def admit(
+        self, worker: int, policy_version: int, places: int, *, patience_s: float | None = None
+    ) -> Permits | None:
+        """Return permits for free capacity, none at the end of the patience, and None once the buffer is closed.
 
-        Waits for capacity, woken by a group that ended, a trained batch, a newer proven version or `close`. A worker
-        whose weights are too old gets nothing.
+        The worker has proven to sample with `policy_version`, and can run `places` groups at a time. Waits for
+        capacity, woken by a group that ended, a trained batch, a newer proven version or `close`. A worker whose
+        weights are too old gets nothing.
         """
         if self._closed:
-            return Admission(closed=True)
-        return await self._waiting.wait(status, self._serve, patience_s)
+            return None
+        self.proven[worker] = max(policy_version, self.proven.get(worker, -1))
+        waiter = Waiter(worker=worker, places=places)
+        self._waiters.append(waiter)
+        try:
+            self._serve()
+            if not waiter.answer.done():
+                await asyncio.wait([waiter.answer], timeout=patience_s)
+            return waiter.answer.result() if waiter.answer.done() else ()
+        finally:
+            waiter.answer.cancel()
+            self._waiters.remove(waiter)
 
     def prove(self, worker: int, policy_version: int) -> None:
         """Record that the worker samples with this version."""
@@ -90,7 +114,7 @@ class GroupBuffer:
             return False
         group = self._groups[ordinal]
         self._running_by_worker[group.worker] -= 1
-        if summary.ending is None and group.attempt < self._settings.max_attempts:
+        if summary.ending is None and group.attempt < self._config.rollout.max_attempts:
             self._retry(group, counted=True)
         else:
             self._settle(group, payload, summary)
@@ -107,14 +131,17 @@ class GroupBuffer:
         rounds = {group.round for group in lost}
         for group in lost:
             del self._leases[group.lease]
-            if self._synchronous or group.attempt < self._settings.max_attempts:
+            if self._synchronous or group.attempt < self._config.rollout.max_attempts:
                 self._retry(group, counted=not self._synchronous)
             else:
                 self._settle(group, b"", GroupSummary(ending=None, reason=reason))
         if self._synchronous:
             self._undo([group for group in self._ended if group.round in rounds])
         self._running_by_worker.pop(worker, None)
-        self._waiting.forget(worker)
+        self.proven.pop(worker, None)
+        for waiter in self._waiters:
+            if waiter.worker == worker:
+                waiter.reply(())
         self._notify()
         return len(lost)
 
@@ -125,18 +152,15 @@ class GroupBuffer:
 
         Waits until there are B, woken by `complete`; at depth 0 also until nothing runs, so that the batch does not
         depend on the order of finishing. Fewer than B when signal has become rare or tasks have run out; None when
-        nothing is left. Raises StarvedError, and BufferClosedError after `close`.
+        nothing is left. Raises StarvedError.
         """
-        while not (self._closed or self._can_cut() or self._exhausted()):
-            if self._guard.gives_up and not self._counts[State.READY]:
-                break
+        while not self._can_cut():
+            if not self._counts[State.READY]:
+                if self._no_more_will_come():
+                    return None
+                if self._guard.gives_up:
+                    raise StarvedError(self._guard.diagnosis(self.counts, self._reasons))
             await self._changed.wait()
-        if self._closed:
-            raise BufferClosedError("the buffer was closed during the wait for a batch")
-        if not self._can_cut():
-            if self._exhausted():
-                return None
-            raise StarvedError(self._guard.diagnosis(self.counts, self._reasons))
         return self._cut(step)
 
     def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:
@@ -184,60 +208,71 @@ class GroupBuffer:
             self._published.clear()
         self._publish(step, policy_version)
         self.snapshot = snapshot
-        for task, family, repeats, attempt in snapshot.redraw:
-            self._add(task, Draw(family, repeats) if family else None, attempt)
+        for task, draw, attempt in snapshot.redraw:
+            self._add(task, draw, attempt)
         self._notify()
 
     def close(self) -> None:
         """End all waiting calls; there is no more work."""
         self._closed = True
-        self._waiting.close()
-        self._notify()
+        for waiter in self._waiters:
+            waiter.reply(None)
 
     @property
     def counts(self) -> GroupCounts:
-        return GroupCounts(drawn=self._counts.total(), **{str(state): num for state, num in self._counts.items()})
+        return GroupCounts(drawn=self._next_ordinal, **{str(state): num for state, num in self._counts.items()})
 
     def totals(self) -> Totals:
         """Return the numbers over the whole run, after checking the counts."""
         self._check_counts()
         facts = self._facts.copy()
         facts.update(sum_of_facts(self._ended))
-        reasons = dict(self._reasons)
-        return Totals(counts=self.counts, facts=dict(facts), reasons=reasons, num_retries=self._num_retries)
+        return Totals(counts=self.counts, facts=dict(facts), reasons=dict(self._reasons), num_retries=self._num_retries)
 
     # --- admission -------------------------------------------------------------------------------
 
     @property
     def _synchronous(self) -> bool:
-        return self._settings.pipeline_depth == 0
+        return self._config.pipeline_depth == 0
 
     def _serve(self) -> None:
         """Give out free capacity one group at a time.
 
         The worker that runs the fewest groups is first, then the one that has waited longest. Each worker gets at most
-        its share of all live groups, so that none runs everything.
+        its share of all live groups, so that none runs everything, and nothing while its weights are too old.
         """
         available = self._num_available()
         if not available or not self.proven:
             return
-        share = -(-(self._settings.pipeline_depth + 1) * self._settings.batch_groups // len(self.proven))
-        min_version = max(0, self._policy_version - self._settings.pipeline_depth)
-        granted = self._waiting.share_out(
-            self._running_by_worker, available=available, share=share, min_version=min_version
-        )
-        if not granted:
-            return
+        share = -(-(self._config.pipeline_depth + 1) * self._config.batch_groups // len(self.proven))
+        min_version = max(0, self._policy_version - self._config.pipeline_depth)
+        order = [
+            (self._running_by_worker[waiter.worker], number, waiter)
+            for number, waiter in enumerate(self._waiters)
+            if self.proven.get(waiter.worker, -1) >= min_version and not waiter.answer.done()
+        ]
+        heapq.heapify(order)
+        granted: Counter[Waiter] = Counter()
+        while available and order:
+            num_running, number, waiter = heapq.heappop(order)
+            if num_running < min(share, waiter.places):
+                granted[waiter] += 1
+                available -= 1
+                heapq.heappush(order, (num_running + 1, number, waiter))
+        if granted:
+            self._left_in_round = available
+            self._start_granted(granted)
+
+    def _start_granted(self, granted: Counter[Waiter]) -> None:
+        """Start as many groups for each waiting worker as it was granted, queued ones first."""
         # A synchronous round is chosen from the outcomes at its beginning.
         if self._choice and not (self._synchronous and self._counts[State.RUNNING]):
             self._draw_of = self._choice.by(self._outcomes.latest, self._open_tasks)
-        self._left_in_round = available - granted.total()
         queued = self._in_state(State.QUEUED) if self._counts[State.QUEUED] else []
         waiting = iter(sorted(queued, key=lambda group: group.task))
         for waiter, num in granted.items():
             self._num_rounds += 1
-            permits = tuple(self._start(next(waiting, None), waiter.status.worker) for _ in range(num))
-            waiter.answer.set_result(Admission(permits=permits))
+            waiter.reply(tuple(self._start(next(waiting, None), waiter.worker) for _ in range(num)))
 
     def _num_available(self) -> int:
         """Groups that may start: queued ones, and new ones where places are left.
@@ -250,45 +285,35 @@ class GroupBuffer:
             return self._left_in_round
         if self._synchronous and self._counts[State.IN_BATCH]:
             return 0
-        places = admission_capacity(
-            pipeline_depth=self._settings.pipeline_depth,
-            batch_groups=self._settings.batch_groups,
-            live=sum(self._counts[state] for state in LIVE) - queued,
-        )
+        # Live groups are counted, never derived from running totals, which would drift for good after one lost group.
+        live = sum(self._counts[state] for state in LIVE) - queued
+        places = max(0, (self._config.pipeline_depth + 1) * self._config.batch_groups - live)
         again = min(queued, places)
         new = places - again
-        if self._settings.max_tasks is not None:
-            new = max(0, min(new, self._settings.max_tasks - self._next_task))
+        if self._config.max_tasks is not None:
+            new = max(0, min(new, self._config.max_tasks - self._next_task))
         return again + new
 
     def _start(self, group: LiveGroup | None, worker: int) -> Permit:
         """Run a queued group, or a new one of the next task. A task's family is chosen once."""
-        group = group or self._add(self._next_task)
-        if group.draw is None:
-            group.draw = self._draw_of(group.task)
+        group = group or self._add(self._next_task, self._draw_of(self._next_task))
         self._move(group, State.RUNNING)
         group.worker, group.round, group.lease = worker, self._num_rounds, self._next_lease
         self._next_lease += 1
         self._leases[group.lease] = group.ordinal
         self._running_by_worker[worker] += 1
-        return Permit(
-            lease=group.lease,
-            ordinal=group.ordinal,
-            task=group.task,
-            family=group.draw.family,
-            repeats=group.draw.repeats,
-            attempt=group.attempt,
-        )
+        return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, draw=group.draw, attempt=group.attempt)
 
     def _open_tasks(self) -> set[int]:
-        return {group.played_task for group in self._groups.values() if group.state in (State.QUEUED, State.RUNNING)}
+        open_groups = (*self._in_state(State.QUEUED), *self._in_state(State.RUNNING))
+        return {group.draw.played(group.task) for group in open_groups}
 
     # --- the life of a group ---------------------------------------------------------------------
 
     def _in_state(self, state: State) -> list[LiveGroup]:
         return [group for group in self._groups.values() if group.state is state]
 
-    def _add(self, task: int, draw: Draw | None = None, attempt: int = 1) -> LiveGroup:
+    def _add(self, task: int, draw: Draw, attempt: int = 1) -> LiveGroup:
         group = LiveGroup(ordinal=self._next_ordinal, task=task, draw=draw, attempt=attempt)
         self._groups[group.ordinal] = group
         self._counts[State.QUEUED] += 1
@@ -314,17 +339,16 @@ class GroupBuffer:
         if group.state is State.FAILED:
             group.reason = summary.reason
             self._reasons[summary.reason] += 1
-        if group.state is State.READY:
-            group.ref = self._put(payload)
-        elif payload and self._num_shown < SHOWN_UNTRAINED:
-            self._num_shown += 1
+        is_shown = group.state is not State.READY and payload != b"" and self._num_shown < SHOWN_UNTRAINED
+        self._num_shown += is_shown
+        if is_shown or group.state is State.READY:
             group.ref = self._put(payload)
         self._ended.append(group)
         self._recent.append(group)
-        if group.family is not None and summary.scored:
+        if group.draw.family is not None and summary.scored:
             differed = group.state in (State.READY, State.OVERLONG)
-            outcome = Outcome(group.played_task, summary.right, summary.scored, differed)
-            self._outcomes.add(group.family, group.ordinal, outcome)
+            outcome = Outcome(group.draw.played(group.task), summary.right, summary.scored, differed)
+            self._outcomes.add(group.draw.family, group.ordinal, outcome)
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:
             self._expire_if_stale(group)
@@ -335,8 +359,8 @@ class GroupBuffer:
             self._move(group, State.QUEUED)
             self._ended.remove(group)
             self._recent.remove(group)
-            if group.family is not None:
-                self._outcomes.remove(group.family, group.ordinal)
+            if group.draw.family is not None:
+                self._outcomes.remove(group.draw.family, group.ordinal)
             self._num_shown -= group.ref is not None and group.summary is not None and group.summary.ending != "ready"
             group.ref, group.summary = None, None
         self._guard = self._new_guard()
@@ -348,7 +372,7 @@ class GroupBuffer:
         """
         assert group.summary is not None
         stale = fresh_share(group.summary.versions, ages=self._version_ages) < LEAST_FRESH_SHARE
-        if not stale or group.attempt >= self._settings.max_attempts:
+        if not stale or group.attempt >= self._config.rollout.max_attempts:
             return
         self._move(group, State.EXPIRED)
         group.reason = f"older than version {self._oldest_version}"
@@ -367,25 +391,22 @@ class GroupBuffer:
             return False
         # Queued groups of a synchronous run belong to a round that was cut off.
         relaxes = self._guard.relaxes and not (self._synchronous and queued)
-        return ready >= self._settings.batch_groups or relaxes or self._no_more_will_come()
-
-    def _exhausted(self) -> bool:
-        return self._no_more_will_come() and not self._counts[State.READY]
+        return ready >= self._config.batch_groups or relaxes or self._no_more_will_come()
 
     def _no_more_will_come(self) -> bool:
-        max_tasks, unfinished = self._settings.max_tasks, self._counts[State.RUNNING] + self._counts[State.QUEUED]
+        max_tasks, unfinished = self._config.max_tasks, self._counts[State.RUNNING] + self._counts[State.QUEUED]
         return max_tasks is not None and self._next_task >= max_tasks and not unfinished
 
     def _cut(self, step: int) -> Batch:
         ready = sorted(self._in_state(State.READY), key=lambda group: group.age_key)
-        chosen = sorted(ready[: self._settings.batch_groups], key=lambda group: group.ordinal)
+        chosen = sorted(ready[: self._config.batch_groups], key=lambda group: group.ordinal)
         for group in chosen:
             self._move(group, State.IN_BATCH)
         self._check_counts()
         kept = (State.READY, State.IN_BATCH, State.EXPIRED)
         dropped = [group for group in self._ended if group.state not in kept]
         facts = sum_of_facts(self._ended)
-        drawn = Counter(group.family for group in self._ended if group.family is not None)
+        drawn = Counter(group.draw.family for group in self._ended if group.draw.family is not None)
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
@@ -426,8 +447,7 @@ class GroupBuffer:
             next_ordinal=self._next_ordinal,
             counts={str(state): num for state, num in counts.items() if num},
             redraw=tuple(
-                (group.task, group.family, group.draw.repeats if group.draw else None, group.attempt)
-                for group in sorted(redraw, key=lambda group: group.task)
+                (group.task, group.draw, group.attempt) for group in sorted(redraw, key=lambda group: group.task)
             ),
             outcomes=self._outcomes.rows_without(unreported),
             without_signal=self._signal_row,
@@ -443,7 +463,7 @@ class GroupBuffer:
             raise RuntimeError(f"the counts of groups do not add up: {self.counts}, live {dict(live)}")
 
     def _new_guard(self) -> StarvationGuard:
-        guard = StarvationGuard(self._settings.max_empty_batches * self._settings.batch_groups, self._signal_row)
+        guard = StarvationGuard(self._config.max_empty_batches * self._config.batch_groups, self._signal_row)
         for group in self._ended:
             guard.observe(signal=group.summary is not None and group.summary.ending == "ready")
         return guard
@@ -451,7 +471,7 @@ class GroupBuffer:
     def _publish(self, step: int, policy_version: int) -> None:
         self._published[policy_version] = step
         self._policy_version = max(self._published)
-        self._oldest_version = oldest_trained_version(self._published, max_staleness=self._settings.max_staleness)
+        self._oldest_version = oldest_trained_version(self._published, max_staleness=self._config.max_staleness)
         self._version_ages = version_ages(
             self._published, oldest_version=self._oldest_version, same_again=self._synchronous
         )

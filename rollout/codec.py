@@ -4,7 +4,7 @@ An encoded prompt leaves out what repeats the planner turn before it: a dialogue
 times over.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,7 +32,7 @@ class SchemaError(UserError):
 
 def encode_group(group: Group) -> bytes:
     """Return a group as msgpack."""
-    return _encoded(_pack.encode, replace(group, trajectories=tuple(map(_shortened, group.trajectories))))
+    return _encoded(_pack.encode, _shortened_group(group))
 
 
 def decode_group(data: bytes) -> Group:
@@ -52,7 +52,7 @@ def trajectory_of(line: bytes) -> Trajectory:
 
 def group_line(group: Group) -> bytes:
     """Return a group as one line of JSON."""
-    return _encoded(_dump.encode, replace(group, trajectories=tuple(map(_shortened, group.trajectories)))) + b"\n"
+    return _encoded(_dump.encode, _shortened_group(group)) + b"\n"
 
 
 def group_of(line: bytes) -> Group:
@@ -77,26 +77,19 @@ def flat_record(trajectory: Trajectory) -> Record:
     short, task, planned = _shortened(trajectory), trajectory.task, trajectory.planner_turns
     versions = [version for turn in planned for version in turn.token_versions]
     record: Record = {
-        "id": trajectory.id,
-        "group_id": trajectory.group_id,
-        "phase": trajectory.phase,
-        "step": trajectory.step,
+        **_named(trajectory, ("id", "group_id", "phase", "step", "answer", "stop_reason", "failure", "outcome")),
         "task_id": task.id,
         "dataset": task.dataset,
         "question": task.question,
         "gold": task.answer,
-        "answer": trajectory.answer,
-        "stop_reason": trajectory.stop_reason,
-        "failure": trajectory.failure,
         "reward": trajectory.total,
-        "outcome": trajectory.outcome,
         "num_turns": len(planned),
         "num_tokens": trajectory.num_sampled_tokens,
         "versions": [min(versions), max(versions)] if versions else None,
         "turns": [_flat_turn(turn) for turn in short.turns],
     }
     if trajectory.verdict is not None:
-        record |= {"verdict": trajectory.verdict, "reason": trajectory.reason}
+        record |= _named(trajectory, ("verdict", "reason"))
     if trajectory.trained_as is not None:
         record["trained_as"] = trajectory.trained_as
     if trajectory.prm_digest is not None:
@@ -113,31 +106,25 @@ def flat_record(trajectory: Trajectory) -> Record:
     return record
 
 
+_SHOWN_OF_TURNS = (
+    *("role", "thought", "format_error", "heard", "text", "finish_reason", "policy_version", "switches", "generate_s"),
+    *("tool_s", "trainable", "grammar", "served"),
+)
+
+
 def _flat_turn(turn: Turn) -> dict[str, Any]:
     call, result = turn.tool_call, turn.tool_result
     flat: dict[str, Any] = {
-        "role": turn.role,
-        "thought": turn.thought,
+        **_named(turn, _SHOWN_OF_TURNS),
         "action": call.name if call else None,
         "action_input": call.arguments if call else None,
         "result": result.text if result else None,
         "tool_error": result.error if result else None,
-        "format_error": turn.format_error,
-        "heard": turn.heard,
-        "text": turn.text,
-        "finish_reason": turn.finish_reason,
-        "policy_version": turn.policy_version,
-        "switches": turn.switches,
-        "generate_s": turn.generate_s,
-        "tool_s": turn.tool_s,
-        "trainable": turn.trainable,
-        "grammar": turn.grammar,
         "prompt_tokens": turn.prompt_start + len(turn.prompt) // 4,
         "continues": turn.prompt_start > 0,
         "prompt_token_ids": ids_of(turn.prompt).tolist(),
         "token_ids": ids_of(turn.tokens).tolist(),
         "logprobs": floats_of(turn.logprobs).tolist(),
-        "served": turn.served,
     }
     if turn.learner_logprobs is not None:
         numbers = floats_of(turn.learner_logprobs).tolist()
@@ -145,19 +132,25 @@ def _flat_turn(turn: Turn) -> dict[str, Any]:
     return flat
 
 
+def _named(source: object, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
 def _shortened(trajectory: Trajectory) -> Trajectory:
     turns: list[Turn] = []
     before = b""
     for turn in trajectory.turns:
-        if turn.role != "planner":
-            turns.append(turn)
-            continue
         short = turn
-        if before and turn.prompt.startswith(before):
-            short = replace(turn, prompt=turn.prompt[len(before) :], prompt_start=len(before) // 4)
+        if turn.role == "planner":
+            if before and turn.prompt.startswith(before):
+                short = replace(turn, prompt=turn.prompt[len(before) :], prompt_start=len(before) // 4)
+            before = turn.dialogue
         turns.append(short)
-        before = turn.dialogue
     return replace(trajectory, turns=tuple(turns))
+
+
+def _shortened_group(group: Group) -> Group:
+    return replace(group, trajectories=tuple(map(_shortened, group.trajectories)))
 
 
 def _restored_trajectory(trajectory: Trajectory) -> Trajectory:

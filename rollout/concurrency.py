@@ -1,9 +1,7 @@
 """How many groups a worker runs at once, found from the pressure on its engine's KV cache."""
 
 import time
-from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from configs.rollout import RolloutConfig
 from rollout.engines.engine import EngineLoad
@@ -69,28 +67,22 @@ class ConcurrencyControl:
             self._since_change = 0
 
 
-Answer = TypeVar("Answer")
-NOTHING_DONE = EngineLoad(
-    busy_s=0.0, kv_usage=0.0, num_waiting=0, num_preemptions=0, computed_tokens=0, repeated_tokens=0
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReading:
-    """Seconds since the reading before: in all, waiting for admission with places free, engine computing.
-
-    And the places that the cache allows, and how many of them were taken at the time of reading; and of the tokens
-    that the engine computed those that it had computed before.
-    """
+    """What a worker did since the reading before."""
 
     worker: int
     elapsed_s: float
     admission_wait_s: float
+    """Seconds of waiting for admission with places free."""
     engine_busy_s: float
     places: int
+    """Groups that the cache allows at a time."""
     running: int
+    """Groups that ran at the time of reading."""
     computed_tokens: int
     repeated_tokens: int
+    """Tokens that the engine had computed before."""
 
 
 class Workload:
@@ -102,37 +94,32 @@ class Workload:
         # Asked about twice per group, so a turnover of all places is about that many calls.
         self._control = ConcurrencyControl(most, min_places=least, turnover=2 * most)
         self._read_at = time.monotonic()
-        self._before = NOTHING_DONE
-        self._waited_s = 0.0
-        self.num_places = most
+        self._before: EngineLoad | None = None
+        self.waited_s = 0.0
+        """Seconds of waiting for admission since the last reading."""
+
+    @property
+    def num_places(self) -> int:
+        return self._control.places
 
     def places(self, load: EngineLoad, running: int) -> int:
-        """Groups that may run now."""
-        self.num_places = self._control.observe(
+        """Return how many groups may run now."""
+        return self._control.observe(
             kv_usage=load.kv_usage, num_preemptions=load.num_preemptions, num_waiting=load.num_waiting, running=running
         )
-        return self.num_places
-
-    async def waiting(self, answer: Awaitable[Answer]) -> Answer:
-        """The answer; the time that it took counts as waiting for admission."""
-        started = time.monotonic()
-        try:
-            return await answer
-        finally:
-            self._waited_s += time.monotonic() - started
 
     def reading(self, worker: int, load: EngineLoad, running: int) -> WorkerReading:
         """Return what happened since the last call."""
-        now = time.monotonic()
+        now, before = time.monotonic(), self._before
         reading = WorkerReading(
             worker=worker,
             elapsed_s=now - self._read_at,
-            admission_wait_s=self._waited_s,
-            engine_busy_s=load.busy_s - self._before.busy_s,
+            admission_wait_s=self.waited_s,
+            engine_busy_s=load.busy_s - (before.busy_s if before else 0.0),
             places=self.num_places,
             running=running,
-            computed_tokens=load.computed_tokens - self._before.computed_tokens,
-            repeated_tokens=load.repeated_tokens - self._before.repeated_tokens,
+            computed_tokens=load.computed_tokens - (before.computed_tokens if before else 0),
+            repeated_tokens=load.repeated_tokens - (before.repeated_tokens if before else 0),
         )
-        self._read_at, self._before, self._waited_s = now, load, 0.0
+        self._read_at, self._before, self.waited_s = now, load, 0.0
         return reading

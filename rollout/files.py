@@ -3,14 +3,11 @@
 import errno
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
@@ -22,16 +19,13 @@ _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"
 def network_file_system(path: Path) -> str | None:
     """Return the kind of file system, such as nfs4, where a path lies on another machine; None for a local disk."""
     try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
-    whole, kind, depth = path.resolve(), "", 0
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        mount = Path(before.split(" ")[4].replace("\\040", " "))
-        # The later of two mounts on one folder hides the one before.
-        if whole.is_relative_to(mount) and len(mount.parts) >= depth:
-            kind, depth = after.split(" ")[0], len(mount.parts)
+    # The later of two mounts on one folder hides the one before.
+    kinds = {place.replace("\\040", " "): kind for _, place, kind, *_ in map(str.split, mounts)}
+    whole = path.resolve()
+    kind = next((kinds[str(one)] for one in (whole, *whole.parents) if str(one) in kinds), "")
     networked = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
     return kind if networked else None
 
@@ -128,8 +122,7 @@ def sweep_partials(folder: Path, name: str = "*") -> None:
 
 
 MEMORY = Path("/dev/shm")
-_LOCK = ".lock"
-_NAME = re.compile(r"agentflow-(\d+)-")
+_LOCK = ".in-memory"
 
 
 class MemoryFolder:
@@ -146,8 +139,9 @@ class MemoryFolder:
         self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
         place = MEMORY if self.in_memory else disk
         # Under a name that no sweep looks at, until it is locked.
-        started = Path(tempfile.mkdtemp(prefix=f".agentflow-{os.getpid()}-", dir=place))
-        # The system lets go of it when the process ends, however it ends.
+        started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
+        # The system lets go of it when the process ends, however it ends. A process id would not do: containers may
+        # share memory but not ids.
         self._lock = (started / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._home = started.rename(place / started.name.removeprefix("."))
@@ -161,30 +155,7 @@ class MemoryFolder:
 
 def sweep(place: Path) -> None:
     """Delete the folders whose process has ended."""
-    for folder in place.glob("agentflow-*"):
-        if (named := _NAME.match(folder.name)) and folder.is_dir() and _is_left(folder, int(named[1])):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_left(folder: Path, pid: int) -> bool:
-    """Return whether no process holds the lock.
-
-    A process id alone proves nothing: containers may share memory but not ids.
-    """
-    try:
-        with (folder / _LOCK).open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return not _lives(pid)
-    except OSError:
-        return False
-    return True
-
-
-def _lives(pid: int) -> bool:
-    with suppress(PermissionError):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-    return True
+    for lock in place.glob(f"agentflow-*/{_LOCK}"):
+        with suppress(OSError), lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)

@@ -11,7 +11,7 @@ SOLVED = 1.0
 """The outcome of an attempt that is right. A custom scorer may give less for a part of it."""
 
 
-def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_valid: int = 2) -> bool:
+def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3) -> bool:
     """Return whether the group's raw outcomes differ, so that its advantages are not all zero.
 
     `rewards`: raw accuracy per trajectory, None where a trajectory could not be scored. Judged on what the
@@ -19,7 +19,7 @@ def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3, min_va
     `statistics.pstdev` is exact for equal values; a naive float std is not and lets dead groups pass.
     """
     valid = [reward for reward in rewards if reward is not None]
-    return len(valid) >= max(min_valid, 1) and pstdev(valid) >= min_std
+    return len(valid) >= 2 and pstdev(valid) >= min_std
 
 
 def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) -> Ending | None:

@@ -79,33 +79,6 @@ def group_id(ordinal: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BufferSettings:
-    batch_groups: int
-    """Groups in a batch, B."""
-    pipeline_depth: int
-    """Batches that rollouts run ahead of the learner, D. 0 is a synchronous run: rounds of rollouts between steps."""
-    max_staleness: int = 8
-    """Train steps that trained tokens may lag behind the newest weights, S."""
-    max_attempts: int = 6
-    """Attempts at one group before it fails."""
-    max_empty_batches: int = 10
-    """Batches' worth of groups without signal in a row after which training gives up."""
-    max_tasks: int | None = None
-    """Tasks to draw at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    """A worker's request for groups."""
-
-    worker: int
-    policy_version: int
-    """Newest version that the worker has proven to sample with."""
-    places: int
-    """Groups that it can run at a time, including those that it runs now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Permit:
     """The permission to run one group."""
 
@@ -113,27 +86,12 @@ class Permit:
     """Number of this run of the group; no two runs have the same."""
     ordinal: int
     task: int
-    family: str | None = None
-    repeats: int | None = None
-    attempt: int = 1
-
-    @property
-    def made_of(self) -> int:
-        """Number of the task that is asked: an earlier one where the group repeats it."""
-        return self.task if self.repeats is None else self.repeats
+    draw: Draw
+    attempt: int
 
     @property
     def group_id(self) -> str:
         return group_id(self.ordinal)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """The answer to a worker's request. Without permits there was no work within its patience."""
-
-    permits: tuple[Permit, ...] = ()
-    closed: bool = False
-    """Whether the buffer is closed, so that there will be no more work."""
 
 
 class GroupRow(Struct, kw_only=True):
@@ -189,8 +147,8 @@ class Snapshot(Struct, kw_only=True, frozen=True):
     next_task: int = 0
     next_ordinal: int = 0
     counts: dict[str, int] = {}
-    redraw: tuple[tuple[int, str | None, int | None, int], ...] = ()
-    """Tasks of the lost groups: number, family, repeated task, attempt."""
+    redraw: tuple[tuple[int, Draw, int], ...] = ()
+    """Tasks of the lost groups: number, draw, attempt."""
     outcomes: dict[str, list[tuple[int, Outcome]]] = {}
     without_signal: int = 0
     facts: dict[str, float] = {}
@@ -215,8 +173,8 @@ class LiveGroup:
 
     ordinal: int
     task: int
-    draw: Draw | None = None
-    attempt: int = 1
+    draw: Draw
+    attempt: int
     state: State = State.QUEUED
     worker: int | None = None
     lease: int = -1
@@ -225,15 +183,6 @@ class LiveGroup:
     ref: Ref = None
     summary: GroupSummary | None = None
     reason: str = ""
-
-    @property
-    def family(self) -> str | None:
-        return self.draw.family if self.draw else None
-
-    @property
-    def played_task(self) -> int:
-        """Number of the task that is played: its own, or that of the repeated task."""
-        return self.task if self.draw is None or self.draw.repeats is None else self.draw.repeats
 
     @property
     def age_key(self) -> tuple[int, int]:
@@ -248,8 +197,8 @@ class LiveGroup:
         return GroupRow(
             id=group_id(self.ordinal),
             task_number=self.task,
-            family=self.family,
-            repeats=self.draw.repeats if self.draw else None,
+            family=self.draw.family,
+            repeats=self.draw.repeats,
             state=self.state,
             attempt=self.attempt,
             step=step,

@@ -41,28 +41,21 @@ def append_line(path: Path, line: bytes) -> None:
 def read_records(path: Path) -> Iterator[Any]:
     """Yield the records of a file; a last line that a crash cut off is left out. Raises RecordsError."""
     for number, line in enumerate(whole_lines(path), start=1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise RecordsError(
-                f"'{path}', line {number}, is not a JSON object: it was damaged after it was written; restore the file "
-                "from a copy, or delete that line"
-            )
-        yield record
+        yield _object_of(line, f"'{path}', line {number},")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises RecordsError."""
+    return _object_of(path.read_bytes(), f"'{path}'")
+
+
+def _object_of(text: bytes, place: str) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise RecordsError(
-            f"'{path}' is not a JSON object: it was damaged after it was written; restore the file from a copy"
-        )
+        raise RecordsError(f"{place} is not a JSON object: it was damaged after it was written; restore it from a copy")
     return found
 
 

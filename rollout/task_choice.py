@@ -6,10 +6,10 @@ Its family is drawn by fixed shares or by what there is to learn; the task is a 
 import random
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 FLOOR = 0.1
 """Weight of a family that teaches nothing; the most that one can have is FLOOR + 1/4. Of K families each is drawn with
@@ -46,6 +46,10 @@ class Draw(NamedTuple):
 
     family: str | None = None
     repeats: int | None = None
+
+    def played(self, task: int) -> int:
+        """Return the number of the task that is asked where the task with this number is due."""
+        return task if self.repeats is None else self.repeats
 
 
 Outcomes = Sequence[Outcome]
@@ -93,20 +97,6 @@ class FamilyOutcomes:
         return {family: [row for row in rows if row[0] not in ordinals] for family, rows in self._rows.items()}
 
 
-class TaskChoice(Protocol):
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All families that can be chosen."""
-        ...
-
-    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
-        """The choice for the tasks that are drawn next, by outcomes and tasks in play.
-
-        Ask for each number once, in rising order.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedChoice:
     """By the number of the task alone, whatever comes of it; none is repeated."""
@@ -114,7 +104,8 @@ class FixedChoice:
     names: tuple[str, ...]
     family_of: Callable[[int], str]
 
-    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
+    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Iterable[int]]) -> DrawOf:
+        """Return the choice for the tasks that are drawn next."""
         return lambda task: Draw(self.family_of(task))
 
 
@@ -134,7 +125,11 @@ class LearnableChoice:
     def weights(self, outcomes: OutcomesOf) -> Mapping[str, float]:
         return {name: learnable_weight(solve_rate(outcomes(name, NUM_RECENT))) for name in self.names}
 
-    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Collection[int]]) -> DrawOf:
+    def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Iterable[int]]) -> DrawOf:
+        """Return the choice for the tasks that are drawn next, by outcomes and tasks in play.
+
+        Ask for each number once, in rising order.
+        """
         outcomes = cache(outcomes)
         weights, played = self.weights(outcomes), set(open_tasks())
         to_repeat = {name: teaching(outcomes(name, NUM_RECENT)) for name in self.names}
@@ -150,6 +145,9 @@ class LearnableChoice:
             return Draw(family, again)
 
         return draw
+
+
+TaskChoice = FixedChoice | LearnableChoice
 
 
 def solve_rate(outcomes: Outcomes) -> float:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +15,7 @@ from envs.datasets.generated import GeneratedTask
 from envs.tools.actions import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import (
-    Agent,
-    AnyAgent,
-    TurnListener,
-    build_agent,
-    build_chat,
-)
+from rollout.agent.agent import Agent, AnyAgent, TurnListener, build_agent, build_chat
 from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import Chat, ChatFormat
@@ -113,18 +107,11 @@ class Solver:
         Its random numbers do not depend on other attempts. `on_turn` is called for every turn as it happens.
         """
         agent = self._build_agent(SeededEngine(self._engine, seed), temperature)
-        return await agent.run(
-            task, trajectory_id=trajectory_id, group_id=group_id, on_turn=on_turn, hints=await self._hints(task)
-        )
-
-    async def _hints(self, task: Task) -> str:
-        """Return the hints of the memory for an evaluation, if the recipe enables them.
-
-        Raises MemoryUnavailableError, because evaluations that only sometimes have hints cannot be compared.
-        """
-        if self._memory is None or not self._memory.in_evaluation:
-            return ""
-        return await self._memory.hints(task)
+        hints = ""
+        if self._memory is not None and self._memory.in_evaluation:
+            # Its errors are raised: evaluations that only sometimes have hints cannot be compared.
+            hints = await self._memory.hints(task)
+        return await agent.run(task, trajectory_id=trajectory_id, group_id=group_id, on_turn=on_turn, hints=hints)
 
     def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
         if self._toolbox is None:
@@ -209,31 +196,25 @@ class Worker(Solver):
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training.
 
-        One whose replay differs from the record is left out.
+        Replayed turns are not trained on. One whose replay differs from the record is left out.
         """
-        ids = (f"{trajectory.id}+{num_turns}/{index}" for index in range(count))
-        ends = await self._continue(trajectory, num_turns, ids, self.engine)
-        return [end for end in ends if repeats(end, trajectory, num_turns)]
-
-    async def _continue(
-        self, trajectory: Trajectory, num_turns: int, ids: Iterable[str], engine: Engine
-    ) -> list[Trajectory]:
-        """Continue a trajectory once per id; its replayed turns are not trained on."""
         recorded = trajectory.planner_turns[:num_turns]
 
-        async def run(own_id: str) -> Trajectory:
-            agent = self._build_replaying(engine, trajectory, num_turns)
+        async def run(index: int) -> Trajectory:
+            own_id = f"{trajectory.id}+{num_turns}/{index}"
+            agent = self._build_replaying(trajectory, num_turns)
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
             return as_replay(end, recorded)
 
-        return await asyncio.gather(*map(run, ids))
+        ends = await asyncio.gather(*map(run, range(count)))
+        return [end for end in ends if repeats(end, trajectory, num_turns)]
 
-    def _build_replaying(self, engine: Engine, trajectory: Trajectory, num_turns: int) -> AnyAgent:
+    def _build_replaying(self, trajectory: Trajectory, num_turns: int) -> AnyAgent:
         """Build an agent that repeats recorded turns: a planner's in their order, a custom agent's by their prompts."""
         temperature, turns = self._config.rollout.temperature, trajectory.planner_turns
         if isinstance(self._config.agent, PlannerAgentConfig):
-            return self._build_agent(ReplayEngine(engine, turns[:num_turns]), temperature)
-        write = engine_writers(engine, temperature)
+            return self._build_agent(ReplayEngine(self.engine, turns[:num_turns]), temperature)
+        write = engine_writers(self.engine, temperature)
         return self._build_own_agent(lambda task, own_id: ReplayWriter(write(task, own_id), turns, num_turns))
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
@@ -255,7 +236,9 @@ class Worker(Solver):
 
         agents: list[AnyAgent] = []
         if isinstance(settings, TeacherConfig):
-            agents = self._taught(settings, tasks)
+            teach, function, chat = load_teacher(settings), settings.function, self._own_chat
+            taught = self._build_own_agent(lambda task, own_id: TeacherWriter(teach, function, task, chat))
+            agents = [taught] * len(tasks)
         else:
             for plan in demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed):
                 agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
@@ -264,10 +247,3 @@ class Worker(Solver):
                 agents.append(replace(agent, verifier=None, generator=None))
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return list(await asyncio.gather(*played))
-
-    def _taught(self, settings: TeacherConfig, tasks: Sequence[GeneratedTask]) -> list[AnyAgent]:
-        teach = load_teacher(settings)
-        agent = self._build_own_agent(
-            lambda task, own_id: TeacherWriter(teach, settings.function, task, self._own_chat)
-        )
-        return [agent] * len(tasks)

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from envs.types import Task
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked, write_json
-from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.local import LocalRun
 from ray_jobs.run.task_checks import prm_tasks
 from ray_jobs.side_by_side import side_by_side
 from reward.collected import CollectedGroups, outcome_of
@@ -77,7 +77,7 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
     Raises UserError if the folder holds trajectories of another policy, and RunLockError if another process works on
     the run.
     """
-    with local_run(config, adapter) as run, locked(run.folder.path):
+    with LocalRun(config, adapter) as run, locked(run.folder.path):
         tasks = prm_tasks(config, leak_report=run.folder.leaks)
         _keep_policy(run)
         _collect_all(run, tasks)

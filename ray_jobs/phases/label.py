@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
-from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.side_by_side import side_by_side
 from reward.collected import CollectedGroups
@@ -145,7 +145,7 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     """
     check_labelling(config)
     check_judge_key(config)
-    with local_run(config, adapter) as run:
+    with LocalRun(config, adapter) as run:
         collected = read_collected(run.folder.path)
         with nullcontext() if dry_run else locked(run.folder.path):
             label(run, collected, dry_run=dry_run)

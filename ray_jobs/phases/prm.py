@@ -13,7 +13,7 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.phases.label import labeller_name, labels_of, read_collected
 from ray_jobs.run.folder import locked, write_json
-from ray_jobs.run.local import LocalRun, local_run
+from ray_jobs.run.local import LocalRun
 from reward.labels import StepLabel, read_labels
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
@@ -52,7 +52,7 @@ def run_train_prm(config: RunConfig) -> None:
 
     Raises UserError without trajectories or labels, and RunLockError if another process works on the run.
     """
-    with local_run(config) as run:
+    with LocalRun(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
         if not labels_of(config.label, labels):

@@ -9,8 +9,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,10 @@ import msgspec
 from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
-from ray_jobs.run.origin import RunFolderError, provenance
+from ray_jobs.run.origin import provenance
 from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, Trackers
 from rollout.codec import trajectory_line
-from rollout.files import network_file_system, sync, sync_tree, write_whole
+from rollout.files import named, network_file_system, sync, sync_tree, write_whole
 from rollout.lifecycle import GroupRow
 from rollout.records import TOKENIZER, RecordsError, read_json, read_records, whole_lines
 from rollout.types import Trajectory
@@ -37,9 +37,7 @@ class RunLockError(UserError):
 def lock(folder: Path) -> TextIO:
     """Lock a run folder until the returned file is closed or this process ends.
 
-    Raises:
-        RunLockError: Another process holds the lock, or the file system has none.
-        OSError: The folder is not writable.
+    Raises RunLockError if another process holds the lock, or the file system has none.
     """
     file = (folder / ".lock").open("a+")
     try:
@@ -64,10 +62,8 @@ def lock(folder: Path) -> TextIO:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Create a run folder if necessary, and lock it while the body runs. Raises RunLockError."""
-    with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        held = lock(folder)
-    with held:
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
         yield
 
 
@@ -92,8 +88,7 @@ class Backlog:
         self._open.append(self._thread.submit(work))
 
     def finish(self) -> None:
-        """Wait until all functions have ended, then raise the first error."""
-        wait(self._open)
+        """Wait until all functions have ended. Raise the error of an earlier one."""
         while self._open:
             self._open.popleft().result()
 
@@ -135,8 +130,6 @@ class RunPaths:
         self.receipts = path / "judge_receipts.jsonl"
         self.prm = path / "prm"
         self.quality = path / "prm_quality.json"
-        self.wanted_workers = path / "workers"
-        self.restarts = path / "restarts"
 
 
 class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
@@ -154,24 +147,17 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         `tell` prints messages, such as of failed trackers.
         """
         super().__init__(path.absolute())
-        path = self.path
         self._started = time.monotonic()
         self._opened_s = 0.0
         """`_elapsed_s` when the folder was opened: the seconds of earlier processes up to their last metrics row."""
-        with _writing(path):
-            self._lock = lock(path)
-        self._files = ExitStack()
-        try:
-            phases = path / PHASES
-            self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
-            self._trackers = Trackers(path, trackers, tell)
-            self._open_files()
-        except BaseException:
-            self._lock.close()
-            raise
+        self._lock = lock(self.path)
+        phases = self.path / PHASES
+        self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
+        self._trackers = Trackers(self.path, trackers, tell)
+        self._open_files()
 
     @classmethod
-    def create(
+    def open(
         cls,
         config: RunConfig,
         *,
@@ -179,43 +165,27 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         sandbox: SandboxState | None = None,
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
-        """Create the folder, and write configuration and provenance."""
-        path = config.run_path
-        with _writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-        folder = cls(path, tell, trackers=config.trackers)
-        walls = asdict(sandbox) if sandbox else None
-        try:
-            write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
-            write_json(path / "config.json", config.model_dump(mode="json"))
-        except BaseException:
-            folder.close()
-            raise
-        return folder
+        """Create the folder with configuration and provenance, or continue the unfinished run in it.
 
-    @classmethod
-    def open(
-        cls,
-        config: RunConfig,
-        *,
-        with_prm: bool,
-        sandbox: SandboxState | None = None,
-        tell: Callable[[str], None] = print,
-    ) -> "RunFolder":
-        """Open a new folder, or the folder of an unfinished run, which is reported by `tell`."""
+        `tell` prints what was found.
+        """
         path = config.run_path
-        if not (path / "config.json").exists():
-            folder = cls.create(config, with_prm=with_prm, sandbox=sandbox, tell=tell)
-            if kind := network_file_system(path):
-                tell(
-                    f"the run folder is on a network file system ({kind}); its lock may not keep other machines "
-                    "out, so start no second run in it"
-                )
-            return folder
+        is_new = not (path / "config.json").exists()
+        path.mkdir(parents=True, exist_ok=True)
         folder = cls(path, tell, trackers=config.trackers)
-        tell(f"continuing the unfinished run in '{path}'")
-        folder.rewind(sys.maxsize)
-        folder._opened_s = folder._elapsed_s
+        if not is_new:
+            tell(f"continuing the unfinished run in '{path}'")
+            folder.rewind(sys.maxsize)
+            folder._opened_s = folder._elapsed_s
+            return folder
+        if kind := network_file_system(path):
+            tell(
+                f"the run folder is on a network file system ({kind}); its lock may not keep other machines out, so "
+                "start no second run in it"
+            )
+        walls = asdict(sandbox) if sandbox else None
+        write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
+        write_json(path / "config.json", config.model_dump(mode="json"))
         return folder
 
     def __exit__(self, *raised: object) -> None:
@@ -224,14 +194,14 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def close(self) -> None:
         """Close every file and release the lock, also if a file fails. Raise the error of a failed `log_step`."""
         try:
-            with _writing(self.path):
+            with named(self.path):
                 self._files.close()
         finally:
             self._trackers.close()
             self._lock.close()
 
     def _open_files(self, *, purge_step: int | None = None) -> None:
-        with _writing(self.path), ExitStack() as opened:
+        with ExitStack() as opened:
             self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
             self._trajectories = opened.enter_context((self.path / TRAJECTORIES).open("ab"))
             self._groups = opened.enter_context((self.path / GROUPS).open("ab"))
@@ -260,10 +230,10 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a row to metrics.jsonl, and log TensorBoard scalars of the same names."""
         wall_s = round(self._elapsed_s, 3)
-        with _writing(self.path / METRICS):
+        with named(self.path / METRICS):
             self._metrics.write(json.dumps({"step": step, "wall_s": wall_s, **metrics}) + "\n")
             self._metrics.flush()
-        with _writing(self.path / TENSORBOARD):
+        with named(self.path / TENSORBOARD):
             self._board.add_scalars(step, metrics)
 
     def log_step(
@@ -292,27 +262,27 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         groups: Iterable[GroupRow],
         distributions: StepDistributions,
     ) -> None:
-        with _writing(self.path / TRAJECTORIES):
+        with named(self.path / TRAJECTORIES):
             for trajectory in trajectories:
                 self._trajectories.write(trajectory_line(trajectory))
                 distributions.add(trajectory)
             self._trajectories.flush()
             self._groups.writelines(msgspec.json.encode(row) + b"\n" for row in groups)
             self._groups.flush()
-        with _writing(self.path / TENSORBOARD):
+        with named(self.path / TENSORBOARD):
             self._board.add_histograms(step, distributions.histograms())
 
     def log_trajectories(self, trajectories: Iterable[Trajectory]) -> None:
         """Log trajectories after what was logged before."""
         self.catch_up()
-        with _writing(self.path / TRAJECTORIES):
+        with named(self.path / TRAJECTORIES):
             self._trajectories.writelines(map(trajectory_line, trajectories))
             self._trajectories.flush()
 
     def sync(self) -> None:
         """Write everything that was logged to disk, so that it survives a power cut."""
         self.catch_up()
-        with _writing(self.path):
+        with named(self.path):
             self._board.flush()
             sync(self.path / METRICS)
             sync(self.path / TRAJECTORIES)
@@ -328,8 +298,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Copy the model's tokenizer, so that the tokens of the trajectories can be read on other machines."""
         source, copy = model_path / TOKENIZER, self.path / TOKENIZER
         if source.exists() and not copy.exists():
-            with _writing(copy):
-                write_whole(copy, source.read_bytes())
+            write_whole(copy, source.read_bytes())
 
     def begin_phase(self, name: str) -> float:
         """Mark a phase as started. Return the seconds that it took in earlier processes of the run.
@@ -345,7 +314,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def finish_phase(self, name: str, seconds: float, facts: Mapping[str, object]) -> None:
         """Mark a phase as done and record its facts, after everything that it wrote is safe from a power cut."""
         self.catch_up()
-        with _writing(self.path):
+        with named(self.path):
             self._board.flush()
             # Tracker libraries write and delete files in their folder at any time.
             sync_tree(self.path, besides=TRACKERS)
@@ -365,7 +334,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
 
         The folder stays locked. Return the remaining metrics of train steps.
         """
-        with _writing(self.path):
+        with named(self.path):
             self._files.close()
         metrics = self.path / METRICS
         kept = [
@@ -373,10 +342,9 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             for row in read_records(metrics)
             if all(self._metric_stays(name, row["step"], step) for name in row if "/" in name)
         ]
-        with _writing(self.path):
-            _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
-            for log in (self.path / TRAJECTORIES, self.path / GROUPS):
-                _rewrite(log, self._lines_up_to(log, step))
+        _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
+        for log in (self.path / TRAJECTORIES, self.path / GROUPS):
+            _rewrite(log, self._lines_up_to(log, step))
         self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
@@ -398,36 +366,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             if place.phase in self.finished_phases if place.step is None else place.step <= step:
                 yield line
 
-    def num_restarts(self) -> int:
-        """Return how many actors were replaced so far, in all processes of the run."""
-        text = self.restarts.read_text(encoding="ascii") if self.restarts.exists() else ""
-        return int(text) if text.isdigit() else 0
-
-    def keep_num_restarts(self, num: int) -> None:
-        """Store the number of replaced actors; a full disk is ignored."""
-        with suppress(OSError):
-            write_whole(self.restarts, str(num).encode())
-
     def write_summary(self, summary: Mapping[str, object]) -> None:
         write_json(self.path / "summary.json", summary)
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn an OSError in the body into a RunFolderError."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise RunFolderError(
-            f"cannot write '{path}': {reason}; free some space there, or set output_dir=... to another disk"
-        ) from error
-
-
 def write_json(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file atomically: a reader sees the old file or the new one, also after a power cut."""
-    with _writing(path):
-        write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def fingerprint_of(folder: Path) -> str:
@@ -439,7 +384,7 @@ def fingerprint_of(folder: Path) -> str:
 def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
     """Replace the lines of a file atomically, once all new ones are on disk."""
     partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
+    with named(path), partial.open("wb") as file:
         file.writelines(lines)
     sync(partial)
     partial.rename(path)

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from configs.backend import VllmConfig
 from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.held_out import Attempts
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import prm_base, resolve_model
@@ -24,32 +23,21 @@ from rollout.engines.served import OllamaEngine, OpenAiEngine
 from rollout.worker import Solver, Worker
 
 if TYPE_CHECKING:
-    from envs.types import Task
     from reward.prm.training import LabelledStep
-    from rollout.types import Group, Trajectory
 
 
-class Rollouts(Attempts, Protocol):
-    """A policy whose trajectories can be labelled and trained on: a `Worker` in this process, or `RayRollouts`."""
+class LocalRun(ExitStack):
+    """The counterpart of `Run` for a phase that runs alone, as a context.
 
-    async def collect_group(self, task: "Task", group_id: str, group_size: int) -> "Group":
-        """Sample a group of one task at `collect.temperature`."""
-        ...
+    Engine and PRM load at their first use; the engine is closed at the end.
+    """
 
-    async def continue_from(self, trajectory: "Trajectory", num_turns: int, count: int) -> "Sequence[Trajectory]":
-        """Sample `count` new continuations of a trajectory after its first `num_turns` planner turns."""
-        ...
-
-
-class LocalRun:
-    """The counterpart of `Run` for a phase that runs alone. Engine and PRM load at their first use."""
-
-    def __init__(self, config: RunConfig, adapter: Path | None, resources: ExitStack) -> None:
+    def __init__(self, config: RunConfig, adapter: Path | None = None) -> None:
+        super().__init__()
         self.config = config
         self.console = Console()
         self.folder = RunPaths(config.run_path)
         self._adapter = adapter
-        self._resources = resources
 
     @property
     def policy(self) -> dict[str, object]:
@@ -60,9 +48,9 @@ class LocalRun:
         return {"model": self.config.model.path, "adapter": digest}
 
     @cached_property
-    def rollouts(self) -> Rollouts:
+    def rollouts(self) -> Worker:
         """Load the engine, with the adapter of the command."""
-        return self._resources.enter_context(open_policy(self.config, self._adapter))
+        return self.enter_context(open_policy(self.config, self._adapter))
 
     @cached_property
     def prm(self) -> "LocalPrm":
@@ -79,13 +67,6 @@ class LocalRun:
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Discard metrics; the console shows the progress."""
-
-
-@contextmanager
-def local_run(config: RunConfig, adapter: Path | None = None) -> Iterator[LocalRun]:
-    """Open a local run; its engine is closed at the end."""
-    with ExitStack() as resources:
-        yield LocalRun(config, adapter, resources)
 
 
 class LocalPrm:

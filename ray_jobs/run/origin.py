@@ -20,10 +20,6 @@ from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
 from rollout.records import read_json
 
 
-class RunFolderError(UserError):
-    """A file of the run that cannot be read or written."""
-
-
 def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint that a path names: a run (its newest valid one), a checkpoint or its adapter file."""
     folder = path.parent if path.is_file() else path
@@ -164,8 +160,8 @@ def _written_config(path: Path) -> RunConfig:
         raise _no_run(path, error) from error
 
 
-def _no_run(path: Path, error: Exception) -> RunFolderError:
-    return RunFolderError(f"'{path}' is not the folder of a run with config.json and provenance.json: {reason(error)}")
+def _no_run(path: Path, error: Exception) -> UserError:
+    return UserError(f"'{path}' is not the folder of a run with config.json and provenance.json: {reason(error)}")
 
 
 # ------------------------------------------------------------------------------------------ provenance

@@ -87,10 +87,11 @@ class Training:
         limit = limit_of(average_shares(self.rows[-VERDICT_WINDOW:])).replace("_", " ")
         return {field: last[metric] for field, metric in shown.items() if metric in last} | {"limit": limit}
 
-    def facts(self, store: Handle, num_restarts: int) -> dict[str, object]:
+    def facts(self, sampling: Handle, num_restarts: int) -> dict[str, object]:
         """Return the numbers of the RL phase."""
-        totals: Totals = ray.get(store.totals.remote())
-        acknowledged = ray.get(store.acknowledgements.remote())
+        totals: Totals = ray.get(sampling.totals.remote())
+        num_published, proofs = ray.get(sampling.proofs.remote())
+        latencies = [latency_s for _, latency_s in proofs]
         rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         counted = ("drawn", "trained", "refused", "filtered", "failed", "expired", "lost")
@@ -114,11 +115,11 @@ class Training:
                 "requeued": totals.num_retries,
                 "reasons": totals.reasons,
             },
-            "versions_published": acknowledged.num_published,
-            "versions_acked": acknowledged.num_acknowledged,
+            "versions_published": num_published,
+            "versions_acked": len({version for version, _ in proofs}),
             "sync_s": {
-                "median": median(acknowledged.latencies_s) if acknowledged.latencies_s else None,
-                "max": max(acknowledged.latencies_s, default=None),
+                "median": median(latencies) if latencies else None,
+                "max": max(latencies, default=None),
             },
             "restarts": num_restarts,
             "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),

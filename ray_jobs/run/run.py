@@ -50,8 +50,8 @@ class Run:
     """The workers as one policy, outside of training rollouts."""
 
     @property
-    def store(self) -> Handle:
-        return self.supervisor.store
+    def sampling(self) -> Handle:
+        return self.supervisor.sampling
 
     @property
     def policy(self) -> dict[str, object]:
@@ -79,8 +79,8 @@ class Run:
     def publish(self, *, renumber: bool = False) -> int:
         """Publish the learner's weights; return their version. `renumber` gives them a number that was never used."""
         if renumber:
-            self.supervisor.learn("renumber", ray.get(self.store.next_version.remote()))
-        self.rollouts.policy_version = self.supervisor.learn("publish", self.store)
+            self.supervisor.learn("renumber", ray.get(self.sampling.next_version.remote()))
+        self.rollouts.policy_version = self.supervisor.learn("publish", self.sampling)
         return self.rollouts.policy_version
 
     @contextmanager
@@ -156,8 +156,6 @@ def start_parts(
             note=console.note,
             waiting=console.waiting,
             resume=resume,
-            restarts_before=folder.num_restarts(),
-            on_restart=folder.keep_num_restarts,
         )
         console.late = supervisor.late
         pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)

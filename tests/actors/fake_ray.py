@@ -96,7 +96,7 @@ class FakeLauncher:
     def with_room(self, indices):
         return [index for index in indices if index in self.room]
 
-    def start_worker(self, index, store, prm):
+    def start_worker(self, index, sampling, prm):
         self.started.append(FakeActor(f"worker {index}"))
         return self.started[-1], "n0"
 

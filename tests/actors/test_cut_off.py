@@ -87,7 +87,7 @@ def ask_to_end(job):
     job.process.wait(WAIT_S)
 
 
-CUT_OFFS = (kill_all, kill_one("rollout"), kill_one("store"), kill_one("learner"), ask_to_end, kill_all)
+CUT_OFFS = (kill_all, kill_one("rollout"), kill_one("sampling"), kill_one("learner"), ask_to_end, kill_all)
 
 
 def test_synchronous_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path):

@@ -119,11 +119,11 @@ def test_corrupt_newest_checkpoint_is_passed_over_for_the_one_before(tmp_path):
 
 
 @pytest.mark.usefixtures("cluster")
-def test_store_that_is_killed_ends_the_run_with_the_command_that_resumes_it(tmp_path):
+def test_dynamic_sampling_that_is_killed_ends_the_run_with_the_command_that_resumes_it(tmp_path):
     with open_stage(make_config(tmp_path, *ALL_TASKS), build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "begin"))
-        kill("store")
+        kill("sampling")
         with pytest.raises(UserError, match="agentflow resume"):
             stage.finish(training)
 

@@ -11,16 +11,16 @@ from configs.loading import load_run_config
 ON_CARDS = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native", "learner.device=cuda")
 
 
-def reserved(*overrides):
-    return placement.learner_room(load_run_config(None, [*ON_CARDS, *overrides]))
+def on_cards(*overrides):
+    return load_run_config(None, [*ON_CARDS, *overrides])
 
 
-def test_a_shared_card_is_one_bundle_of_a_whole_card():
-    assert reserved("card.shared=true") == [{"CPU": 2.0, "GPU": 1.0}]
-
-
-def test_without_sharing_the_learner_reserves_its_share():
-    assert reserved("card.learner=0.3") == [{"CPU": 1.0, "GPU": 0.3}]
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [("card.shared=true", [{"CPU": 2.0, "GPU": 1.0}]), ("card.learner=0.3", [{"CPU": 1.0, "GPU": 0.3}])],
+)
+def test_a_shared_card_is_reserved_as_a_whole_and_another_one_by_the_learners_share(changes, room):
+    assert placement.learner_room(on_cards(changes)) == room
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_without_sharing_the_learner_reserves_its_share():
     ],
 )
 def test_nothing_is_shared_over_several_cards_or_none(changes):
-    assert not load_run_config(None, [*ON_CARDS, "card.shared=true", *changes]).shares_card
+    assert not on_cards("card.shared=true", *changes).shares_card
 
 
 def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
@@ -49,19 +49,14 @@ def test_memory_of_shared_base_weights_can_be_exported_to_other_processes(device
     assert placement.base_env(device).get("PYTORCH_ALLOC_CONF") == expected
 
 
-def test_cpu_run_claims_a_core_for_each_part():
+def test_part_claims_a_core_and_an_engine_over_several_cards_all_of_them_on_one_node():
     config = load_run_config(None, [])
-    assert placement.worker_bundle(config) == {"CPU": 1.0}
-    assert placement.learner_bundles(config) == [{"CPU": 1.0}]
-
-
-def test_engine_over_several_cards_claims_all_of_them_on_one_node():
-    config = load_run_config(None, [*ON_CARDS, "rollout.engine.tensor_parallel=4"])
-    assert placement.worker_bundle(config) == {"CPU": 1.0, "GPU": 4.0}
+    assert [placement.worker_bundle(config)] == placement.learner_bundles(config) == [{"CPU": 1.0}]
+    assert placement.worker_bundle(on_cards("rollout.engine.tensor_parallel=4")) == {"CPU": 1.0, "GPU": 4.0}
 
 
 def test_no_two_ranks_share_a_card_and_an_engine_fits_beside_one():
-    config = load_run_config(None, [*ON_CARDS, "learner.num_workers=3"])
+    config = on_cards("learner.num_workers=3")
     ranks = placement.learner_bundles(config)
     assert len(ranks) == 3
     assert all(rank["GPU"] > 0.5 for rank in ranks)
@@ -72,27 +67,27 @@ SHARED_BASE = ("card.shared=true", "card.share_base=true")
 
 
 def test_the_holder_of_a_shared_base_takes_its_share_from_the_learners():
-    both = load_run_config(None, [*ON_CARDS, *SHARED_BASE, "card.learner=0.4"])
+    both = on_cards(*SHARED_BASE, "card.learner=0.4")
     assert placement.learner_bundles(both) == [{"CPU": 1.0, "GPU": pytest.approx(0.39)}]
-    alone = load_run_config(None, [*ON_CARDS, "card.shared=true", "card.learner=0.4"])
+    alone = on_cards("card.shared=true", "card.learner=0.4")
     assert placement.learner_bundles(alone) == [{"CPU": 1.0, "GPU": 0.4}]
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    "changes",
     [
-        (("rollout.engine.adapter_mode=merged",), "adapter_mode = 'native', not 'merged'"),
-        (("card.shared=false",), "needs card.shared = true"),
-        (("learner.device=cpu",), "learner.device = 'cpu'"),
-        (("learner.num_workers=2",), "learner.num_workers = 2"),
-        (("rollout.engine.tensor_parallel=2",), "tensor_parallel = 2"),
-        (("learner.dtype=float32",), "learner.dtype is float32, rollout.engine.dtype bfloat16"),
-        (("card.learner=0.01",), "card.learner = 0.01 must be more than the 0.01"),
+        "rollout.engine.adapter_mode=merged",
+        "card.shared=false",
+        "learner.device=cpu",
+        "learner.num_workers=2",
+        "rollout.engine.tensor_parallel=2",
+        "learner.dtype=float32",
+        "card.learner=0.01",
     ],
 )
-def test_a_base_that_cannot_be_shared_is_refused_with_the_setting(changes, says):
-    with pytest.raises(UserError, match=re.escape(says)):
-        load_run_config(None, [*ON_CARDS, *SHARED_BASE, *changes])
+def test_a_base_that_cannot_be_shared_is_refused_with_the_setting(changes):
+    with pytest.raises(UserError, match=re.escape(changes.partition("=")[0].rpartition(".")[2])):
+        on_cards(*SHARED_BASE, changes)
 
 
 def test_on_cpus_a_base_is_shared_only_in_a_cluster_of_the_runs_own(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the learner hands to the store, and what stays in its checkpoint."""
+"""What the learner hands to dynamic sampling, and what stays in its checkpoint."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from actors.learner import LearnerActor
 from configs.run import RunConfig
 
 
-class ScriptedStore:
+class ScriptedSampling:
     """Keeps what it is told to publish."""
 
     def __init__(self):
@@ -27,15 +27,15 @@ def learner_in_this_process(config, learner):
 
 
 @pytest.mark.parametrize(("mode", "dtype"), [("native", torch.bfloat16), ("merged", torch.float32)])
-def test_store_gets_the_engines_type_where_it_rounds_to_it_and_the_checkpoint_keeps_float32(
+def test_workers_get_the_engines_type_where_it_rounds_to_it_and_the_checkpoint_keeps_float32(
     tmp_path, monkeypatch, mode, dtype
 ):
     monkeypatch.setattr(actor.ray, "get", lambda answer: answer)
     engine = {"adapter_mode": mode, "dtype": "bfloat16"}
     config = RunConfig.model_validate({"rollout": {"engine": engine}})
-    store = ScriptedStore()
+    sampling = ScriptedSampling()
     calls = learner_in_this_process(config, make_learner(save_tiny_model(tmp_path / "model", "llama")))
-    calls.publish(store)
+    calls.publish(sampling)
     kept = calls.save_checkpoint(tmp_path / "checkpoints") / "adapter.safetensors"
-    assert {one.dtype for one in safetensors.torch.load(store.told[0].data).values()} == {dtype}
+    assert {one.dtype for one in safetensors.torch.load(sampling.told[0].data).values()} == {dtype}
     assert {one.dtype for one in safetensors.torch.load_file(kept).values()} == {torch.float32}

@@ -23,11 +23,11 @@ class Stage:
 
     def __init__(self, folder, *overrides, nodes=("n0", "n0"), ranks=1, has_base=False):
         self.launcher, self.said = FakeLauncher(), []
-        self.store, self.prm, self.base = FakeActor("store"), FakeActor("PRM"), FakeActor("base")
+        self.sampling, self.prm, self.base = FakeActor("sampling"), FakeActor("PRM"), FakeActor("base")
         self.ranks = tuple(FakeActor(f"rank {rank}") for rank in range(ranks))
         self.first = {index: (FakeActor(f"worker {index}"), node) for index, node in enumerate(nodes)}
         cluster = Cluster(
-            store=self.store,
+            sampling=self.sampling,
             learner=self.ranks,
             workers=self.first,
             prm=self.prm,
@@ -75,7 +75,7 @@ def test_parts_that_answer_are_left_alone(stage):
 def test_dead_worker_is_replaced_and_its_groups_are_released(stage):
     stage.worker(1).die()
     stage.look(times=2)
-    assert [args[0] for name, args, _ in stage.store.calls if name == "release"] == [1]
+    assert [args[0] for name, args, _ in stage.sampling.calls if name == "release"] == [1]
     assert [one.name for one in stage.launcher.started] == ["worker 1"]
     assert set(stage.supervisor.workers) == {0, 1}
     assert stage.supervisor.num_restarts == 1
@@ -164,8 +164,8 @@ def test_train_step_forgets_the_restarts_before_it(stage):
     stage.supervisor.check()
 
 
-@pytest.mark.parametrize(("name", "hint"), [("store", "store"), ("base", "card.share_base")])
-def test_lost_store_and_base_weights_end_the_run(tmp_path, name, hint):
+@pytest.mark.parametrize(("name", "hint"), [("sampling", "sampling"), ("base", "card.share_base")])
+def test_lost_sampling_and_base_weights_end_the_run(tmp_path, name, hint):
     stage = Stage(tmp_path, has_base=True)
     getattr(stage, name).die()
     with pytest.raises(UserError, match=f"{hint}.*agentflow resume"):
@@ -322,7 +322,7 @@ def test_learner_that_exceeds_its_limit_is_killed(stage, monkeypatch):
     assert stage.ranks[0].is_killed
 
 
-def test_learner_is_not_blamed_for_a_store_that_is_gone(stage):
+def test_learner_is_not_blamed_for_a_filter_that_is_gone(stage):
     error = ray.exceptions.RayTaskError("publish", "", ray.exceptions.ActorDiedError()).as_instanceof_cause()
     answering(stage, 0, error=error)
     with pytest.raises(ray.exceptions.ActorDiedError):
@@ -350,7 +350,7 @@ def test_workers_roll_out_in_the_phase_those_that_join_too_and_have_stopped_at_i
         for ref in runs:
             ref.resolve()
         stage.supervisor._end_stopped_workers()
-    assert stage.store.named("close")
+    assert stage.sampling.named("close")
 
 
 def test_waiting_driver_gets_what_ends_the_run(stage):

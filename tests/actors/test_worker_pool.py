@@ -20,13 +20,11 @@ class FakeWorker:
     def __init__(self, pause_s=0.0, dies_over=(), error=ray.exceptions.RayActorError):
         self.pause_s, self.dies_over, self.error = pause_s, dies_over, error
         self.answered, self.open, self.most_open, self.is_dead, self.versions = [], 0, 0, False, set()
-        self.attempt = SimpleNamespace(remote=self._attempt)
-        self.reach = SimpleNamespace(remote=self._reach)
+        self.act = SimpleNamespace(remote=self._act)
 
-    async def _reach(self, version):
+    async def _act(self, version, method, task, trajectory_id, **_):
+        assert method == "attempt"
         self.versions.add(version)
-
-    async def _attempt(self, task, trajectory_id, **_):
         self.open += 1
         self.most_open = max(self.most_open, self.open)
         await asyncio.sleep(self.pause_s)

@@ -15,7 +15,7 @@ PARTS = {
     "rollout": "RolloutWorkerActor",
     "prm": "PrmActor",
     "learner": "Learner",
-    "store": "DynamicSampling",
+    "sampling": "DynamicSampling",
 }
 """Text in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"

@@ -33,7 +33,7 @@ SMALL = (
     *("evaluation.num_tasks=8", "evaluation.num_untouched_tasks=0"),
     "cluster.answer_s=30",
 )
-PARTS = ("rollout", "prm", "learner", "store")
+PARTS = ("rollout", "prm", "learner", "sampling")
 
 
 def start(folder, *overrides):

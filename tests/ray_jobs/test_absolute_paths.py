@@ -29,7 +29,7 @@ def test_paths_of_a_submitted_job_stay_relative(here, monkeypatch):
 
 
 def test_fingerprint_distinguishes_folders_of_the_same_name(here, tmp_path):
-    with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
+    with RunFolder.open(load_run_config(None, ["name=r"])) as folder:
         other = tmp_path / "other"
         for path, sees in ((folder.path, True), (other, False)):
             assert _sees(path, folder.fingerprint) == sees

@@ -114,7 +114,7 @@ def test_phases_of_a_training_run_are_compared(tmp_path):
         attempt = {"task": task, "answer": answer, "reward": reward, "phase": phase, "stop_reason": "answered"}
         return Trajectory(id="t", group_id="g", turns=(), **attempt)
 
-    with RunFolder.create(config_for(tmp_path)) as folder:
+    with RunFolder.open(config_for(tmp_path)) as folder:
         folder.log_trajectories(record("eval_before", index, "0") for index in range(8))
         folder.log_trajectories(record("eval_after", index, "1") for index in range(8))
     moved = folder.path.rename(tmp_path / "moved")

@@ -113,7 +113,7 @@ def test_seeds_repeat_items_and_do_not_narrow_the_interval(tmp_path, monkeypatch
 
 def trained_run(config):
     """Create the folder of a run, and return the place of a checkpoint in it."""
-    run = RunFolder.create(config)
+    run = RunFolder.open(config)
     run.close()
     return run.checkpoints / "v000001"
 

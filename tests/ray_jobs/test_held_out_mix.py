@@ -96,7 +96,7 @@ def stage(tmp_path):
     config, told = config_for(tmp_path, "evaluation.every_steps=1", *settings), []
     solver = ScriptedSolver(lambda task, seed: "no" if task.dataset == "branch" else right_answer(task))
     solver.policy_version = 3
-    with RunFolder.create(config) as folder:
+    with RunFolder.open(config) as folder:
         yield SimpleNamespace(
             config=config,
             folder=folder,

@@ -14,10 +14,10 @@ def test_checkpoint_is_saved_when_the_tasks_end(monkeypatch, num_steps, kept):
     loaded from."""
     calls = []
     monkeypatch.setattr(train, "save_checkpoint", lambda *_: calls.append("kept"))
-    store = SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: None))
+    sampling = SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: None))
     run = SimpleNamespace(
         config=RunConfig.model_validate({"learner": {"checkpoint_every": 5}}),
-        store=store,
+        sampling=sampling,
         supervisor=SimpleNamespace(wait=lambda answer, what: answer),
     )
     assert not train.train_step(run, SimpleNamespace(num_steps=num_steps))

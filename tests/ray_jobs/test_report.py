@@ -53,7 +53,7 @@ def make_summary(**changes):
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"])) as folder:
+    with RunFolder.open(load_run_config(None, [f"output_dir={tmp_path}", "name=r"])) as folder:
         yield folder
 
 

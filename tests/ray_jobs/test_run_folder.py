@@ -10,7 +10,7 @@ from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cli import main
-from ray_jobs.run.folder import RunFolder, RunFolderError
+from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.origin import check_same_run, check_trained_alike
 from rollout.records import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
@@ -23,7 +23,7 @@ def config_in(tmp_path, *overrides):
 
 
 def make_folder(tmp_path, *overrides):
-    return RunFolder.create(config_in(tmp_path, *overrides))
+    return RunFolder.open(config_in(tmp_path, *overrides))
 
 
 def read(path):
@@ -65,7 +65,7 @@ def started_run(tmp_path, monkeypatch):
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.chdir(home)
-    with RunFolder.create(load_run_config(None, ["name=r"])) as folder:
+    with RunFolder.open(load_run_config(None, ["name=r"])) as folder:
         assert folder.path == home / "runs" / "r"
     return home / "runs" / "r"
 
@@ -152,7 +152,7 @@ def trained(tmp_path, monkeypatch):
 
     def train(*settings):
         monkeypatch.chdir(tmp_path / "home")
-        RunFolder.create(load_run_config(None, ["name=r", *settings])).close()
+        RunFolder.open(load_run_config(None, ["name=r", *settings])).close()
         monkeypatch.chdir(tmp_path)
         return tmp_path / "home" / "runs" / "r" / "checkpoints" / "v000003"
 
@@ -196,7 +196,7 @@ def test_full_disk_is_an_error(tmp_path, name, write):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / name).symlink_to("/dev/full")
     folder = make_folder(tmp_path)
-    with pytest.raises(RunFolderError):
+    with pytest.raises(OSError, match="space"):
         write(folder)
 
 

@@ -43,7 +43,7 @@ def make_record(*turns, outcome=1.0, scored=True):
 
 
 def make_folder(tmp_path):
-    return RunFolder.create(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
+    return RunFolder.open(load_run_config(None, [f"output_dir={tmp_path}", "name=r"]))
 
 
 def open_board(folder, name="tb"):

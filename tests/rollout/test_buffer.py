@@ -7,17 +7,25 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from configs.rollout import RolloutConfig
+from configs.run import RunConfig
 from rollout.buffer import GroupBuffer
 from rollout.filters import StarvedError
-from rollout.lifecycle import BufferSettings, Snapshot, State, WorkerStatus
+from rollout.lifecycle import Snapshot, State
 from rollout.task_choice import LearnableChoice
 from rollout.types import GroupSummary
 
 
-def make_buffer(batch_groups=2, pipeline_depth=1, choice=None, **changes):
-    return GroupBuffer(
-        BufferSettings(batch_groups=batch_groups, pipeline_depth=pipeline_depth, **changes), choice=choice
+def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
+    """The settings of a buffer, also those that a whole run may not have."""
+    rollout = RolloutConfig(max_attempts=max_attempts)
+    return RunConfig.model_construct(
+        batch_groups=batch_groups, pipeline_depth=pipeline_depth, rollout=rollout, **settings
     )
+
+
+def make_buffer(batch_groups=2, pipeline_depth=1, choice=None, **settings):
+    return GroupBuffer(make_config(batch_groups, pipeline_depth, **settings), choice=choice)
 
 
 def ready(version=0, tokens=10, right=1.0, **changes):
@@ -33,9 +41,7 @@ FAILED = GroupSummary(ending=None, reason="the engine broke")
 
 async def admit(buffer, worker=0, version=0, places=8):
     """Permits that are there at once."""
-    return (
-        await buffer.admit(WorkerStatus(worker=worker, policy_version=version, places=places), patience_s=0)
-    ).permits
+    return await buffer.admit(worker, version, places, patience_s=0)
 
 
 async def now(call):
@@ -76,10 +82,10 @@ async def test_batch_holds_the_oldest_weights_and_then_the_first_drawn():
 async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
     buffer = make_buffer()
     first, *others = await admit(buffer)
-    waiting = await now(buffer.admit(WorkerStatus(worker=1, policy_version=0, places=8)))
+    waiting = await now(buffer.admit(1, 0, 8))
     assert not waiting.done()
     assert not buffer.complete(first.lease, b"dropped", dropped())
-    assert [permit.task for permit in (await waiting).permits] == [4]
+    assert [permit.task for permit in await waiting] == [4]
     for permit in others:
         assert buffer.complete(permit.lease, b"kept", ready())
     batch = await train(buffer, 1)
@@ -90,11 +96,11 @@ async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
 
 async def test_workers_get_equal_shares_and_old_weights_get_nothing():
     buffer = make_buffer(batch_groups=4)
-    calls = [await now(buffer.admit(WorkerStatus(worker=one, policy_version=-1, places=99))) for one in range(4)]
+    calls = [await now(buffer.admit(one, -1, 99)) for one in range(4)]
     assert not any(call.done() for call in calls)
     for worker in range(4):
         buffer.prove(worker, 0)
-    shares = [len((await call).permits) for call in calls]
+    shares = [len(await call) for call in calls]
     assert sum(shares) == 8
     assert await admit(buffer, worker=7, version=-1) == ()
 
@@ -172,7 +178,7 @@ async def test_restored_buffer_draws_what_an_undisturbed_one_draws(depth):
         for step in steps:
             while buffer.counts.ready < 2:
                 for permit in await admit(buffer, version=step - 1):
-                    drawn.append((permit.ordinal, permit.task, permit.family, permit.repeats))
+                    drawn.append((permit.ordinal, permit.task, permit.draw))
                     right = permit.ordinal % 3 / 2
                     summary = ready(step - 1, right=right) if right else dropped()
                     buffer.complete(permit.lease, b"", summary)
@@ -204,12 +210,8 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def start(self, depth, batch_groups, num_workers, max_staleness):
         self.loop = asyncio.new_event_loop()
-        self.settings = BufferSettings(
-            batch_groups=batch_groups,
-            pipeline_depth=depth,
-            max_staleness=max_staleness,
-            max_attempts=3,
-            max_empty_batches=1000,
+        self.config = make_config(
+            batch_groups, depth, max_staleness=max_staleness, max_attempts=3, max_empty_batches=1000
         )
         self.buffer = self.loop.run_until_complete(self.make())
         self.num_workers = num_workers
@@ -221,7 +223,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.snapshots = {0: (self.buffer.snapshot, ())}
 
     async def make(self):
-        return GroupBuffer(self.settings, choice=LearnableChoice(names=("a", "b"), seed=1))
+        return GroupBuffer(self.config, choice=LearnableChoice(names=("a", "b"), seed=1))
 
     def settle(self):
         """Let every call go as far as it can, and collect what was admitted."""
@@ -230,9 +232,9 @@ class AnyOrder(RuleBasedStateMachine):
         for worker, call in list(self.calls.items()):
             if call.done():
                 del self.calls[worker]
-                for permit in call.result().permits:
+                for permit in call.result() or ():
                     assert permit.lease not in self.open
-                    assert self.proven[worker] >= self.version - self.settings.pipeline_depth
+                    assert self.proven[worker] >= self.version - self.config.pipeline_depth
                     self.open[permit.lease] = (worker, permit, self.proven[worker])
 
     @rule(first=st.integers(0, 999), count=st.sampled_from([1, 3, 1000]), places=st.integers(1, 4))
@@ -240,8 +242,7 @@ class AnyOrder(RuleBasedStateMachine):
         for worker in range(first % self.num_workers, min(self.num_workers, first % self.num_workers + count)):
             if worker in self.calls:
                 continue
-            status = WorkerStatus(worker=worker, policy_version=self.proven[worker], places=places)
-            self.calls[worker] = self.loop.create_task(self.buffer.admit(status))
+            self.calls[worker] = self.loop.create_task(self.buffer.admit(worker, self.proven[worker], places))
         self.settle()
 
     @precondition(lambda self: self.open)
@@ -285,9 +286,9 @@ class AnyOrder(RuleBasedStateMachine):
                 self.loop.run_until_complete(call)
             return
         batch = call.result()
-        assert 1 <= len(batch.refs) <= self.settings.batch_groups
+        assert 1 <= len(batch.refs) <= self.config.batch_groups
         oldest = max((age for age in batch.version_ages.values()), default=0)
-        assert oldest <= self.settings.max_staleness + self.step_backs
+        assert oldest <= self.config.max_staleness + self.step_backs
         self.trained.extend(batch.refs)
         assert len(set(self.trained)) == len(self.trained)
         self.step += 1
@@ -320,7 +321,7 @@ class AnyOrder(RuleBasedStateMachine):
         counts = self.buffer.totals().counts
         assert counts.balanced
         assert counts.running == len(self.open)
-        capacity = (self.settings.pipeline_depth + 1) * self.settings.batch_groups
+        capacity = (self.config.pipeline_depth + 1) * self.config.batch_groups
         assert counts.live - counts.queued <= capacity
         assert counts.trained + counts.refused == len(self.trained)
 

@@ -4,13 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout.task_choice import (
-    NUM_RECENT,
-    LearnableChoice,
-    Outcome,
-    solve_rate,
-    teaching,
-)
+from rollout.task_choice import NUM_RECENT, LearnableChoice, Outcome, solve_rate, teaching
 
 FOUR = ("chain", "lookup", "three_lookup", "two_lookup")
 

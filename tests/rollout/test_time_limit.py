@@ -24,24 +24,12 @@ def seconds_of(work, limit_s=10.0):
     return run_in_virtual_time(timed())
 
 
-async def of_the_engine(limit, seconds):
-    with limit.paused():
-        await asyncio.sleep(seconds)
-
-
-def test_time_of_the_engine_does_not_count():
+@pytest.mark.parametrize(("after_s", "ends_at", "is_over"), [(5, 1009, False), (100, 1010, True)])
+def test_time_of_the_engine_does_not_count_and_as_much_is_left_as_before(after_s, ends_at, is_over):
     async def work(limit):
         await asyncio.sleep(4)
-        await of_the_engine(limit, 1000)
-        await asyncio.sleep(5)
+        with limit.paused():
+            await asyncio.sleep(1000)
+        await asyncio.sleep(after_s)
 
-    assert seconds_of(work) == (pytest.approx(1009), False)
-
-
-def test_after_a_pause_there_is_as_much_time_left_as_before():
-    async def work(limit):
-        await asyncio.sleep(4)
-        await of_the_engine(limit, 1000)
-        await asyncio.sleep(100)
-
-    assert seconds_of(work) == (pytest.approx(1010), True)
+    assert seconds_of(work) == (pytest.approx(ends_at), is_over)
