@@ -15,13 +15,7 @@ from envs.datasets.generated import GeneratedTask
 from envs.tools.actions import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import (
-    Agent,
-    AnyAgent,
-    TurnListener,
-    build_agent,
-    build_chat,
-)
+from rollout.agent.agent import Agent, AnyAgent, TurnListener, build_chat
 from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import Chat, ChatFormat
@@ -129,8 +123,8 @@ class Solver:
     def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
         if self._toolbox is None:
             return self._build_own_agent(engine_writers(engine, temperature))
-        return build_agent(
-            self._config,
+        return Agent(
+            config=self._config,
             engine=engine,
             chat=self._chat,
             tools_for_episode=self._toolbox.episode,
@@ -261,7 +255,8 @@ class Worker(Solver):
                 agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
                 assert isinstance(agent, Agent)
                 # Rules replace the verifier and the generator, which have no plan.
-                agents.append(replace(agent, verifier=None, generator=None))
+                planner = self._config.planner.model_copy(update={"verifier": "rule", "generator": "rule"})
+                agents.append(replace(agent, config=self._config.model_copy(update={"agent": planner})))
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return list(await asyncio.gather(*played))
 

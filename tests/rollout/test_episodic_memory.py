@@ -113,11 +113,11 @@ async def test_a_poisoned_entry_is_one_line_of_data_between_marks_it_cannot_clos
     "payload",
     [
         {},
-        {"task_id": 1, "key": "k", "question": WOOL, "steps": [["search", "x"]]},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": "search"},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": [["search"], [1, 2], "code"]},
-        {"task_id": "t", "key": "k", "question": " ", "steps": [["search", "x"]]},
-        {"task_id": "t", "key": "k", "question": COPPER, "steps": [["search", "x"]]},
+        {"task_id": 1, "key": "k", "question": WOOL, "steps": ["search: x"]},
+        {"task_id": "t", "key": "k", "question": WOOL, "steps": "search: x"},
+        {"task_id": "t", "key": "k", "question": WOOL, "steps": [["search", "x"]]},
+        {"task_id": "t", "key": "k", "question": WOOL, "steps": []},
+        {"task_id": "t", "key": "k", "question": COPPER, "steps": ["search: x"]},
     ],
 )
 async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
