@@ -109,36 +109,33 @@ def _read(payload: object) -> Experience | None:
         return None
 
 
-class WordEmbedder:
-    """The mean of trained token vectors, scaled to length 1. Raises FileNotFoundError without the package's files.
+@cache
+def _embedding() -> tuple[Any, NDArray[np.float32]]:
+    """Return a tokenizer and the trained vectors of its tokens, 33 MB. Raises FileNotFoundError without their package.
 
     The files are read directly: the package's loader looks for its tokenizer in another folder than it is installed
     in, and would download it.
     """
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
 
-    def __init__(self) -> None:
-        from safetensors.numpy import load_file
-        from tokenizers import Tokenizer
-
-        # Importing the package would configure logging for the whole process.
-        spec = importlib.util.find_spec("wordllama")
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError("the memory needs the vectors of the package `wordllama`, which is not installed")
-        folder = Path(spec.origin).parent
-        self._tokenizer: Any = Tokenizer.from_file(str(folder / _TOKENIZER))
-        self._vectors = load_file(str(folder / _WEIGHTS))["embedding.weight"].astype(np.float32)
-
-    def embed(self, text: str) -> NDArray[np.float32]:
-        """Return a unit vector of DIMENSIONS numbers, or zeros for a text without tokens."""
-        token_ids = self._tokenizer.encode(whole_letters(text[:_MAX_CHARS]), add_special_tokens=False).ids
-        if not token_ids:
-            return np.zeros(DIMENSIONS, dtype=np.float32)
-        mean = self._vectors[token_ids].mean(axis=0)
-        return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), dtype=np.float32)
+    # Importing the package would configure logging for the whole process.
+    spec = importlib.util.find_spec("wordllama")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the memory needs the vectors of the package `wordllama`, which is not installed")
+    folder = Path(spec.origin).parent
+    vectors = load_file(str(folder / _WEIGHTS))["embedding.weight"].astype(np.float32)
+    return Tokenizer.from_file(str(folder / _TOKENIZER)), vectors
 
 
-shared_embedder = cache(WordEmbedder)
-"""Returns the embedder of this process, which takes 33 MB."""
+def embed(text: str) -> NDArray[np.float32]:
+    """Return the mean of the vectors of a text's tokens, scaled to length 1, or zeros for a text without tokens."""
+    tokenizer, vectors = _embedding()
+    token_ids = tokenizer.encode(whole_letters(text[:_MAX_CHARS]), add_special_tokens=False).ids
+    if not token_ids:
+        return np.zeros(DIMENSIONS, dtype=np.float32)
+    mean = vectors[token_ids].mean(axis=0)
+    return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), dtype=np.float32)
 
 
 class EpisodicMemory:
@@ -225,7 +222,7 @@ class EpisodicMemory:
         ]
         points = self._client.query_points(
             COLLECTION,
-            query=shared_embedder().embed(task.question).tolist(),
+            query=embed(task.question).tolist(),
             query_filter=models.Filter(must_not=same_task),
             score_threshold=MIN_SIMILARITY,
             limit=3 * MAX_HINTS,
@@ -248,7 +245,7 @@ class EpisodicMemory:
             return False
         if not known and self._count() >= MAX_ENTRIES:
             return False
-        vector = shared_embedder().embed(experience.question).tolist()
+        vector = embed(experience.question).tolist()
         point = models.PointStruct(id=point_id, vector=vector, payload=msgspec.to_builtins(experience))
         self._client.upsert(COLLECTION, points=[point], wait=True)
         return True

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
@@ -15,7 +15,7 @@ from envs.datasets.generated import GeneratedTask
 from envs.tools.actions import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import Agent, AnyAgent, TurnListener, build_chat
+from rollout.agent.agent import Agent, TurnListener, build_chat
 from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import Chat, ChatFormat
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from envs.sandbox import SandboxState
     from rollout.engines.base_weights import ExportedBase
 
+AnyAgent: TypeAlias = Agent | CustomAgent
 _log = logging.getLogger(__name__)
 
 

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
@@ -40,14 +39,6 @@ _VERIFIER_SYSTEM = (
 )
 _GENERATOR_SYSTEM = "Give the final answer to the task from the steps below. Write the answer alone."
 _log = logging.getLogger(__name__)
-
-
-class AnyAgent(Protocol):
-    """The built-in planner or a custom agent."""
-
-    async def run(
-        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
-    ) -> Trajectory: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal
 
 from configs.errors import check_depth
 from envs.types import ToolCall
@@ -150,23 +150,15 @@ def turns_of(messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> list
     return [Message(role="system", content=described), *turns]
 
 
-class AssistantMessage(TypedDict):
-    """An assistant's message of OpenAI's chat protocol."""
-
-    role: Literal["assistant"]
-    content: str | None
-    tool_calls: NotRequired[list[dict[str, object]]]
-
-
-def openai_assistant(message: ChatMessage, call_ids: Sequence[str]) -> AssistantMessage:
+def openai_assistant(message: ChatMessage, call_ids: Iterable[str]) -> dict[str, object]:
     """Write an assistant's message in OpenAI's chat protocol, with these ids for its calls."""
-    written: AssistantMessage = {"role": "assistant", "content": message.content or (None if message.calls else "")}
-    if message.calls:
-        written["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call_id, call in zip(call_ids, message.calls, strict=True)
-        ]
-    return written
+    if not message.calls:
+        return {"role": "assistant", "content": message.content}
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call_id, call in zip(call_ids, message.calls, strict=True)
+    ]
+    return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
 
 
 def read_reply(text: str) -> ChatMessage:

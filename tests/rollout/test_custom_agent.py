@@ -14,7 +14,7 @@ from endpoint_play import RULES
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
 from configs.rollout import FunctionAgentConfig
-from rollout.agent.custom import CommandSolving, CustomAgent, FunctionSolving
+from rollout.agent.custom import CustomAgent, command_solving, function_solving
 from rollout.agent.program import Program
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
@@ -95,7 +95,7 @@ said = ask(task["question"])
 def functions(tmp_path, monkeypatch):
     (tmp_path / "agents_of_a_test.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield lambda name: FunctionSolving(FunctionAgentConfig(function=f"agents_of_a_test:{name}"))
+    yield lambda name: function_solving(FunctionAgentConfig(function=f"agents_of_a_test:{name}"))
     sys.modules.pop("agents_of_a_test", None)
 
 
@@ -104,7 +104,7 @@ def program(tmp_path):
     def written(ending, start=PROGRAM):
         path = tmp_path / "agent.py"
         path.write_text(start + textwrap.dedent(ending))
-        return CommandSolving(Program("python agent.py", str(tmp_path)), "policy")
+        return command_solving(Program("python agent.py", str(tmp_path)), "policy")
 
     return written
 

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
 from rollout.agent.planner import CLOSING, OPENING
 from rollout.chat import ChatFormat
-from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, shared_embedder
+from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, embed
 from rollout.types import Completion, Trajectory, Turn
 from rollout.worker import Solver
 
@@ -59,7 +59,7 @@ def memory():
 
 @pytest.mark.parametrize("text", ["", "\ud800", "\x00", "字" * 9000, "a" * 100_000])
 def test_embedding_of_any_text_is_a_finite_vector_of_length_one_or_zero(text):
-    vector = shared_embedder().embed(text)
+    vector = embed(text)
     assert np.isclose(np.linalg.norm(vector), 1.0, atol=1e-5) or not vector.any()
 
 
@@ -125,7 +125,7 @@ async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
     from qdrant_client import models
 
     await memory.remember(make_trajectory(f"{WOOL} a", ("search", "good")))
-    vector = shared_embedder().embed(COPPER).tolist()
+    vector = embed(COPPER).tolist()
     point = models.PointStruct(id=str(uuid.uuid4()), vector=vector, payload=payload)
     memory._client.upsert("agentflow_experience", points=[point])
     told = await memory.hints(ask(COPPER))

