@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 
@@ -61,22 +62,21 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
         # On loopback there is no proxy, and without TLS no certificates, which take long to load.
+        access = {"base_url": endpoint.base_url, "api_key": attempt.key}
         if inspect.iscoroutinefunction(function):
             connections = DefaultAsyncHttpxClient(trust_env=False, verify=False)
-            async with AsyncOpenAI(base_url=endpoint.base_url, api_key=attempt.key, http_client=connections) as client:
+            async with AsyncOpenAI(**access, http_client=connections) as client:
                 return await function(task, client)
-        with OpenAI(
-            base_url=endpoint.base_url,
-            api_key=attempt.key,
-            http_client=DefaultHttpxClient(trust_env=False, verify=False),
-        ) as client:
+        with OpenAI(**access, http_client=DefaultHttpxClient(trust_env=False, verify=False)) as client:
             return await in_a_thread(function, task, client)
 
     async def solve(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
         try:
             answer = await called(task, attempt, endpoint)
         except (Exception, SystemExit) as error:
-            full = attempt.out_of_context is not None and _is_caused_by(error, attempt.out_of_context)
+            # The error that the client raised may be the cause of the agent's own error.
+            chain = "".join(traceback.format_exception(error))
+            full = attempt.out_of_context is not None and attempt.out_of_context in chain
             raise AgentError(
                 f"agent.function: {config.function} failed with {failure(error)}", over_context=full
             ) from error
@@ -90,17 +90,6 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
         return answer
 
     return solve
-
-
-def _is_caused_by(error: BaseException | None, message: str) -> bool:
-    """Return whether the message is in the error, or in one of the errors that caused it."""
-    seen = list[BaseException]()
-    while error is not None and error not in seen:
-        if message in str(error):
-            return True
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def command_solving(program: Program, model: str) -> Solve:

@@ -45,12 +45,10 @@ class Program:
         self.files = tuple(Path(word) for word in self._words if Path(word).is_file())
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         if not arguments or shutil.which(self._words[0], path=self._path) is None:
-            if arguments and Path(self._words[0]).is_file():
-                raise UserError(
-                    f"agent.command: '{arguments[0]}' is not executable; run `chmod +x` on it, or name its "
-                    f"interpreter, as in `python {arguments[0]}`"
-                )
-            raise UserError(f"agent.command: there is no program '{arguments[0] if arguments else ''}'")
+            raise UserError(
+                f"agent.command: '{command}' starts with no program that can be executed; name the interpreter of a "
+                "script, as in `python agent.py`, or run `chmod +x` on it"
+            )
         script = self._words[1] if len(arguments) > 1 and _INTERPRETER.fullmatch(Path(arguments[0]).name) else "-"
         if not script.startswith("-") and not Path(script).is_absolute():
             raise UserError(

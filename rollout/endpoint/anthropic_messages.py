@@ -9,10 +9,10 @@ from rollout.endpoint.messages import (
     ChatMessage,
     RequestError,
     call_of,
-    check_fields,
     fields_of,
     in_call_order,
     plain_text,
+    unsupported,
 )
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields, texts
 
@@ -25,8 +25,6 @@ FIELDS = Fields(
     fixed={"thinking": {"type": "disabled"}},
     neutral={"top_p": 1, "top_k": 0},
 )
-USE = ("type", "id", "name", "input", "cache_control")
-RESULT = ("type", "tool_use_id", "content", "is_error", "cache_control")
 FAILED = "The call failed."
 """Prefix of a result that is an error."""
 
@@ -39,7 +37,8 @@ def read(body: object, attempt: Attempt) -> ModelRequest:
     if "max_tokens" not in given:
         raise RequestError("max_tokens must be given", param="max_tokens")
     config = fields_of(given.get("output_config"))
-    check_fields(config, "output_config", ("format",))
+    for name in config.keys() - {"format"}:
+        raise unsupported(f"output_config.{name}")
     return build_request(
         given,
         attempt.rules,
@@ -65,7 +64,6 @@ def _messages(given: Body) -> tuple[ChatMessage, ...]:
 def _read(message: Mapping[str, object], where: str) -> Iterator[ChatMessage]:
     # Each tool result becomes a separate message.
     role, content = message.get("role"), message.get("content")
-    check_fields(message, where, ("role", "content"))
     blocks = content if isinstance(content, list) and content else [{"type": "text", "text": content or ""}]
     if role == "assistant":
         yield _assistant([*map(fields_of, blocks)], f"{where}.content")
@@ -80,7 +78,6 @@ def _read(message: Mapping[str, object], where: str) -> Iterator[ChatMessage]:
 
 
 def _result(block: Mapping[str, object], where: str) -> ChatMessage:
-    check_fields(block, where, RESULT)
     result = plain_text(block.get("content"), f"{where}.content")
     if block.get("is_error"):
         result = f"{FAILED}\n{result}".rstrip("\n")
@@ -89,10 +86,8 @@ def _result(block: Mapping[str, object], where: str) -> ChatMessage:
 
 def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> ChatMessage:
     uses = [block for block in blocks if block.get("type") == "tool_use"]
-    for use in uses:
-        check_fields(use, where, USE)
-        if "name" not in use or "input" not in use:
-            raise RequestError(f"{where} has a tool_use without a name or an input")
+    if not all("name" in use and "input" in use for use in uses):
+        raise RequestError(f"{where} has a tool_use without a name or an input")
     return ChatMessage(
         role="assistant",
         content=plain_text([block for block in blocks if block.get("type") != "tool_use"], where).strip(),

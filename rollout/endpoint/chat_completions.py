@@ -6,10 +6,9 @@ from envs.types import ToolCall
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import (
     ChatMessage,
-    ChatRole,
     RequestError,
+    Speaker,
     call_of,
-    check_fields,
     fields_of,
     in_call_order,
     openai_assistant,
@@ -18,17 +17,13 @@ from rollout.endpoint.messages import (
 from rollout.endpoint.request import Fields, ModelRequest, build_request, read_fields, texts, whole_number
 
 PATH = "/v1/chat/completions"
-ROLES: Mapping[str, ChatRole] = {
+ROLES: Mapping[str, Speaker] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
 }
-MESSAGE = ("role", "content", "id", "name", "tool_calls", "tool_call_id", "parsed", "weight")
-"""Fields of messages. Multi-agent clients send a speaker's `name`, which chat templates ignore; `weight` is of OpenAI's
-fine-tuning files, `parsed` of its client."""
-CALL, FUNCTION = ("id", "type", "index", "function"), ("name", "arguments", "parsed_arguments")
 FIELDS = Fields(
     known=(
         *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
@@ -66,7 +61,6 @@ def _message(message: Mapping[str, object], where: str) -> ChatMessage:
     role = ROLES.get(str(message.get("role")))
     if role is None:
         raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
-    check_fields(message, where, MESSAGE)
     content = plain_text(message.get("content"), f"{where}.content")
     if role == "tool":
         return ChatMessage(role=role, content=content, call_ids=(message.get("tool_call_id"),))
@@ -77,18 +71,16 @@ def _message(message: Mapping[str, object], where: str) -> ChatMessage:
     return ChatMessage(
         role=role,
         content=content.strip(),
-        calls=tuple(_call(call, f"{where}.tool_calls") for call in calls),
+        calls=tuple(_call(call, where) for call in calls),
         call_ids=tuple(fields_of(call).get("id") for call in calls),
     )
 
 
 def _call(call: object, where: str) -> ToolCall:
     match call:
-        case {"function": {"name": name, "arguments": arguments} as function}:
-            check_fields(fields_of(call), where, CALL)
-            check_fields(fields_of(function), f"{where}.function", FUNCTION)
+        case {"function": {"name": name, "arguments": arguments}}:
             return call_of(name, arguments)
-    raise RequestError(f"{where} must be function calls, each with a name and arguments", param="messages")
+    raise RequestError(f"{where}.tool_calls must be function calls, each with a name and arguments", param="messages")
 
 
 def whole(reply: Reply) -> Mapping[str, object]:

@@ -13,15 +13,24 @@ from typing import Literal
 
 from configs.errors import check_depth
 from envs.types import ToolCall
-from rollout.types import Message
+from rollout.types import ChatRole, Message
 
-ChatRole = Literal["system", "user", "assistant", "tool"]
+Speaker = ChatRole | Literal["tool"]
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 _OPENING = re.compile(r"<tool_call>\s*(?=\{)")
 _CLOSING = re.compile(r"\s*</tool_call>")
 _MALFORMED = re.compile(r"\{.*?\}\s*</tool_call>", re.DOTALL)
-_TEXT_PART = ("type", "text", "id", "index", "logprobs", "parsed", "cache_control", "prompt_cache_breakpoint")
-"""Fields of a text part: its text, and those that mean nothing to a model."""
+PART_FIELDS = (
+    *("type", "role", "content", "text", "id", "index", "status", "name", "weight", "tool_calls", "function"),
+    *("tool_call_id", "call_id", "output", "tool_use_id", "is_error", "description", "strict"),
+)
+"""Fields of messages, tools and their parts. Multi-agent clients send a speaker's `name`, which chat templates ignore;
+`weight` is of OpenAI's fine-tuning files."""
+OPAQUE = (
+    *("arguments", "parsed_arguments", "input", "parameters", "input_schema", "parsed", "logprobs"),
+    *("cache_control", "prompt_cache_breakpoint"),
+)
+"""Fields whose content is any JSON value."""
 
 
 class RequestError(Exception):
@@ -38,10 +47,15 @@ def unsupported(name: str, advice: str = "") -> RequestError:
     return RequestError(f"'{name}' is not supported{advice}", code="unsupported_parameter", param=name)
 
 
-def check_fields(value: Mapping[str, object], where: str, known: Collection[str]) -> None:
-    """Raise RequestError for a field of a message that would be missing from its prompt."""
-    for name, content in value.items():
-        if name not in known and not _is_empty(content):
+def check_parts(value: object, where: str) -> None:
+    """Raise RequestError for a field of messages or tools that would be missing from the prompt."""
+    if isinstance(value, list):
+        for index, part in enumerate(value):
+            check_parts(part, f"{where}[{index}]")
+    for name, content in fields_of(value).items():
+        if name in PART_FIELDS:
+            check_parts(content, f"{where}.{name}")
+        elif name not in OPAQUE and not _is_empty(content):
             advice = ", because a prompt has no place for it; write it into the content or leave it out"
             raise unsupported(f"{where}.{name}", advice)
 
@@ -78,7 +92,7 @@ def call_of(name: object, arguments: object) -> ToolCall:
 class ChatMessage:
     """One message. Equality ignores white space around an assistant's text, call ids, and key order in arguments."""
 
-    role: ChatRole
+    role: Speaker
     content: str
     calls: tuple[ToolCall, ...] = ()
     """Function calls with JSON arguments."""
@@ -107,8 +121,6 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     if not all(isinstance(text, str) for text in texts):
         param = where.partition("[")[0]
         raise RequestError(f"{where} holds something other than text, which this model cannot read", param=param)
-    for index, part in enumerate(parts):
-        check_fields(part, f"{where}[{index}]" if parts is content else where, _TEXT_PART)
     return "".join(map(str, texts))
 
 

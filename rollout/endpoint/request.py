@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_fields, fields_of, unsupported
+from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_parts, fields_of, unsupported
 
 if TYPE_CHECKING:
     from xgrammar import Grammar
@@ -18,7 +18,6 @@ Function: TypeAlias = Mapping[str, object]
 
 MAX_PARALLEL_CALLS = 4
 """Calls in a turn that is forced to call functions."""
-TOOL = ("type", "name", "description", "parameters", "input_schema", "strict", "cache_control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +67,8 @@ class Fields:
 def read_fields(body: object, rules: Rules, fields: Fields) -> Body:
     """Return the fields of a request that are not null.
 
-    Raises RequestError for an unknown field or model, and for sampling settings that differ from the recipe's unless
-    the rules override them.
+    Raises RequestError for an unknown field or model, for parts that no prompt has a place for, and for sampling
+    settings that differ from the recipe's unless the rules override them.
     """
     given = {name: value for name, value in fields_of(body).items() if value is not None}
     if given.get("model") != rules.model:
@@ -93,6 +92,8 @@ def read_fields(body: object, rules: Rules, fields: Fields) -> Body:
             )
         if name not in (*fields.known, *fields.fixed, *sampling):
             raise unsupported(name)
+    for name in ("messages", "input", "system", "tools"):
+        check_parts(given.get(name), name)
     return given
 
 
@@ -147,7 +148,6 @@ def _functions(given: Body) -> dict[str, Function]:
         name, schema = fields.get("name"), fields.get("parameters", fields.get("input_schema"))
         if not isinstance(name, str):
             raise RequestError(f"{where} must be a function with a name", param="tools")
-        check_fields(fields, where, TOOL)
         function = {"name": name, "description": fields.get("description"), "parameters": schema}
         functions[name] = {part: value for part, value in function.items() if value is not None}
     return functions

@@ -8,7 +8,6 @@ from rollout.endpoint.messages import (
     ChatMessage,
     RequestError,
     call_of,
-    check_fields,
     fields_of,
     in_call_order,
     plain_text,
@@ -16,11 +15,6 @@ from rollout.endpoint.messages import (
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields
 
 PATH = "/v1/responses"
-ITEM = ("type", "id", "status")
-MESSAGE = (*ITEM, "role", "content")
-CALL = (*ITEM, "name", "arguments", "parsed_arguments", "call_id")
-OUTPUT = (*ITEM, "output", "call_id", "name")
-"""Fields of the items of an input."""
 TEXTS = ("input_text", "output_text", "text")
 FIELDS = Fields(
     known=(
@@ -93,11 +87,9 @@ def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -
     kind, role = item.get("type", "message"), chat_completions.ROLES.get(str(item.get("role")))
     call_ids = (item.get("call_id"),)
     if kind == "message" and role is not None and role != "tool":
-        check_fields(item, where, MESSAGE)
         words = plain_text(item.get("content"), f"{where}.content", TEXTS)
         messages.append(ChatMessage(role=role, content=words.strip() if role == "assistant" else words))
     elif kind == "function_call" and "name" in item and "arguments" in item:
-        check_fields(item, where, CALL)
         before = ChatMessage(role="assistant", content="")
         if messages and messages[-1].role == "assistant":
             before = messages.pop()
@@ -105,7 +97,6 @@ def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -
         call_ids = (*before.call_ids, *call_ids)
         messages.append(ChatMessage(role="assistant", content=before.content, calls=calls, call_ids=call_ids))
     elif kind == "function_call_output":
-        check_fields(item, where, OUTPUT)
         output = plain_text(item.get("output"), f"{where}.output", TEXTS)
         messages.append(ChatMessage(role="tool", content=output, call_ids=call_ids))
     else:
