@@ -104,8 +104,11 @@ class ChatFormat:
         `sampled` are the ids of the assistant's message before `since`. Raises ChatTemplateError.
         """
         before, *pieces = self._pieces_around(messages)[since:]
+        if sampled[-1:] == before[:1] == (self.eos_token_id,):
+            # The end of the turn was sampled already.
+            before = before[1:]
         later = (self._free(one.content) + piece for one, piece in zip(messages[since:], pieces, strict=True))
-        return sum(later, start=self._after(sampled, before))
+        return sum(later, start=before)
 
     def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
         roles = tuple(one.role for one in messages)
@@ -115,11 +118,6 @@ class ChatFormat:
             opening, *others = _pieces_of(self._tokenizer, roles)
             self._around[roles] = (self._ids(opening), *map(self._inside, others))
         return self._around[roles]
-
-    def _after(self, sampled: tuple[int, ...], fixed: tuple[int, ...]) -> tuple[int, ...]:
-        # `fixed` begins with the end of a turn, which may have been sampled already.
-        ended = bool(sampled) and sampled[-1] == self.eos_token_id and fixed[:1] == (self.eos_token_id,)
-        return fixed[1 if ended else 0 :]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""

@@ -173,9 +173,6 @@ class EpisodicMemory:
         experience = experience_of(trajectory)
         return experience is not None and await self._in_thread(lambda: self._add(experience))
 
-    async def size(self) -> int:
-        return await self._in_thread(self._count)
-
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def guarded() -> T:
             try:
@@ -204,12 +201,7 @@ class EpisodicMemory:
                 client = QdrantClient(location=":memory:")
         if not client.collection_exists(COLLECTION):
             vectors = models.VectorParams(size=DIMENSIONS, distance=models.Distance.COSINE)
-            try:
-                client.create_collection(COLLECTION, vectors_config=vectors)
-            except Exception:
-                # Another worker may have created it meanwhile.
-                if not client.collection_exists(COLLECTION):
-                    raise
+            client.create_collection(COLLECTION, vectors_config=vectors)
         return client
 
     def _similar(self, task: Task) -> list[str]:
@@ -243,12 +235,9 @@ class EpisodicMemory:
         earlier = _read(known[0].payload) if known else None
         if earlier is not None and len(earlier.steps) <= len(experience.steps):
             return False
-        if not known and self._count() >= MAX_ENTRIES:
+        if not known and self._client.count(COLLECTION, exact=True).count >= MAX_ENTRIES:
             return False
         vector = embed(experience.question).tolist()
         point = models.PointStruct(id=point_id, vector=vector, payload=msgspec.to_builtins(experience))
         self._client.upsert(COLLECTION, points=[point], wait=True)
         return True
-
-    def _count(self) -> int:
-        return self._client.count(COLLECTION, exact=True).count

@@ -191,24 +191,14 @@ def _tools_and_grammar(given: Body, words: str | None, rules: Rules) -> tuple[tu
             code="unsupported_value",
             param=single,
         )
+    called = [function for known, function in functions.items() if kind != "named" or known == name]
+    if kind in ("named", "required") and not called:
+        raise RequestError(f"tool_choice requires a call, but tools hold no {name or 'function'}", param="tool_choice")
     tools = tuple(json.dumps(function, ensure_ascii=False) for function in functions.values())
-    if kind == "named":
-        if not isinstance(name, str) or name not in functions:
-            raise RequestError(f"tool_choice names {name!r}, which is not in tools", param="tool_choice")
-        return tools, calls_grammar([functions[name]], 1)
-    most = 1 if single else MAX_PARALLEL_CALLS
-    if kind == "required":
-        return tools, calls_grammar([*functions.values()], most)
-    if words is None or not functions:
+    if not called or (words is None and kind == "auto"):
         return tools, words
-    return tools, _either(words, calls_grammar([*functions.values()], most))
-
-
-def calls_grammar(functions: Sequence[Function], most: int = MAX_PARALLEL_CALLS) -> str:
-    """Return the grammar of one to `most` calls of these functions. Raises RequestError."""
-    if not functions:
-        raise RequestError("a tool_choice that requires a call needs tools", param="tool_choice")
-    return _compiled("calls", json.dumps([*functions]), most)
+    calls = _compiled("calls", json.dumps(called), 1 if single or kind == "named" else MAX_PARALLEL_CALLS)
+    return tools, calls if words is None or kind != "auto" else _either(words, calls)
 
 
 def form_grammar(form: object, param: str) -> str | None:
