@@ -2,8 +2,6 @@
 
 from itertools import pairwise
 
-import openai
-import pytest
 from endpoint_play import ADD, anthropic_client, called, play, user
 from scripted import text_of
 
@@ -26,15 +24,6 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
             "<s>system:Be long.<e><s>user:1<e><s>assistant:a<e><s>user:2<e><s>assistant:b<e><s>user:3<e><s>assistant:"
         )
         assert third.previous_response_id == second.id
-
-
-async def test_a_previous_response_of_another_attempt_is_refused():
-    async with play("a") as other, play("b") as p:
-        foreign = await ask(other, "1")
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(p, "2", previous_response_id=foreign.id)
-        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
-        assert p.engine.requests == []
 
 
 async def test_a_stream_brings_the_same_response_in_the_clients_events():
