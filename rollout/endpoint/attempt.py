@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
-from rollout.endpoint.messages import ChatMessage, RequestError, read_reply, turns_of
+from rollout.endpoint.messages import ChatMessage, RequestError, read_calls, turns_of
 from rollout.endpoint.request import ModelRequest, Rules
 from rollout.endpoint.writer import Writer
 from rollout.time_limit import TimeLimit
@@ -246,9 +246,7 @@ class Attempt:
         finally:
             call.finished = time.perf_counter()
             call.generate_s = call.finished - started
-        message = ChatMessage(role="assistant", content=completion.text)
-        if request.tools and (read := read_reply(completion.text)).calls:
-            message = read
+        message = read_calls(completion.text) if request.tools else None
         call.reply = Reply(
             id=secrets.token_hex(12),
             request=request,
@@ -256,7 +254,7 @@ class Attempt:
             created=int(time.time()),
             num_prompt_tokens=len(call.prompt_token_ids),
             completion=completion,
-            message=message,
+            message=message or ChatMessage(role="assistant", content=completion.text),
             stopped_at=self._stopped_at(completion, request.stop),
         )
         return call.reply

@@ -6,7 +6,7 @@ A call is written as a JSON object between `<tool_call>` and `</tool_call>`, a r
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal
@@ -26,6 +26,8 @@ PART_FIELDS = (
 )
 """Fields of messages, tools and their parts. Multi-agent clients send a speaker's `name`, which chat templates ignore;
 `weight` is of OpenAI's fine-tuning files."""
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts that are text."""
 OPAQUE = (
     *("arguments", "parsed_arguments", "input", "parameters", "input_schema", "parsed", "logprobs"),
     *("cache_control", "prompt_cache_breakpoint"),
@@ -107,8 +109,8 @@ class ChatMessage:
         return "\n".join(part for part in (self.content, *map(call_text, self.calls)) if part)
 
 
-def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
-    """Return the text of a string, or of parts of these kinds. `where` begins with the request's field.
+def plain_text(content: object, where: str) -> str:
+    """Return the text of a string or of parts. `where` begins with the request's field.
 
     Raises RequestError for anything that is not text.
     """
@@ -117,7 +119,7 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") in kinds else None for part in parts]
+    texts = [part.get("text") if part.get("type") in TEXTS else None for part in map(fields_of, parts)]
     if not all(isinstance(text, str) for text in texts):
         param = where.partition("[")[0]
         raise RequestError(f"{where} holds something other than text, which this model cannot read", param=param)
@@ -173,12 +175,11 @@ def openai_assistant(message: ChatMessage, call_ids: Iterable[str]) -> dict[str,
     return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
 
 
-def read_reply(text: str) -> ChatMessage:
-    """Read a sampled text as a message.
+def read_calls(text: str) -> ChatMessage | None:
+    """Read a sampled text with function calls, or return None if the whole text is plain words.
 
-    If one call is malformed, or its arguments are not an object that clients can read, the whole text is plain words.
+    It is if it has no calls, or if one is malformed, or has arguments that are not an object that clients can read.
     """
-    plain = ChatMessage(role="assistant", content=text.strip())
     calls: list[ToolCall] = []
     words, place = "", 0
     while opening := _OPENING.search(text, place):
@@ -191,15 +192,15 @@ def read_reply(text: str) -> ChatMessage:
         closing = _CLOSING.match(text, end)
         if closing is None:
             if _MALFORMED.match(text, start):
-                return plain
+                return None
             words, place = words + text[place:start], start
             continue
         call = _written_call(value)
         if call is None:
-            return plain
+            return None
         calls.append(call)
         words, place = words + text[place : opening.start()], closing.end()
-    return ChatMessage(role="assistant", content=(words + text[place:]).strip(), calls=tuple(calls)) if calls else plain
+    return ChatMessage(role="assistant", content=(words + text[place:]).strip(), calls=tuple(calls)) if calls else None
 
 
 def _written_call(value: object) -> ToolCall | None:

@@ -15,7 +15,6 @@ from rollout.endpoint.messages import (
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields
 
 PATH = "/v1/responses"
-TEXTS = ("input_text", "output_text", "text")
 FIELDS = Fields(
     known=(
         *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
@@ -87,7 +86,7 @@ def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -
     kind, role = item.get("type", "message"), chat_completions.ROLES.get(str(item.get("role")))
     call_ids = (item.get("call_id"),)
     if kind == "message" and role is not None and role != "tool":
-        words = plain_text(item.get("content"), f"{where}.content", TEXTS)
+        words = plain_text(item.get("content"), f"{where}.content")
         messages.append(ChatMessage(role=role, content=words.strip() if role == "assistant" else words))
     elif kind == "function_call" and "name" in item and "arguments" in item:
         before = ChatMessage(role="assistant", content="")
@@ -97,7 +96,7 @@ def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -
         call_ids = (*before.call_ids, *call_ids)
         messages.append(ChatMessage(role="assistant", content=before.content, calls=calls, call_ids=call_ids))
     elif kind == "function_call_output":
-        output = plain_text(item.get("output"), f"{where}.output", TEXTS)
+        output = plain_text(item.get("output"), f"{where}.output")
         messages.append(ChatMessage(role="tool", content=output, call_ids=call_ids))
     else:
         raise RequestError(
