@@ -128,7 +128,10 @@ class _Episode:
         self._on_turn = on_turn
         system, user = opening(tools, task, self._planner.max_steps, hints, self._planner.prompt)
         self._context = agent.chat.prompt(system, user)
-        self._messages = (Message(role="system", content=system), Message(role="user", content=user))
+        self._messages: tuple[Message, ...] = (
+            Message(role="system", content=system),
+            Message(role="user", content=user),
+        )
         self._memory: list[str] = []
         self._answer: str | None = None
 

@@ -62,12 +62,13 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
         # On loopback there is no proxy, and without TLS no certificates, which take long to load.
-        access = {"base_url": endpoint.base_url, "api_key": attempt.key}
+        url, key = endpoint.base_url, attempt.key
         if inspect.iscoroutinefunction(function):
-            connections = DefaultAsyncHttpxClient(trust_env=False, verify=False)
-            async with AsyncOpenAI(**access, http_client=connections) as client:
-                return await function(task, client)
-        with OpenAI(**access, http_client=DefaultHttpxClient(trust_env=False, verify=False)) as client:
+            async_http = DefaultAsyncHttpxClient(trust_env=False, verify=False)
+            async with AsyncOpenAI(base_url=url, api_key=key, http_client=async_http) as async_client:
+                return await function(task, async_client)
+        http = DefaultHttpxClient(trust_env=False, verify=False)
+        with OpenAI(base_url=url, api_key=key, http_client=http) as client:
             return await in_a_thread(function, task, client)
 
     async def solve(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from rollout.endpoint.attempt import Attempt, Reply
+from rollout.endpoint.chat_completions import ROLES
 from rollout.endpoint.messages import (
     ChatMessage,
     RequestError,
@@ -63,18 +64,18 @@ def _messages(given: Body) -> tuple[ChatMessage, ...]:
 
 def _read(message: Mapping[str, object], where: str) -> Iterator[ChatMessage]:
     # Each tool result becomes a separate message.
-    role, content = message.get("role"), message.get("content")
+    role, content = ROLES.get(str(message.get("role"))), message.get("content")
     blocks = content if isinstance(content, list) and content else [{"type": "text", "text": content or ""}]
+    if role is None or role == "tool":
+        raise RequestError(f"{where}.role must be one of system, user, assistant")
     if role == "assistant":
         yield _assistant([*map(fields_of, blocks)], f"{where}.content")
-    elif role == "user" or role == "system":
-        for is_result, group in groupby(map(fields_of, blocks), lambda block: block.get("type") == "tool_result"):
-            if is_result and role == "user":
-                yield from (_result(block, f"{where}.content") for block in group)
-            else:
-                yield ChatMessage(role=role, content=plain_text([*group], f"{where}.content"))
-    else:
-        raise RequestError(f"{where}.role must be one of system, user, assistant")
+        return
+    for is_result, group in groupby(map(fields_of, blocks), lambda block: block.get("type") == "tool_result"):
+        if is_result and role == "user":
+            yield from (_result(block, f"{where}.content") for block in group)
+        else:
+            yield ChatMessage(role=role, content=plain_text([*group], f"{where}.content"))
 
 
 def _result(block: Mapping[str, object], where: str) -> ChatMessage:

@@ -78,7 +78,7 @@ def read_fields(body: object, rules: Rules, fields: Fields) -> Body:
             code="model_not_found",
             param="model",
         )
-    sampling = {"temperature": rules.temperature, **fields.neutral}
+    sampling: Body = {"temperature": rules.temperature, **fields.neutral}
     for name, value in given.items():
         if name in fields.fixed and value != fields.fixed[name]:
             only = json.dumps(fields.fixed[name])
@@ -133,7 +133,7 @@ def texts(given: Body, name: str) -> tuple[str, ...]:
     found = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) and text for text in found):
         raise RequestError(f"{name} must be a text or a list of texts", param=name)
-    return tuple(found)
+    return tuple(map(str, found))
 
 
 def _functions(given: Body) -> dict[str, Function]:
