@@ -96,7 +96,7 @@ def events(reply: Reply) -> Iterator[Mapping[str, object] | str]:
     delta = openai_assistant(reply.message, [f"call_{name}" for name in reply.call_names])
     match delta:
         case {"tool_calls": [*calls]}:
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+            delta["tool_calls"] = [dict(fields_of(call), index=index) for index, call in enumerate(calls)]
     for piece, finish_reason in ((delta, None), ({}, _finish_reason(reply))):
         choice = {"index": 0, "delta": piece, "logprobs": None, "finish_reason": finish_reason}
         yield head | {"choices": [choice]}

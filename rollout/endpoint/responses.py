@@ -84,7 +84,7 @@ def _input(given: Body) -> list[ChatMessage]:
 def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -> None:
     # Consecutive calls, and calls after the assistant's text, become one message.
     kind, role = item.get("type", "message"), chat_completions.ROLES.get(str(item.get("role")))
-    call_ids = (item.get("call_id"),)
+    call_ids: tuple[object, ...] = (item.get("call_id"),)
     if kind == "message" and role is not None and role != "tool":
         words = plain_text(item.get("content"), f"{where}.content")
         messages.append(ChatMessage(role=role, content=words.strip() if role == "assistant" else words))
