@@ -358,7 +358,7 @@ async def audit(
     logging_engine, endpoint, result = LoggingEngine(engine), Endpoint(), Audit()
     clients = Clients(logging_engine, max_tokens, seed)
     agent = CustomAgent(
-        clients,
+        clients.answer,
         endpoint,
         writer=engine_writers(logging_engine, TEMPERATURE),
         chat=ChatFormat(tokenizer),

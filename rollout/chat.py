@@ -9,69 +9,27 @@ Everything that a task, a tool or a model wrote is tokenized with special tokens
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from configs.errors import UserError, whole_letters
-from rollout.types import Message
+from rollout.types import ChatRole, Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MAX_SHAPES = 1000
 """Sequences of roles whose fixed pieces are cached."""
 
-_SYSTEM, _USER, _ASSISTANT, _NEXT = "\x01system\x01", "\x01user\x01", "\x01assistant\x01", "\x01next\x01"
+_TURNS: tuple[ChatRole, ...] = ("system", "user", "assistant", "user")
 _BETWEEN = "\n\n"
 """Separates the system's text from the user's if they share a turn."""
-_TODAY = date(2024, 7, 26)
-"""Date for templates that write one, such as Llama 3.2's, so that all prompts of a run are the same."""
 _BEFORE = "\x01"
 """A text that shares no token with the text after it."""
 
-Messages: TypeAlias = list[dict[str, str]]
-
-
-class Encoding(Protocol):
-    """A tokenized text."""
-
-    @property
-    def input_ids(self) -> Sequence[int]: ...
-
-
-class AddedToken(Protocol):
-    """A token besides the vocabulary; a special one can be disabled."""
-
-    content: str
-    special: bool
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    chat_template: str | None
-    eos_token_id: int | None
-
-    @property
-    def added_tokens_decoder(self) -> Mapping[int, AddedToken]: ...
-
-    def add_tokens(self, new_tokens: Sequence[str], special_tokens: bool = False) -> int: ...
-
-    def __call__(
-        self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
-    ) -> Encoding: ...
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
-
-    def apply_chat_template(
-        self,
-        conversation: Messages,
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        enable_thinking: bool,
-        strftime_now: Callable[[str], str],
-    ) -> object: ...
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 
 class ChatTemplateError(UserError):
@@ -99,7 +57,6 @@ class ChatPieces:
     generation: str
     """Text before the next reply."""
     before_next: str
-    next_generation: str
 
 
 class ServedChat:
@@ -118,27 +75,21 @@ class ChatFormat:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Cut the tokenizer's chat template. Raises ChatTemplateError."""
         self._tokenizer = tokenizer
-        self.pieces = pieces = chat_pieces(tokenizer)
-        self._for_free = _with_special_roles(tokenizer, pieces)
+        self.pieces = chat_pieces(tokenizer)
+        self._for_free = _with_special_roles(tokenizer, self.pieces)
         self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         # A tokenizer such as Llama 2's begins every text with a blank.
         before, letter, both = (self._ids(text) for text in (_BEFORE, "x", f"{_BEFORE}x"))
         self._before = () if both == before + letter else before
-        opening = self._ids(pieces.before_system)
-        self._pieces = [opening, self._inside(pieces.before_user), self._inside(pieces.generation)]
-        self._bridge = [self._inside(piece) for piece in (pieces.before_next, pieces.next_generation)]
-        assert tokenizer.eos_token_id is not None, "`chat_pieces` checks it"
         self.eos_token_id = int(tokenizer.eos_token_id)
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
         """Return the token ids up to the start of the assistant's reply."""
-        before_system, before_user, generation = self._pieces
-        return (*before_system, *self._free(system), *before_user, *self._free(user), *generation)
+        return self.dialogue([Message(role="system", content=system), Message(role="user", content=user)])
 
     def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]:
         """Return the ids between a sampled reply and the next: its end, the user's text, the next start."""
-        before_next, generation = self._bridge
-        return (*self._after(sampled, before_next), *self._free(user), *generation)
+        return self.continuation([Message(role=role, content=user) for role in _TURNS], len(_TURNS) - 1, sampled)
 
     def dialogue(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of any messages, up to the assistant's reply. Raises ChatTemplateError."""
@@ -153,8 +104,11 @@ class ChatFormat:
         `sampled` are the ids of the assistant's message before `since`. Raises ChatTemplateError.
         """
         before, *pieces = self._pieces_around(messages)[since:]
+        if sampled[-1:] == before[:1] == (self.eos_token_id,):
+            # The end of the turn was sampled already.
+            before = before[1:]
         later = (self._free(one.content) + piece for one, piece in zip(messages[since:], pieces, strict=True))
-        return sum(later, start=self._after(sampled, before))
+        return sum(later, start=before)
 
     def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
         roles = tuple(one.role for one in messages)
@@ -164,11 +118,6 @@ class ChatFormat:
             opening, *others = _pieces_of(self._tokenizer, roles)
             self._around[roles] = (self._ids(opening), *map(self._inside, others))
         return self._around[roles]
-
-    def _after(self, sampled: tuple[int, ...], fixed: tuple[int, ...]) -> tuple[int, ...]:
-        # `fixed` begins with the end of a turn, which may have been sampled already.
-        ended = bool(sampled) and sampled[-1] == self.eos_token_id and fixed[:1] == (self.eos_token_id,)
-        return fixed[1 if ended else 0 :]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""
@@ -206,14 +155,18 @@ def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
     if tokenizer.eos_token_id is None:
         raise ChatTemplateError("its tokenizer names no token that ends a reply (eos_token)")
 
-    render = partial(_render, tokenizer)
-    lone_user = _cut(render([_message("user", _USER)]), _USER)[0]
-    try:
-        opening = [_message("system", _SYSTEM), _message("user", _USER)]
-        return _pieces(render, opening, lone_user)
-    except ChatTemplateError:
-        opening = [_message("user", f"{_SYSTEM}{_BETWEEN}{_USER}")]
-        return _pieces(render, opening, lone_user)
+    before_system, before_user, generation = _pieces_of(tokenizer, _TURNS[:2])
+    *earlier, before_assistant, before_next, _ = _pieces_of(tokenizer, _TURNS)
+    if earlier != [before_system, before_user]:
+        raise ChatTemplateError("its template renders the first turn differently if a second one follows")
+    return ChatPieces(
+        before_system=before_system,
+        before_lone_user=_pieces_of(tokenizer, ("user",))[0],
+        before_user=before_user,
+        before_assistant=before_assistant,
+        generation=generation,
+        before_next=before_next,
+    )
 
 
 def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
@@ -232,66 +185,37 @@ def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
     return changed
 
 
-def _render(tokenizer: Tokenizer, messages: Messages) -> str:
+def _pieces_of(tokenizer: Tokenizer, roles: Sequence[ChatRole]) -> list[str]:
+    """Render a placeholder for each role, and return the text around them. Raises ChatTemplateError."""
+    marks = [f"\x01{index}\x01" for index in range(len(roles))]
+    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
     try:
-        return str(
-            tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                add_generation_prompt=True,
-                enable_thinking=False,
-                strftime_now=_TODAY.strftime,
-            )
-        )
+        return _cut(_render(tokenizer, messages), marks, roles)
+    except ChatTemplateError:
+        if tuple(roles[:2]) != _TURNS[:2]:
+            raise
+        shared = {"role": "user", "content": f"{marks[0]}{_BETWEEN}{marks[1]}"}
+        return _cut(_render(tokenizer, [shared, *messages[2:]]), marks, roles)
+
+
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
+    # The date is fixed for templates that write one, such as Llama 3.2's, so that all prompts of a run are the same.
+    settings = {"tokenize": False, "enable_thinking": False, "strftime_now": date(2024, 7, 26).strftime}
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **settings))
     except Exception as error:
         # A template is a program of the model's author, and may raise any error.
         raise ChatTemplateError(f"its template fails with: {' '.join(str(error).split())}") from error
 
 
-def _pieces_of(tokenizer: Tokenizer, roles: Sequence[str]) -> list[str]:
-    marks = [f"\x01{index}\x01" for index in range(len(roles))]
-    messages = [_message(role, mark) for role, mark in zip(roles, marks, strict=True)]
-    try:
-        return _cut(_render(tokenizer, messages), *marks)
-    except ChatTemplateError:
-        if tuple(roles[:2]) != ("system", "user"):
-            raise
-        shared = _message("user", f"{marks[0]}{_BETWEEN}{marks[1]}")
-        return _cut(_render(tokenizer, [shared, *messages[2:]]), *marks)
-
-
-def _pieces(render: Callable[[Messages], str], opening: Messages, before_lone_user: str) -> ChatPieces:
-    before_system, before_user, generation = _cut(render(opening), _SYSTEM, _USER)
-    dialogue = render([*opening, _message("assistant", _ASSISTANT), _message("user", _NEXT)])
-    *earlier, before_assistant, before_next, next_generation = _cut(dialogue, _SYSTEM, _USER, _ASSISTANT, _NEXT)
-    if earlier != [before_system, before_user]:
-        raise ChatTemplateError("its template renders the first turn differently if a second one follows")
-    return ChatPieces(
-        before_system=before_system,
-        before_lone_user=before_lone_user,
-        before_user=before_user,
-        before_assistant=before_assistant,
-        generation=generation,
-        before_next=before_next,
-        next_generation=next_generation,
-    )
-
-
-def _cut(text: str, *placeholders: str) -> list[str]:
-    """Return the pieces around placeholders, which must all appear once and in order. Raises ChatTemplateError."""
-    pieces, rest = [], text
-    for placeholder in placeholders:
-        before, found, rest = rest.partition(placeholder)
+def _cut(text: str, marks: Sequence[str], roles: Sequence[ChatRole]) -> list[str]:
+    pieces = []
+    for mark, role in zip(marks, roles, strict=True):
+        before, found, text = text.partition(mark)
         if not found:
-            raise ChatTemplateError(
-                f"its template leaves out the {placeholder.strip(chr(1))} message or changes the order"
-            )
+            raise ChatTemplateError(f"its template leaves out a message of role {role} or changes the order")
         pieces.append(before)
-    pieces.append(rest)
-    if any(placeholder in piece for piece in pieces for placeholder in placeholders):
+    pieces.append(text)
+    if any(mark in piece for piece in pieces for mark in marks):
         raise ChatTemplateError("its template repeats a message")
     return pieces
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

@@ -9,13 +9,13 @@ import asyncio
 import importlib.util
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,17 +32,14 @@ if TYPE_CHECKING:
     from qdrant_client import QdrantClient
 
 COLLECTION = "agentflow_experience"
-MAX_ENTRY_CHARS = 300
-"""Length limit of one hint."""
+HEADING = "Hints from other tasks that were solved:"
 MAX_HINTS = 3
+MAX_HINT_CHARS = 300
 MIN_SIMILARITY = 0.5
 """Cosine similarity that two questions have at least if one is a hint for the other."""
 MAX_ENTRIES = 10_000
 MAX_STEPS = 6
-MAX_ACTION_CHARS = 40
 MAX_STEP_CHARS = 200
-MAX_QUESTION_CHARS = 500
-HEADING = "Hints from other tasks that were solved:"
 
 DIMENSIONS = 256
 _WEIGHTS = "weights/l2_supercat_256.safetensors"
@@ -58,30 +55,20 @@ class MemoryUnavailableError(UserError):
     """A memory that could not be opened, or a Qdrant call that failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experience:
-    """One entry of the memory."""
+class Experience(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the memory, the payload of a point in Qdrant."""
 
     task_id: str
     key: str
     """Key of the whole question."""
     question: str
-    """The question, possibly cut."""
-    steps: tuple[tuple[str, str], ...]
+    steps: tuple[str, ...]
     """Action and input of each tool call."""
 
-    def render(self) -> str:
-        """Return the entry as one line."""
-        steps = "; ".join(f"{action}: {text}" for action, text in self.steps)
-        return " ".join(cut_middle(f"{self.question} -> {steps}", MAX_ENTRY_CHARS).split())
-
-    def payload(self) -> dict[str, object]:
-        return {
-            "task_id": self.task_id,
-            "question": self.question,
-            "key": self.key,
-            "steps": [list(step) for step in self.steps],
-        }
+    @property
+    def hint(self) -> str:
+        """The entry as one line without control and format characters."""
+        return one_line(f"{self.question} -> {'; '.join(self.steps)}", MAX_HINT_CHARS)
 
 
 def experience_of(trajectory: Trajectory) -> Experience | None:
@@ -93,52 +80,19 @@ def experience_of(trajectory: Trajectory) -> Experience | None:
     task = trajectory.task
     answers = {answer.strip() for answer in (task.answer, trajectory.answer or "") if answer.strip()}
     patterns = [re.compile(rf"(?<!\w){re.escape(answer)}(?!\w)", re.IGNORECASE) for answer in answers]
-    worked = [turn for turn in trajectory.planner_turns if turn.tool_result and turn.tool_result.error is None]
+    calls = [
+        turn.tool_call
+        for turn in trajectory.planner_turns
+        if turn.tool_call and turn.tool_result and turn.tool_result.error is None
+    ]
     steps = tuple(
-        (call.name, one_line(call.arguments, MAX_STEP_CHARS))
-        for call in (turn.tool_call for turn in worked)
-        if call
-        and call.name not in ("think", "answer")
-        and not any(pattern.search(call.arguments) for pattern in patterns)
+        one_line(f"{call.name}: {call.arguments}", MAX_STEP_CHARS)
+        for call in calls
+        if call.name not in ("think", "answer") and not any(pattern.search(call.arguments) for pattern in patterns)
     )
     if not steps:
         return None
-    return Experience(
-        task_id=task.id,
-        key=question_key(task.question),
-        question=one_line(task.question, MAX_QUESTION_CHARS),
-        steps=steps[:MAX_STEPS],
-    )
-
-
-def read_experience(payload: Mapping[str, object]) -> Experience | None:
-    """Read and sanitize an entry from a server; return None if it is invalid."""
-    task_id, key, question, steps = (payload.get(name) for name in ("task_id", "key", "question", "steps"))
-    if not (isinstance(task_id, str) and isinstance(key, str) and isinstance(question, str)):
-        return None
-    if not isinstance(steps, list):
-        return None
-    pairs = [
-        (one_line(step[0], MAX_ACTION_CHARS), one_line(step[1], MAX_STEP_CHARS))
-        for step in steps[:MAX_STEPS]
-        if isinstance(step, list) and len(step) == 2 and all(isinstance(part, str) for part in step)
-    ]
-    if not pairs or not question.strip():
-        return None
-    return Experience(task_id=task_id, key=key, question=one_line(question, MAX_QUESTION_CHARS), steps=tuple(pairs))
-
-
-def render_hints(entries: Sequence[Experience]) -> str:
-    """Return the hints of a planner's prompt, quoted as text from outside; empty without entries."""
-    if not entries:
-        return ""
-    lines = "\n".join(f"- {entry.render()}" for entry in entries)
-    return f"{HEADING}\n{shown(ToolResult(text=lines, foreign=True))}"
-
-
-def is_about(entry: Experience, question: str) -> bool:
-    """Return whether an entry was made from this question."""
-    return entry.key == question_key(question) or entry.question == one_line(question, MAX_QUESTION_CHARS)
+    return Experience(task_id=task.id, key=question_key(task.question), question=task.question, steps=steps[:MAX_STEPS])
 
 
 def one_line(text: str, max_chars: int) -> str:
@@ -147,38 +101,41 @@ def one_line(text: str, max_chars: int) -> str:
     return " ".join(cut_middle(clean, max_chars).split())
 
 
-class WordEmbedder:
-    """The mean of trained token vectors, scaled to length 1. Raises FileNotFoundError without the package's files.
+def _read(payload: object) -> Experience | None:
+    try:
+        return msgspec.convert(payload, Experience)
+    except msgspec.ValidationError:
+        # Anybody may have written it into a shared server.
+        return None
+
+
+@cache
+def _embedding() -> tuple[Any, NDArray[np.float32]]:
+    """Return a tokenizer and the trained vectors of its tokens, 33 MB. Raises FileNotFoundError without their package.
 
     The files are read directly: the package's loader looks for its tokenizer in another folder than it is installed
     in, and would download it.
     """
+    from safetensors.numpy import load_file
+    from tokenizers import Tokenizer
 
-    def __init__(self) -> None:
-        from safetensors.numpy import load_file
-        from tokenizers import Tokenizer
-
-        # Importing the package would configure logging for the whole process.
-        spec = importlib.util.find_spec("wordllama")
-        if spec is None or spec.origin is None:
-            raise FileNotFoundError("the memory needs the vectors of the package `wordllama`, which is not installed")
-        folder = Path(spec.origin).parent
-        self._tokenizer: Any = Tokenizer.from_file(str(folder / _TOKENIZER))
-        self._vectors = load_file(str(folder / _WEIGHTS))["embedding.weight"].astype(np.float32)
-
-    def embed(self, text: str) -> NDArray[np.float32]:
-        """Return a unit vector of DIMENSIONS numbers, or zeros for a text without tokens."""
-        token_ids = self._tokenizer.encode(whole_letters(text[:_MAX_CHARS]), add_special_tokens=False).ids
-        if not token_ids:
-            return np.zeros(DIMENSIONS, dtype=np.float32)
-        mean = self._vectors[token_ids].mean(axis=0)
-        return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), dtype=np.float32)
+    # Importing the package would configure logging for the whole process.
+    spec = importlib.util.find_spec("wordllama")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the memory needs the vectors of the package `wordllama`, which is not installed")
+    folder = Path(spec.origin).parent
+    vectors = load_file(str(folder / _WEIGHTS))["embedding.weight"].astype(np.float32)
+    return Tokenizer.from_file(str(folder / _TOKENIZER)), vectors
 
 
-@cache
-def shared_embedder() -> WordEmbedder:
-    """Return the embedder of this process, which takes 33 MB."""
-    return WordEmbedder()
+def embed(text: str) -> NDArray[np.float32]:
+    """Return the mean of the vectors of a text's tokens, scaled to length 1, or zeros for a text without tokens."""
+    tokenizer, vectors = _embedding()
+    token_ids = tokenizer.encode(whole_letters(text[:_MAX_CHARS]), add_special_tokens=False).ids
+    if not token_ids:
+        return np.zeros(DIMENSIONS, dtype=np.float32)
+    mean = vectors[token_ids].mean(axis=0)
+    return np.asarray(mean / max(float(np.linalg.norm(mean)), 1e-12), dtype=np.float32)
 
 
 class EpisodicMemory:
@@ -192,16 +149,21 @@ class EpisodicMemory:
         self._config = config
         self.in_evaluation = config.in_evaluation
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memory")
-        self._opened: QdrantClient | None = None
 
     def close(self) -> None:
         self._thread.shutdown()
-        if self._opened is not None:
-            self._opened.close()
+        if "_client" in self.__dict__:
+            self._client.close()
 
     async def hints(self, task: Task) -> str:
-        """Return the hints of similar solved tasks for a planner's prompt, never of the task itself."""
-        return render_hints(await self._in_thread(lambda: self._similar(task)))
+        """Return the hints of similar solved tasks for a planner's prompt, quoted as text from outside.
+
+        A task never gets hints of itself. The text is empty if there are none.
+        """
+        if not (hints := await self._in_thread(lambda: self._similar(task))):
+            return ""
+        lines = "\n".join(f"- {hint}" for hint in hints)
+        return f"{HEADING}\n{shown(ToolResult(text=lines, foreign=True))}"
 
     async def remember(self, trajectory: Trajectory) -> bool:
         """Add a right trajectory, and return whether it was kept.
@@ -211,35 +173,22 @@ class EpisodicMemory:
         experience = experience_of(trajectory)
         return experience is not None and await self._in_thread(lambda: self._add(experience))
 
-    async def size(self) -> int:
-        return await self._in_thread(self._count)
-
     async def _in_thread(self, work: Callable[[], T]) -> T:
         def guarded() -> T:
             try:
                 return work()
             except Exception as error:
-                match self._config:
-                    case FolderMemoryConfig(path=place):
-                        setting = "path"
-                    case ServerMemoryConfig(url=place):
-                        setting = "url"
-                    case _:
-                        setting, place = "type", ":memory:"
+                setting = {"folder": "path", "server": "url"}.get(self._config.type, "type")
                 # The server's own message is omitted: it may quote a key, and is text from outside.
                 raise MemoryUnavailableError(
-                    f"the memory at {place} failed ({type(error).__name__}); check agent.memory.{setting}"
+                    f"the memory failed ({type(error).__name__}); check "
+                    f"agent.memory.{setting} = '{getattr(self._config, setting)}'"
                 ) from None
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, guarded)
 
-    @property
+    @cached_property
     def _client(self) -> "QdrantClient":
-        if self._opened is None:
-            self._opened = self._open()
-        return self._opened
-
-    def _open(self) -> "QdrantClient":
         from qdrant_client import QdrantClient, models
 
         match self._config:
@@ -252,35 +201,30 @@ class EpisodicMemory:
                 client = QdrantClient(location=":memory:")
         if not client.collection_exists(COLLECTION):
             vectors = models.VectorParams(size=DIMENSIONS, distance=models.Distance.COSINE)
-            try:
-                client.create_collection(COLLECTION, vectors_config=vectors)
-            except Exception:
-                # Another worker may have created it meanwhile.
-                if not client.collection_exists(COLLECTION):
-                    raise
+            client.create_collection(COLLECTION, vectors_config=vectors)
         return client
 
-    def _similar(self, task: Task) -> list[Experience]:
+    def _similar(self, task: Task) -> list[str]:
         from qdrant_client import models
 
+        key = question_key(task.question)
         same_task: list[models.Condition] = [
-            models.FieldCondition(key="key", match=models.MatchValue(value=question_key(task.question))),
+            models.FieldCondition(key="key", match=models.MatchValue(value=key)),
             models.FieldCondition(key="task_id", match=models.MatchValue(value=task.id)),
         ]
         points = self._client.query_points(
             COLLECTION,
-            query=shared_embedder().embed(task.question).tolist(),
+            query=embed(task.question).tolist(),
             query_filter=models.Filter(must_not=same_task),
             score_threshold=MIN_SIMILARITY,
             limit=3 * MAX_HINTS,
             with_payload=True,
         ).points
-        by_steps: dict[tuple[tuple[str, str], ...], Experience] = {}
-        for point in points:
-            entry = read_experience(point.payload or {})
-            # A shared server's fields need not match its filter.
-            if entry is not None and not is_about(entry, task.question):
-                by_steps.setdefault(entry.steps, entry)
+        by_steps: dict[tuple[str, ...], str] = {}
+        for entry in (_read(point.payload) for point in points):
+            # A shared server's keys need not be those of its questions.
+            if entry is not None and entry.steps and question_key(entry.question) != key:
+                by_steps.setdefault(entry.steps, entry.hint)
         return list(by_steps.values())[:MAX_HINTS]
 
     def _add(self, experience: Experience) -> bool:
@@ -288,15 +232,12 @@ class EpisodicMemory:
 
         point_id = str(uuid.uuid5(_ID_NAMESPACE, experience.key))
         known = self._client.retrieve(COLLECTION, ids=[point_id], with_payload=True)
-        earlier = read_experience(known[0].payload or {}) if known else None
+        earlier = _read(known[0].payload) if known else None
         if earlier is not None and len(earlier.steps) <= len(experience.steps):
             return False
-        if not known and self._count() >= MAX_ENTRIES:
+        if not known and self._client.count(COLLECTION, exact=True).count >= MAX_ENTRIES:
             return False
-        vector = shared_embedder().embed(experience.question).tolist()
-        point = models.PointStruct(id=point_id, vector=vector, payload=experience.payload())
+        vector = embed(experience.question).tolist()
+        point = models.PointStruct(id=point_id, vector=vector, payload=msgspec.to_builtins(experience))
         self._client.upsert(COLLECTION, points=[point], wait=True)
         return True
-
-    def _count(self) -> int:
-        return self._client.count(COLLECTION, exact=True).count

@@ -16,6 +16,7 @@ from msgspec import Struct
 from envs.types import Task, ToolCall, ToolResult
 
 Role = Literal["planner", "verifier", "generator"]
+ChatRole = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
 StopReason = Literal["answered", "verified", "format", "context", "infrastructure"]
 Ending = Literal["ready", "all_right", "all_wrong", "overlong"]
@@ -31,7 +32,7 @@ SERVED_VERSION = -2
 class Message:
     """One message of a chat, as text."""
 
-    role: Literal["system", "user", "assistant"]
+    role: ChatRole
     content: str
 
 

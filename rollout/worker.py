@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
@@ -15,7 +15,7 @@ from envs.datasets.generated import GeneratedTask
 from envs.tools.actions import AskModel
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import Agent, AnyAgent, TurnListener, build_agent, build_chat
+from rollout.agent.agent import Agent, TurnListener, build_chat
 from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import Chat, ChatFormat
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from envs.sandbox import SandboxState
     from rollout.engines.base_weights import ExportedBase
 
+AnyAgent: TypeAlias = Agent | CustomAgent
 _log = logging.getLogger(__name__)
 
 
@@ -116,8 +117,8 @@ class Solver:
     def _build_agent(self, engine: Engine, temperature: float) -> AnyAgent:
         if self._toolbox is None:
             return self._build_own_agent(engine_writers(engine, temperature))
-        return build_agent(
-            self._config,
+        return Agent(
+            config=self._config,
             engine=engine,
             chat=self._chat,
             tools_for_episode=self._toolbox.episode,
@@ -244,6 +245,7 @@ class Worker(Solver):
                 agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
                 assert isinstance(agent, Agent)
                 # Rules replace the verifier and the generator, which have no plan.
-                agents.append(replace(agent, verifier=None, generator=None))
+                planner = self._config.planner.model_copy(update={"verifier": "rule", "generator": "rule"})
+                agents.append(replace(agent, config=self._config.model_copy(update={"agent": planner})))
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return list(await asyncio.gather(*played))

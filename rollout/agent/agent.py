@@ -3,23 +3,32 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
 
-from configs.rollout import Module
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
 from envs.tools.guard import raised
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
-from rollout.agent.planner import Decision, PlannerDialogue, PlannerReply, PlannerSettings, shown
+from rollout.agent.planner import (
+    Decision,
+    FormatError,
+    Schemas,
+    opening,
+    parse_decision,
+    planner_grammar,
+    planner_schema,
+    shown,
+    step_line,
+)
 from rollout.chat import Chat, ChatFormat, ChatTemplateError
 from rollout.engines.engine import ContextFullError, Engine, EngineError, GenerationRequest
 from rollout.records import TOKENIZER
 from rollout.time_limit import TimeLimit
-from rollout.types import Role, StopReason, TextCompletion, Trajectory, Turn
+from rollout.types import Message, Role, StopReason, TextCompletion, Trajectory, Turn
 
 ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
 TurnListener = Callable[[Turn], None]
@@ -32,110 +41,22 @@ _GENERATOR_SYSTEM = "Give the final answer to the task from the steps below. Wri
 _log = logging.getLogger(__name__)
 
 
-class AnyAgent(Protocol):
-    """The built-in planner or a custom agent."""
-
-    async def run(
-        self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
-    ) -> Trajectory: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEntry:
-    """One executed step."""
-
-    step: int
-    call: ToolCall
-    result: ToolResult
-
-
-@dataclass(slots=True)
-class Memory:
-    """The steps so far, which verifier and generator read; the planner sees the same as its dialogue."""
-
-    entries: list[MemoryEntry] = field(default_factory=list)
-
-    @property
-    def answer(self) -> str | None:
-        """The answer, if the last step gave one."""
-        last = self.entries[-1].call if self.entries else None
-        return last.arguments if last and last.name == "answer" else None
-
-    def render(self) -> str:
-        """Return one line per step, oldest first; text that a tool found outside takes further lines."""
-        return "\n".join(
-            f"Step {entry.step}: {entry.call.name}({entry.call.arguments}) -> {shown(entry.result)}"
-            for entry in self.entries
-        )
-
-
-class Executor:
-    """The tools of one episode by name. `think` and `answer` are tools like the others."""
-
-    def __init__(self, tools: list[Tool], max_result_chars: int) -> None:
-        self._tools = {tool.name: tool for tool in tools}
-        self._max_result_chars = max_result_chars
-
-    async def execute(self, decision: Decision) -> tuple[ToolCall, ToolResult]:
-        """Run the decision's tool, and cut a long result in the middle. Raises ToolUnavailableError."""
-        call = ToolCall(name=decision.action, arguments=decision.arguments)
-        result = await self._tools[call.name].call(call.arguments)
-        text, half = result.text.strip(), self._max_result_chars // 2
-        if len(text) > self._max_result_chars:
-            text = f"{text[:half]} ...[{len(text) - 2 * half} characters cut]... {text[-half:]}"
-        return call, replace(result, text=text)
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenModule:
-    """A verifier or generator that is the frozen base model, never the trained adapter."""
-
-    engine: Engine
-    chat: Chat
-    max_tokens: int
-
-    async def verify(self, task: Task, memory: Memory, trajectory_id: str) -> Turn:
-        """Let the model write "stop" if the steps suffice, else "continue"."""
-        return await self._ask("verifier", _VERIFIER_SYSTEM, task, memory, trajectory_id, grammar=_VERIFIER_GRAMMAR)
-
-    async def answer(self, task: Task, memory: Memory, trajectory_id: str) -> Turn:
-        """Let the model write the final answer."""
-        return await self._ask("generator", _GENERATOR_SYSTEM, task, memory, trajectory_id)
-
-    async def _ask(
-        self, role: Role, system: str, task: Task, memory: Memory, trajectory_id: str, *, grammar: str | None = None
-    ) -> Turn:
-        prompt = self.chat.prompt(system, f"Task: {task.question}\n{memory.render()}")
-        completion = await self.engine.generate(
-            GenerationRequest(
-                trajectory_id=trajectory_id,
-                prompt_token_ids=prompt,
-                max_tokens=self.max_tokens,
-                temperature=0.0,
-                grammar=grammar,
-                use_adapter=False,
-            )
-        )
-        return Turn.of(role=role, prompt_token_ids=prompt, completion=completion, trainable=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Agent:
-    """The modules of the agent."""
+    """The built-in agent of a run."""
 
+    config: RunConfig
     engine: Engine
     chat: Chat
-    planner: PlannerSettings
-    format_retries: int
-    max_result_chars: int
-    max_context_tokens: int
-    timeout_s: float
     tools_for_episode: ToolsForEpisode
     """Opens new tools for a task."""
-    verifier: FrozenModule | None
-    """None: a rule that continues until the planner answers."""
-    generator: FrozenModule | None
-    """None: a rule that takes the planner's answer."""
+    temperature: float
+    """0 is greedy."""
+
+    @cached_property
+    def schemas(self) -> Schemas:
+        """The schemas of custom functions."""
+        return function_schemas(self.config.envs)
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
@@ -151,11 +72,8 @@ class Agent:
         failure: str | None = None
         try:
             with self.tools_for_episode() as tools:
-                limit = TimeLimit(self.timeout_s)
-                dialogue = PlannerDialogue(self.engine, self.chat, self.planner, task, tools, trajectory_id, hints)
-                executor = Executor(tools, self.max_result_chars)
-                episode = _Episode(self, task, trajectory_id, dialogue, executor, limit, turns, on_turn)
-                async with limit:
+                episode = _Episode(self, task, trajectory_id, tools, hints, turns, on_turn)
+                async with episode.limit:
                     played = await episode.play()
             answer, stop_reason = played
         except (EngineError, TimeoutError):
@@ -182,105 +100,171 @@ class Agent:
         )
 
 
-@dataclass(slots=True)
 class _Episode:
-    """The state of one attempt."""
+    """The state of one attempt.
 
-    agent: Agent
-    task: Task
-    trajectory_id: str
-    dialogue: PlannerDialogue
-    executor: Executor
-    limit: TimeLimit
-    turns: list[Turn]
-    """Grows while the attempt runs, so that a failed attempt is recorded up to its failure."""
-    on_turn: TurnListener | None
-    memory: Memory = field(default_factory=Memory)
+    The planner's dialogue exists as token ids and as messages, to which text is only appended. The memory of the
+    steps, which verifier and generator read, holds one line per step; text that a tool found takes further lines.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        task: Task,
+        trajectory_id: str,
+        tools: Sequence[Tool],
+        hints: str,
+        turns: list[Turn],
+        on_turn: TurnListener | None,
+    ) -> None:
+        self.limit = TimeLimit(agent.config.rollout.episode_timeout_s)
+        self._agent = agent
+        self._config = agent.config
+        self._planner = agent.config.planner
+        self._task = task
+        self._trajectory_id = trajectory_id
+        self._tools = tools
+        self._turns = turns  # grows while the attempt runs, so that a failed attempt is recorded up to its failure
+        self._on_turn = on_turn
+        system, user = opening(tools, task, self._planner.max_steps, hints, self._planner.prompt)
+        self._context = agent.chat.prompt(system, user)
+        self._messages: tuple[Message, ...] = (
+            Message(role="system", content=system),
+            Message(role="user", content=user),
+        )
+        self._memory: list[str] = []
+        self._answer: str | None = None
 
     async def play(self) -> tuple[str | None, StopReason]:
-        for step in range(1, self.agent.planner.max_steps + 1):
-            reply, generate_s = await self._decide(step)
-            if reply is None:
+        for step in range(1, self._planner.max_steps + 1):
+            decided = await self._decide(step)
+            if decided is None:
                 return None, "context"
-            if reply.decision is not None and await self._execute(step, reply, reply.decision, generate_s):
+            turn, decision = decided
+            if decision is not None and await self._execute(step, turn, decision):
                 break
-        answer = self.memory.answer
-        if self.agent.generator is not None:
-            with self.limit.paused():
-                turn = await self.agent.generator.answer(self.task, self.memory, self.trajectory_id)
-            self._record(turn)
-            answer = turn.text.strip() or None
-        if self.memory.answer is not None:
+        answer = self._answer
+        if self._planner.generator != "rule":
+            answer = (await self._ask_frozen("generator", _GENERATOR_SYSTEM)).strip() or None
+        if self._answer is not None:
             return answer, "answered"
         return answer, "verified" if answer is not None else "format"
 
-    async def _decide(self, step: int) -> tuple[PlannerReply | None, float]:
-        """Return a decision, or the malformed reply of the last retry, and its seconds; None if the context is full.
+    async def _decide(self, step: int) -> tuple[Turn, Decision | None] | None:
+        """Return a decision and its turn; None if the context is full.
 
-        A step with a malformed reply is spent without a tool call; the planner reads why.
+        A step without a decision after the last retry is spent without a tool call; the planner reads why.
         """
-        planner = self.agent.planner
-        for retry in range(self.agent.format_retries + 1):
-            if self.agent.max_context_tokens - self.dialogue.num_tokens < planner.max_turn_tokens:
-                return None, 0.0
-            started = time.perf_counter()
+        rollout = self._config.rollout
+        for retry in range(self._planner.format_retries + 1):
+            if rollout.engine.max_model_len - len(self._context) < rollout.max_turn_tokens:
+                return None
             try:
-                with self.limit.paused():
-                    reply = await self.dialogue.decide(step)
+                turn, decision = await self._sample(step)
             except ContextFullError:
-                return None, 0.0
-            generate_s = round(time.perf_counter() - started, 4)
-            if reply.decision is not None:
+                return None
+            if decision is not None:
                 break
-            self._record(_planner_turn(reply, generate_s))
-            spent = retry == self.agent.format_retries
-            self.dialogue.reject(reply, min(step + spent, planner.max_steps))
-        return reply, generate_s
+            self._record(turn)
+            spent = retry == self._planner.format_retries
+            told = f"Invalid reply: {turn.format_error}. Write one short JSON object."
+            self._tell(turn, told, min(step + spent, self._planner.max_steps))
+        return turn, decision
 
-    async def _execute(self, step: int, reply: PlannerReply, decision: Decision, generate_s: float) -> bool:
+    async def _sample(self, step: int) -> tuple[Turn, Decision | None]:
+        actions = ("answer",) if step == self._planner.max_steps else self._config.envs.actions
+        schemas, prompt, started = self._agent.schemas, self._context, time.perf_counter()
+        grammar = planner_grammar(actions, schemas)
+        with self.limit.paused():
+            completion = await self._agent.engine.generate(
+                GenerationRequest(
+                    trajectory_id=self._trajectory_id,
+                    prompt_token_ids=prompt,
+                    max_tokens=self._config.rollout.max_turn_tokens,
+                    temperature=self._agent.temperature,
+                    grammar=grammar,
+                    messages=self._messages,
+                    json_schema=planner_schema(actions, schemas),
+                )
+            )
+        generate_s = round(time.perf_counter() - started, 4)
+        self._context = prompt + completion.token_ids
+        self._messages += (Message(role="assistant", content=completion.text),)
+        decision, wrong = None, None
+        if completion.finish_reason == "length":
+            wrong = "the reply was cut because it was too long"
+        else:
+            try:
+                decision = parse_decision(completion.text, actions, schemas)
+            except FormatError as error:
+                wrong = str(error)
+        served = isinstance(completion, TextCompletion)
+        turn = Turn.of(
+            role="planner",
+            prompt_token_ids=prompt,
+            completion=completion,
+            trainable=not served,
+            grammar=None if served else grammar,
+            thought=decision.thought if decision else "",
+            format_error=wrong,
+            generate_s=generate_s,
+        )
+        return turn, decision
+
+    async def _execute(self, step: int, turn: Turn, decision: Decision) -> bool:
         """Run the decision's tool, and return whether the verifier stops the attempt."""
         started = time.perf_counter()
-        call, result = await self.executor.execute(decision)
-        tool_s = round(time.perf_counter() - started, 4)
-        self._record(_planner_turn(reply, generate_s, call, result, tool_s))
-        self.memory.entries.append(MemoryEntry(step=step, call=call, result=result))
-        stops = self.memory.answer is not None
-        if self.agent.verifier is not None:
-            with self.limit.paused():
-                turn = await self.agent.verifier.verify(self.task, self.memory, self.trajectory_id)
-            self._record(turn)
-            stops = turn.text == "stop"
+        turn.tool_call, turn.tool_result = call, result = await execute(
+            self._tools, decision, self._config.envs.max_result_chars
+        )
+        turn.tool_s = round(time.perf_counter() - started, 4)
+        self._record(turn)
+        self._memory.append(f"Step {step}: {call.name}({call.arguments}) -> {shown(result)}")
+        self._answer = call.arguments if call.name == "answer" else None
+        stops = self._answer is not None
+        if self._planner.verifier != "rule":
+            stops = await self._ask_frozen("verifier", _VERIFIER_SYSTEM, _VERIFIER_GRAMMAR) == "stop"
         if not stops:
-            self.dialogue.observe(reply, result, step + 1)
+            self._tell(turn, f"Result: {shown(result)}", step + 1)
         return stops
 
+    async def _ask_frozen(self, role: Role, system: str, grammar: str | None = None) -> str:
+        """Let the frozen base model, never the trained adapter, reply to the memory of the steps."""
+        memory = "\n".join(self._memory)
+        prompt = self._agent.chat.prompt(system, f"Task: {self._task.question}\n{memory}")
+        request = GenerationRequest(
+            trajectory_id=self._trajectory_id,
+            prompt_token_ids=prompt,
+            max_tokens=self._planner.frozen_max_tokens,
+            temperature=0.0,
+            grammar=grammar,
+            use_adapter=False,
+        )
+        with self.limit.paused():
+            completion = await self._agent.engine.generate(request)
+        self._record(Turn.of(role=role, prompt_token_ids=prompt, completion=completion, trainable=False))
+        return completion.text
+
+    def _tell(self, turn: Turn, text: str, next_step: int) -> None:
+        """Append a text after a turn, and the first line of the next step."""
+        text = f"{text}\n{step_line(next_step, self._planner.max_steps)}"
+        self._context += self._agent.chat.bridge(turn.token_ids, text)
+        self._messages += (Message(role="user", content=text),)
+
     def _record(self, turn: Turn) -> None:
-        self.turns.append(turn)
-        if self.on_turn:
-            self.on_turn(turn)
+        self._turns.append(turn)
+        if self._on_turn:
+            self._on_turn(turn)
 
 
-def _planner_turn(
-    reply: PlannerReply,
-    generate_s: float,
-    call: ToolCall | None = None,
-    result: ToolResult | None = None,
-    tool_s: float = 0.0,
-) -> Turn:
-    served = isinstance(reply.completion, TextCompletion)
-    return Turn.of(
-        role="planner",
-        prompt_token_ids=reply.prompt_token_ids,
-        completion=reply.completion,
-        trainable=not served,
-        grammar=None if served else reply.grammar,
-        thought=reply.decision.thought if reply.decision else "",
-        tool_call=call,
-        tool_result=result,
-        format_error=reply.format_error,
-        generate_s=generate_s,
-        tool_s=tool_s,
-    )
+async def execute(tools: Sequence[Tool], decision: Decision, max_chars: int) -> tuple[ToolCall, ToolResult]:
+    """Run the decision's tool, and cut a long result in the middle. Raises ToolUnavailableError."""
+    call = ToolCall(name=decision.action, arguments=decision.arguments)
+    result = await next(tool for tool in tools if tool.name == call.name).call(call.arguments)
+    text, half = result.text.strip(), max_chars // 2
+    if len(text) > max_chars:
+        text = f"{text[:half]} ...[{len(text) - 2 * half} characters cut]... {text[-half:]}"
+    return call, replace(result, text=text)
 
 
 def build_chat(model_path: Path) -> ChatFormat:
@@ -302,39 +286,3 @@ def check_chat(model_path: Path) -> ChatFormat:
     except Exception as error:
         raise ChatTemplateError(f"its tokenizer cannot be loaded: {' '.join(str(error).split())[:300]}") from error
     return ChatFormat(tokenizer)
-
-
-def build_agent(
-    config: RunConfig,
-    *,
-    engine: Engine,
-    chat: Chat,
-    tools_for_episode: ToolsForEpisode,
-    temperature: float,
-) -> Agent:
-    """Build the built-in agent of a run, sampling at `temperature` (0: greedy)."""
-    rollout, agent = config.rollout, config.planner
-    planner = PlannerSettings(
-        actions=config.envs.actions,
-        schemas=function_schemas(config.envs),
-        prompt=agent.prompt,
-        max_steps=agent.max_steps,
-        max_turn_tokens=rollout.max_turn_tokens,
-        temperature=temperature,
-    )
-
-    def module(kind: Module) -> FrozenModule | None:
-        return None if kind == "rule" else FrozenModule(engine, chat, agent.frozen_max_tokens)
-
-    return Agent(
-        engine=engine,
-        chat=chat,
-        planner=planner,
-        format_retries=agent.format_retries,
-        max_result_chars=config.envs.max_result_chars,
-        max_context_tokens=rollout.engine.max_model_len,
-        timeout_s=rollout.episode_timeout_s,
-        tools_for_episode=tools_for_episode,
-        verifier=module(agent.verifier),
-        generator=module(agent.generator),
-    )

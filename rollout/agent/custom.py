@@ -3,9 +3,9 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from configs.errors import UserError
 from configs.plugins import failure, in_a_thread, own_function
@@ -21,10 +21,6 @@ from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer
 from rollout.types import Trajectory
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAI
-
-Clients: TypeAlias = "Callable[[str], AsyncOpenAI | OpenAI]"
 GRACE_S = 5.0
 """Time that a cancelled function has to end."""
 _log = logging.getLogger(__name__)
@@ -51,126 +47,92 @@ class AgentError(RuntimeError):
         self.over_context = over_context
 
 
-class Solving(Protocol):
-    """A function or a program that solves tasks."""
-
-    async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
-        """Solve a task. Raises AgentError."""
-        ...
+Solve = Callable[[GivenTask, Attempt, Endpoint], Awaitable[str]]
+"""Solves a task. Raises AgentError."""
 
 
-class FunctionSolving:
-    """Calls an `async def solve(task, client) -> str`, or a plain function in a thread."""
+def function_solving(config: FunctionAgentConfig) -> Solve:
+    """Load an `async def solve(task, client) -> str`, or a plain function that is called in a thread.
 
-    def __init__(self, config: FunctionAgentConfig) -> None:
-        """Load the function. Raises OwnCodeError."""
-        self._function = own_function(config.function, key="agent.function", takes="task, client")
-        self._is_async = inspect.iscoroutinefunction(self._function)
-        self._name = config.function
-        self._clients: tuple[str, Clients] | None = None
+    Raises OwnCodeError.
+    """
+    function = own_function(config.function, key="agent.function", takes="task, client")
 
-    async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
-        if self._clients is None or self._clients[0] != endpoint.base_url:
-            self._clients = endpoint.base_url, _clients(endpoint.base_url, is_async=self._is_async)
-        client = self._clients[1](attempt.key)
+    async def called(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> object:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+
+        # On loopback there is no proxy, and without TLS no certificates, which take long to load.
+        url, key = endpoint.base_url, attempt.key
+        if inspect.iscoroutinefunction(function):
+            async_http = DefaultAsyncHttpxClient(trust_env=False, verify=False)
+            async with AsyncOpenAI(base_url=url, api_key=key, http_client=async_http) as async_client:
+                return await function(task, async_client)
+        http = DefaultHttpxClient(trust_env=False, verify=False)
+        with OpenAI(base_url=url, api_key=key, http_client=http) as client:
+            return await in_a_thread(function, task, client)
+
+    async def solve(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
         try:
-            running = self._function(task, client) if self._is_async else in_a_thread(self._function, task, client)
-            answer = await running
+            answer = await called(task, attempt, endpoint)
         except (Exception, SystemExit) as error:
+            # The error that the client raised may be the cause of the agent's own error.
+            chain = "".join(traceback.format_exception(error))
+            full = attempt.out_of_context is not None and attempt.out_of_context in chain
             raise AgentError(
-                f"agent.function: '{self._name}' failed with {failure(error)}",
-                over_context=attempt.out_of_context is not None and _is_caused_by(error, attempt.out_of_context),
+                f"agent.function: {config.function} failed with {failure(error)}", over_context=full
             ) from error
-        if inspect.iscoroutine(answer):
-            answer.close()
-            raise AgentError(
-                f"agent.function: '{self._name}' is a plain function that returned a coroutine; write `async def` "
-                "around an async function, so that it gets an async client"
-            )
         if not isinstance(answer, str):
+            if inspect.iscoroutine(answer):
+                answer.close()
             raise AgentError(
-                f"agent.function: '{self._name}' returned {type(answer).__name__}, not a text; return '' for no answer"
+                f"agent.function: {config.function} returned a {type(answer).__name__}, not a text; return '' for no "
+                "answer, and write `async def` around an async function"
             )
         return answer
 
-
-def _is_caused_by(error: BaseException | None, message: str) -> bool:
-    """Return whether the message is in the error, or in one of the errors that caused it."""
-    seen = list[BaseException]()
-    while error is not None and error not in seen:
-        if message in str(error):
-            return True
-        seen.append(error)
-        error = error.__cause__ or error.__context__
-    return False
+    return solve
 
 
-def _clients(base_url: str, *, is_async: bool) -> Clients:
-    """Return a function from an attempt's key to its client.
+def command_solving(program: Program, model: str) -> Solve:
+    """Return what starts a program for each attempt, and ends it once it has posted its answer."""
 
-    Clients share connections, which stay open when an agent closes its client. No proxy is used on loopback.
-    """
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
-
-    class SharedAsync(DefaultAsyncHttpxClient):
-        async def aclose(self) -> None:
-            pass
-
-    class Shared(DefaultHttpxClient):
-        def close(self) -> None:
-            pass
-
-    if is_async:
-        shared_async = SharedAsync(trust_env=False)
-        return lambda key: AsyncOpenAI(base_url=base_url, api_key=key, http_client=shared_async)
-    shared = Shared(trust_env=False)
-    return lambda key: OpenAI(base_url=base_url, api_key=key, http_client=shared)
-
-
-@dataclass(frozen=True, slots=True)
-class CommandSolving:
-    """Starts a program for each attempt, and ends it once it has posted its answer."""
-
-    program: Program
-    model: str
-
-    async def answer(self, task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
+    async def solve(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
         variables = {
             "OPENAI_BASE_URL": endpoint.base_url,
             "OPENAI_API_KEY": attempt.key,
-            "OPENAI_MODEL": self.model,
+            "OPENAI_MODEL": model,
             # Anthropic's clients add the version to the path themselves.
             "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": attempt.key,
         }
-        running = asyncio.ensure_future(self.program.run(asdict(task), variables, mark=attempt.key))
-        posted = asyncio.ensure_future(attempt.answered.wait())
+        running = asyncio.ensure_future(program.run(asdict(task), variables, mark=attempt.key))
         try:
-            await asyncio.wait((running, posted), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((running, attempt.posted), return_when=asyncio.FIRST_COMPLETED)
         finally:
             running.cancel()
-            posted.cancel()
-            await asyncio.wait((running, posted))
-        printed, wrong = None, "the agent printed nothing and posted no answer"
+            await asyncio.wait((running,))
+        printed, wrong = "", "the agent printed nothing and posted no answer"
         try:
-            printed = None if running.cancelled() else running.result()
+            printed = "" if running.cancelled() else running.result()
         except UserError as error:
             wrong = str(error)
         except OSError as error:
             wrong = f"the agent could not be started: {error.strerror or error}"
-        if attempt.posted is not None:
-            return attempt.posted
+        if attempt.posted.done():
+            return attempt.posted.result()
         if not printed:
             # A program's output does not show reliably why it failed.
             raise AgentError(wrong, over_context=attempt.out_of_context is not None)
         return printed
+
+    return solve
 
 
 @dataclass(frozen=True, slots=True)
 class CustomAgent:
     """Runs a custom agent with a key of the endpoint, and records its model calls as a trajectory."""
 
-    solving: Solving
+    solve: Solve
     endpoint: Endpoint
     writer: Callable[[Task, str], Writer]
     """Creates the writer of an attempt's replies from its task and its trajectory's id."""
@@ -213,7 +175,7 @@ class CustomAgent:
     async def _in_time(self, task: Task, attempt: Attempt) -> str:
         """Return the answer. Ends in time even if the agent ignores its cancellation. Raises AgentError."""
         visible = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
-        solving = asyncio.ensure_future(self.solving.answer(visible, attempt, self.endpoint))
+        solving = asyncio.ensure_future(self.solve(visible, attempt, self.endpoint))
         try:
             async with attempt.limit:
                 await asyncio.wait((solving,))
@@ -228,12 +190,12 @@ class CustomAgent:
         return solving.result()
 
 
-def build_solving(config: AgentConfig, code_path: str | None) -> Solving:
+def build_solving(config: AgentConfig, code_path: str | None) -> Solve:
     """Load a custom agent. Raises UserError."""
     assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
-        return CommandSolving(Program(config.command, code_path), config.model)
-    return FunctionSolving(config)
+        return command_solving(Program(config.command, code_path), config.model)
+    return function_solving(config)
 
 
 def rules_of(config: RunConfig) -> Rules:

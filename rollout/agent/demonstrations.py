@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read, read_messages
 from rollout.endpoint.messages import RequestError
 from rollout.endpoint.request import Rules
-from rollout.endpoint.writer import RecordedWriter, Teach
+from rollout.endpoint.writer import Teach, TeacherWriter
 from rollout.types import Trajectory
 
 OWN_ID = "demonstration/{}"
@@ -99,12 +99,19 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
     """Return a conversation as if the policy had written the assistant's messages. Raises UserError."""
     messages = conversation.messages
     places = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
-    attempt = Attempt(RecordedWriter([messages[index] for index in places], chat), chat, rules)
+    question = next((str(one["content"]) for one in messages if one["role"] == "user"), "")
+    task = Task(id=conversation.place, dataset="recorded", question=question, answer="")
+    replies = iter([messages[index] for index in places])
+
+    async def repeat(*_: object) -> object:
+        return next(replies)
+
+    attempt = Attempt(TeacherWriter(repeat, "the file", task, chat), chat, rules)
     try:
         for index in places:
             body = {"model": rules.model, "messages": messages[:index], "tools": conversation.tools}
             call = attempt.call(read(body, attempt))
-            await call.reply()
+            await call.answered()
             call.delivered = True
     except RequestError as error:
         raise UserError(f"{conversation.place}: {error}") from None
@@ -112,11 +119,10 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
         turns = await attempt.end()
     imitated = [_is_imitated(messages[index]) for index in places]
     answer = turns[-1].text
-    question = next((str(one["content"]) for one in messages if one["role"] == "user"), "")
     return Trajectory(
         id=OWN_ID.format(number),
         group_id=GROUP_ID,
-        task=Task(id=conversation.place, dataset="recorded", question=question, answer=answer),
+        task=replace(task, answer=answer),
         turns=tuple(structs.replace(turn, trainable=one) for turn, one in zip(turns, imitated, strict=True)),
         answer=answer,
         stop_reason="answered",

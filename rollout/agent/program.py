@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from configs.api_keys import without_secrets
 from configs.errors import UserError
 
@@ -43,12 +45,10 @@ class Program:
         self.files = tuple(Path(word) for word in self._words if Path(word).is_file())
         self._path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         if not arguments or shutil.which(self._words[0], path=self._path) is None:
-            if arguments and Path(self._words[0]).is_file():
-                raise UserError(
-                    f"agent.command: '{arguments[0]}' is not executable; run `chmod +x` on it, or name its "
-                    f"interpreter, as in `python {arguments[0]}`"
-                )
-            raise UserError(f"agent.command: there is no program '{arguments[0] if arguments else ''}'")
+            raise UserError(
+                f"agent.command: '{command}' starts with no program that can be executed; name the interpreter of a "
+                "script, as in `python agent.py`, or run `chmod +x` on it"
+            )
         script = self._words[1] if len(arguments) > 1 and _INTERPRETER.fullmatch(Path(arguments[0]).name) else "-"
         if not script.startswith("-") and not Path(script).is_absolute():
             raise UserError(
@@ -87,10 +87,9 @@ class Program:
             finally:
                 await asyncio.shield(asyncio.to_thread(end_all, process.pid, mark))
             if status != 0:
-                line, _ = _last_line(folder / "err")
-                raise UserError(
-                    f"the agent {_ending(status)}{f': {without_secrets(line)[:MAX_ERROR_CHARS]}' if line else ''}"
-                )
+                line = without_secrets(_last_line(folder / "err")[0])[:MAX_ERROR_CHARS]
+                ending = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
+                raise UserError(f"the agent {ending}{line and f': {line}'}")
             line, is_whole = _last_line(folder / "out")
             if not is_whole:
                 raise UserError(
@@ -108,43 +107,20 @@ def end_all(group: int, mark: str) -> None:
     deadline = time.monotonic() + ENDING_S
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
-    while time.monotonic() < deadline:
-        marked = [int(name) for name in os.listdir("/proc") if name.isdigit() and _has(int(name), mark)]
-        if not marked:
-            return
+    while time.monotonic() < deadline and (marked := [*filter(lambda one: _has(one, mark), psutil.process_iter())]):
         for process in marked:
-            _kill(process, mark)
+            # psutil makes sure that the number still belongs to this process.
+            with suppress(psutil.Error):
+                process.kill()
         time.sleep(0.01)
 
 
-def _has(process: int, mark: str) -> bool:
+def _has(process: psutil.Process, mark: str) -> bool:
     # A process that has ended, or belongs to another user, cannot be read.
     try:
-        return mark.encode() in Path(f"/proc/{process}/environ").read_bytes()
-    except OSError:
+        return mark in str(process.environ())
+    except (psutil.Error, OSError):
         return False
-
-
-def _kill(process: int, mark: str) -> None:
-    # The handle makes sure that the number still belongs to the process that has the mark.
-    try:
-        handle = os.pidfd_open(process)
-    except OSError:
-        return
-    try:
-        if _has(process, mark):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(handle)
-
-
-def _ending(status: int) -> str:
-    if status > 0:
-        return f"ended with exit status {status}"
-    known = -status in {*signal.Signals}
-    return f"was ended by {signal.Signals(-status).name if known else f'signal {-status}'}"
 
 
 def _last_line(path: Path) -> tuple[str, bool]:

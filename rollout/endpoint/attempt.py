@@ -3,34 +3,16 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
-from rollout.endpoint.messages import ChatMessage, RequestError, read_reply, turns_of
+from rollout.endpoint.messages import ChatMessage, RequestError, read_calls, turns_of
 from rollout.endpoint.request import ModelRequest, Rules
-from rollout.endpoint.writer import Writer, WriterError
+from rollout.endpoint.writer import Writer
 from rollout.time_limit import TimeLimit
 from rollout.types import Completion, Turn
-
-
-def attempt_ended() -> RequestError:
-    return RequestError(
-        "this attempt has ended and is scored already; later calls do not count", status=403, code="attempt_ended"
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """The prompt of a call."""
-
-    token_ids: tuple[int, ...]
-    parent: "Call | None"
-    """The call whose reply this prompt continues."""
-    tail: tuple[ChatMessage, ...]
-    """The messages since that reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +20,20 @@ class Reply:
     """A sampled reply."""
 
     id: str
+    request: ModelRequest
     number: int
     """Number of its call in the attempt, from 0."""
     created: int
     num_prompt_tokens: int
     completion: Completion
     message: ChatMessage
-    """The completion's text as a message."""
+    """The completion's text as a message. Words come with their white space."""
     stopped_at: str | None
     """The request's stop text that ended it."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion.token_ids)
 
     @property
     def call_names(self) -> tuple[str, ...]:
@@ -56,80 +43,78 @@ class Reply:
         """
         return tuple(f"{self.number}_{index}" for index in range(len(self.message.calls)))
 
+    @property
+    def conversation(self) -> tuple[ChatMessage, ...]:
+        """The request's messages and the reply."""
+        return (*self.request.messages, replace(self.message, content=self.message.content.strip()))
 
+
+@dataclass(eq=False, slots=True, kw_only=True)
 class Call:
     """One model call of an attempt."""
 
-    answering: "asyncio.Task[Reply]"
+    request: ModelRequest
+    number: int
+    prompt_token_ids: tuple[int, ...]
+    parent: "Call | None"
+    """The call whose reply this prompt continues."""
+    tail: tuple[ChatMessage, ...]
+    """The messages since that reply."""
+    answering: "asyncio.Task[Reply]" = field(init=False)
+    reply: Reply | None = None
+    """None until it is sampled."""
+    delivered: bool = False
+    """The client received the complete reply."""
+    left: bool = False
+    """The client disconnected before that."""
+    tool_result: ToolResult | None = None
+    generate_s: float = 0.0
+    finished: float = 0.0
+    tool_s: float = 0.0
 
-    def __init__(self, request: ModelRequest, prompt: Prompt, *, number: int) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.number = number
-        self.conversation: tuple[ChatMessage, ...] = ()
-        """The request's messages and the reply, once it is sampled."""
-        self.delivered = False
-        """The client received the complete reply."""
-        self.left = False
-        """The client disconnected before that."""
-        self.tool_result: ToolResult | None = None
-        self.generate_s = 0.0
-        self.tool_s = 0.0
-
-    async def reply(self) -> Reply:
+    async def answered(self) -> Reply:
         """Wait for the reply. Sampling continues if the caller is cancelled. Raises RequestError."""
-        try:
-            return await asyncio.shield(self.answering)
-        except asyncio.CancelledError:
-            if self.answering.cancelled():
-                raise attempt_ended() from None
-            raise
-
-    def answered(self) -> Reply | None:
-        """Return the reply if it is sampled already."""
-        if not self.answering.done() or self.answering.cancelled() or self.answering.exception():
-            return None
+        await asyncio.wait((self.answering,))
+        if self.answering.cancelled():
+            raise _ended()
         return self.answering.result()
 
-    def turn(self) -> Turn | None:
-        """Return the turn, or None if nothing was sampled.
-
-        A reply that never reached the agent did not influence it, so it is not trained on.
-        """
-        reply = self.answered()
-        if reply is None:
-            return None
-        calls = reply.message.calls
-        call = None
+    def turn(self, reply: Reply) -> Turn:
+        """Return the turn. A reply that never reached the agent did not influence it, so it is not trained on."""
+        calls, call = reply.message.calls, None
         if calls:
             arguments = "\n".join(one.arguments for one in calls)
             call = ToolCall(name=", ".join(one.name for one in calls), arguments=arguments)
-        tools = self.request.tools if self.prompt.parent is None else ()
+        tools = self.request.tools if self.parent is None else ()
         return Turn.of(
             role="planner",
-            prompt_token_ids=self.prompt.token_ids,
+            prompt_token_ids=self.prompt_token_ids,
             completion=reply.completion,
             trainable=self.delivered,
             grammar=self.request.grammar,
             thought=reply.message.content if calls else "",
             tool_call=call,
             tool_result=self.tool_result,
-            heard="\n".join(f"{one.role}: {one.content}" for one in turns_of(self.prompt.tail, tools)),
+            heard="\n".join(f"{one.role}: {one.content}" for one in turns_of(self.tail, tools)),
             generate_s=round(self.generate_s, 4),
             tool_s=round(self.tool_s, 4),
         )
+
+
+def _ended() -> RequestError:
+    return RequestError("this attempt has ended and is scored already", status=403, code="attempt_ended")
 
 
 class Attempt:
     """The calls of one attempt, which carry its key."""
 
     def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, *, timeout_s: float | None = None) -> None:
+        """Open an attempt, in a running event loop."""
         self.rules = rules
         self.limit = TimeLimit(timeout_s)
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
-        self.posted: str | None = None
+        self.posted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The answer that was posted first."""
-        self.answered = asyncio.Event()
         self.out_of_context: str | None = None
         """The message of the last call's rejection if its prompt filled the context."""
         self.broken: str | None = None
@@ -137,12 +122,7 @@ class Attempt:
         self._writer = writer
         self._chat = chat
         self._calls: list[Call] = []
-        self._replied: list[Call] = []
-        """Calls in the order of their replies."""
         self._by_name: dict[str, Call] = {}
-        self._num_sampling = 0
-        self._idle_since: tuple[Call, float] | None = None
-        """The call of the last reply, and its time, while no reply is sampled."""
         self._ended = False
 
     def call(self, request: ModelRequest, *, name: str | None = None, is_retry: bool = False) -> Call:
@@ -152,13 +132,10 @@ class Attempt:
         retries, or equals a request whose reply did not reach its client. Raises RequestError.
         """
         if self._ended:
-            raise attempt_ended()
+            raise _ended()
         known = self._by_name.get(name) if name else None
-        if known is not None and known.request.fingerprint != request.fingerprint:
-            raise RequestError(
-                "this idempotency key was used for another request", status=422, code="idempotency_error"
-            )
-        known = known or self._repeated(request.fingerprint, is_retry=is_retry)
+        if known is None or known.request.body != request.body:
+            known = self._repeated(request, is_retry=is_retry)
         if known is not None:
             known.left = False
             return known
@@ -167,22 +144,15 @@ class Attempt:
             self._by_name[name] = call
         return call
 
-    def take_answer(self, answer: str) -> None:
-        """Accept a posted answer; only the first one counts."""
-        if self.posted is None:
-            self.posted = answer
-        self.answered.set()
-
-    def conversation_until(self, reply_id: str, call_id: Callable[[str], str]) -> tuple[ChatMessage, ...] | None:
+    def conversation_until(self, reply_id: str, prefix: str) -> tuple[ChatMessage, ...] | None:
         """Return the messages up to and including a reply, without the instructions of its request.
 
-        Returns None for a reply of another attempt. `call_id` turns call names into a protocol's ids.
+        Returns None for a reply of another attempt. `prefix` turns call names into a protocol's ids.
         """
-        for call in self._calls:
-            reply = call.answered()
+        for reply in (call.reply for call in self._calls):
             if reply is not None and reply.id == reply_id:
-                *before, message = call.conversation[call.request.num_instructions :]
-                return (*before, replace(message, call_ids=tuple(map(call_id, reply.call_names))))
+                *before, message = reply.conversation[reply.request.num_instructions :]
+                return (*before, replace(message, call_ids=tuple(prefix + name for name in reply.call_names)))
         return None
 
     async def end(self) -> list[Turn]:
@@ -193,11 +163,11 @@ class Attempt:
             call.answering.cancel()
         await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
         self._writer.release()
-        return [turn for call in self._calls if (turn := call.turn()) is not None]
+        return [call.turn(call.reply) for call in self._calls if call.reply is not None]
 
-    def _repeated(self, fingerprint: str, *, is_retry: bool) -> Call | None:
-        alike = (call for call in self._calls if call.request.fingerprint == fingerprint)
-        equal = [call for call in alike if call.answered() or not call.answering.done()]
+    def _repeated(self, request: ModelRequest, *, is_retry: bool) -> Call | None:
+        alike = (call for call in self._calls if call.request.body == request.body)
+        equal = [call for call in alike if call.reply or not call.answering.done()]
         unread = [call for call in equal if not call.delivered]
         left = next((call for call in unread if call.left), None)
         # A retry may arrive before the server notices that its client has disconnected.
@@ -205,98 +175,89 @@ class Attempt:
 
     def _start(self, request: ModelRequest) -> Call:
         try:
-            prompt = self._prompt(request)
+            call = self._begun(request)
         except ChatTemplateError as error:
             raise RequestError(
                 f"this model's chat template cannot render these messages: {error}", param="messages"
             ) from None
-        room = self.rules.max_context_tokens - len(prompt.token_ids)
+        room = self.rules.max_context_tokens - len(call.prompt_token_ids)
         if room < 1:
             self.out_of_context = (
-                f"these messages have {len(prompt.token_ids)} tokens, and prompt and reply together may have "
+                f"these messages have {len(call.prompt_token_ids)} tokens, and prompt and reply together may have "
                 f"{self.rules.max_context_tokens} (rollout.engine.max_model_len)"
             )
             raise RequestError(self.out_of_context, code="context_length_exceeded", param="messages")
         # An agent that continues with a shorter prompt did not fail because of the context.
         self.out_of_context = None
-        if parent := prompt.parent:
+        if parent := call.parent:
             # The agent has read the reply that it continues.
             parent.delivered = True
-            results = [message.content for message in prompt.tail if message.role == "tool"]
+            results = [message.content for message in call.tail if message.role == "tool"]
             if results and parent.tool_result is None:
                 parent.tool_result = ToolResult(text="\n".join(results))
         self._stop_idling()
-        call = Call(request, prompt, number=len(self._calls))
         call.answering = asyncio.ensure_future(self._sample(call, min(room, request.max_tokens)))
         # Retrieve the error, which asyncio would otherwise log if no client waits for the reply any more.
         call.answering.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._calls.append(call)
-        self._num_sampling += 1
         return call
 
-    def _prompt(self, request: ModelRequest) -> Prompt:
-        """Return the prompt's ids without tokenizing again what this attempt sampled.
+    def _begun(self, request: ModelRequest) -> Call:
+        """Return the call with its prompt's ids, without tokenizing again what this attempt sampled.
 
         A request whose messages begin with an earlier conversation gets the ids of that prompt and of the sampled
         reply; only the messages since then are rendered. A request that changes the history begins a branch at the
         last reply that it leaves unchanged. Raises ChatTemplateError.
         """
-        turns = turns_of(request.messages, request.tools)
-        continued = (
-            call
-            for call in reversed(self._replied)
-            if call.request.tools == request.tools and request.messages[: len(call.conversation)] == call.conversation
-        )
+        turns, number = turns_of(request.messages, request.tools), len(self._calls)
+        continued = [
+            (call, reply, len(reply.conversation))
+            for call in reversed(self._calls)
+            if (reply := call.reply)
+            and reply.request.tools == request.tools
+            and request.messages[: len(reply.conversation)] == reply.conversation
+        ]
+        if not continued:
+            ids = self._chat.dialogue(turns)
+            return Call(request=request, number=number, prompt_token_ids=ids, parent=None, tail=request.messages)
         # Of equal conversations the latest one is continued.
-        parent = max(continued, key=lambda call: len(call.conversation), default=None)
-        reply = parent.answered() if parent else None
-        if parent is None or reply is None:
-            return Prompt(token_ids=self._chat.dialogue(turns), parent=None, tail=request.messages)
+        parent, reply, since = max(continued, key=lambda one: one[2])
         sampled = reply.completion.token_ids
-        later = self._chat.continuation(turns, len(turns_of(parent.conversation, request.tools)), sampled)
-        return Prompt(
-            token_ids=parent.prompt.token_ids + sampled + later,
-            parent=parent,
-            tail=request.messages[len(parent.conversation) :],
-        )
+        num_turns = len(turns_of(request.messages[:since], request.tools))
+        ids = parent.prompt_token_ids + sampled + self._chat.continuation(turns, num_turns, sampled)
+        return Call(request=request, number=number, prompt_token_ids=ids, parent=parent, tail=request.messages[since:])
 
     def _stop_idling(self) -> None:
-        # Since the last reply the agent was busy with its tools.
-        if self._idle_since is not None:
-            call, since = self._idle_since
-            call.tool_s, self._idle_since = time.perf_counter() - since, None
+        # Since the last reply the agent was busy with its tools, unless another reply is being sampled.
+        if self._calls and all(call.answering.done() for call in self._calls):
+            last = max(self._calls, key=lambda call: call.finished)
+            last.tool_s = time.perf_counter() - last.finished
 
     async def _sample(self, call: Call, max_tokens: int) -> Reply:
-        started, request, prompt = time.perf_counter(), call.request, call.prompt
+        started, request = time.perf_counter(), call.request
         try:
             with self.limit.paused() if self._writer.by_engine else nullcontext():
-                completion = await self._writer.write(request, prompt.token_ids, max_tokens)
-        except WriterError as error:
+                completion = await self._writer.write(request, call.prompt_token_ids, max_tokens)
+        except RequestError as error:
             self.broken = str(error)
-            raise RequestError(str(error), status=error.status, code=error.code) from error
+            raise
         except ValueError as error:
             raise RequestError(str(error)) from error
         finally:
-            self._num_sampling -= 1
-            if not self._num_sampling:
-                self._idle_since = call, time.perf_counter()
-        if request.tools:
-            message = read_reply(completion.text)
-        else:
-            message = ChatMessage(role="assistant", content=completion.text.strip())
-        call.generate_s = time.perf_counter() - started
-        call.conversation = (*request.messages, message)
-        self._replied.append(call)
-        return Reply(
+            call.finished = time.perf_counter()
+            call.generate_s = call.finished - started
+        message = read_calls(completion.text) if request.tools else None
+        call.reply = Reply(
             id=secrets.token_hex(12),
+            request=request,
             number=call.number,
             created=int(time.time()),
-            num_prompt_tokens=len(prompt.token_ids),
+            num_prompt_tokens=len(call.prompt_token_ids),
             completion=completion,
-            # The agent gets the sampled text with its white space.
-            message=message if message.calls else replace(message, content=completion.text),
+            message=message or ChatMessage(role="assistant", content=completion.text),
             stopped_at=self._stopped_at(completion, request.stop),
         )
+        return call.reply
 
     def _stopped_at(self, completion: Completion, stop: tuple[str, ...]) -> str | None:
         if not stop or completion.finish_reason != "stop":

@@ -5,76 +5,48 @@ from collections.abc import Iterator, Mapping
 from envs.types import ToolCall
 from rollout.endpoint.attempt import Attempt, Reply
 from rollout.endpoint.messages import (
-    AssistantMessage,
     ChatMessage,
-    ChatRole,
     RequestError,
+    Speaker,
     call_of,
-    check_fields,
     fields_of,
     in_call_order,
     openai_assistant,
     plain_text,
 )
-from rollout.endpoint.request import (
-    Choice,
-    Fields,
-    ModelRequest,
-    event,
-    fingerprint,
-    form_grammar,
-    functions_of,
-    read_fields,
-    texts,
-    tools_and_grammar,
-    whole_number,
-    word_choice,
-)
+from rollout.endpoint.request import Fields, ModelRequest, build_request, read_fields, texts, whole_number
 
 PATH = "/v1/chat/completions"
-ROLES: Mapping[str, ChatRole] = {
+ROLES: Mapping[str, Speaker] = {
     "system": "system",
     "developer": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
 }
-MESSAGE = ("role", "content", "id", "name")
-ASSISTANT = (*MESSAGE, "tool_calls", "parsed", "weight")
-RESULT = (*MESSAGE, "tool_call_id")
-"""Fields of the messages of each role. Multi-agent clients send a speaker's `name`, which chat templates ignore;
-`weight` is of OpenAI's fine-tuning files, `parsed` of its client."""
-CALL, FUNCTION = ("id", "type", "index", "function"), ("name", "arguments", "parsed_arguments")
 FIELDS = Fields(
-    read=(
+    known=(
         *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
         *("stream_options", "seed", "temperature", "max_tokens", "max_completion_tokens", "stop", "n"),
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
     ),
-    idle=("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-    fixed={"logprobs": False, "top_logprobs": 0, "modalities": ["text"]},
+    fixed={"n": 1, "logprobs": False, "top_logprobs": 0, "modalities": ["text"]},
     neutral={"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}},
 )
 
 
 def read(body: object, attempt: Attempt) -> ModelRequest:
     """Read a request. Raises RequestError."""
-    rules = attempt.rules
-    given = read_fields(body, rules, FIELDS)
-    if given.get("n", 1) != 1:
-        raise RequestError("n must be 1: send n requests instead", code="unsupported_value", param="n")
-    tools, grammar = tools_and_grammar(functions_of(given, _parts), _choice(given), _form(given), rules)
-    limit = whole_number(given, "max_completion_tokens", 1) or whole_number(given, "max_tokens", 1)
-    options = given.get("stream_options", {})
-    return ModelRequest(
-        fingerprint=fingerprint("chat", given),
+    given = read_fields(body, attempt.rules, FIELDS)
+    return build_request(
+        given,
+        attempt.rules,
         messages=read_messages(given.get("messages")),
-        tools=tools,
-        grammar=grammar,
-        max_tokens=min(limit or rules.max_tokens, rules.max_tokens),
+        form=given.get("response_format"),
+        param="response_format",
+        limit="max_completion_tokens" if "max_completion_tokens" in given else "max_tokens",
         seed=whole_number(given, "seed"),
         stop=texts(given, "stop"),
-        stream=given.get("stream") is True,
-        with_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
     )
 
 
@@ -90,16 +62,12 @@ def _message(message: Mapping[str, object], where: str) -> ChatMessage:
     if role is None:
         raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}", param="messages")
     content = plain_text(message.get("content"), f"{where}.content")
+    if role == "tool":
+        return ChatMessage(role=role, content=content, call_ids=(message.get("tool_call_id"),))
     if role != "assistant":
-        check_fields(message, where, RESULT if role == "tool" else MESSAGE)
-        return ChatMessage(
-            role=role, content=content, call_ids=(message.get("tool_call_id"),) if role == "tool" else ()
-        )
-    if message.get("function_call") is not None:
-        raise RequestError(f"{where}.function_call is deprecated; use tool_calls", param="messages")
-    check_fields(message, where, ASSISTANT)
-    given = message.get("tool_calls") or []
-    calls = given if isinstance(given, list) else [given]
+        return ChatMessage(role=role, content=content)
+    calls = message.get("tool_calls") or []
+    calls = calls if isinstance(calls, list) else [calls]
     return ChatMessage(
         role=role,
         content=content.strip(),
@@ -110,62 +78,39 @@ def _message(message: Mapping[str, object], where: str) -> ChatMessage:
 
 def _call(call: object, where: str) -> ToolCall:
     match call:
-        case {"function": {"name": name, "arguments": arguments} as function}:
-            check_fields(fields_of(call), f"{where}.tool_calls", CALL)
-            check_fields(fields_of(function), f"{where}.tool_calls.function", FUNCTION)
+        case {"function": {"name": name, "arguments": arguments}}:
             return call_of(name, arguments)
     raise RequestError(f"{where}.tool_calls must be function calls, each with a name and arguments", param="messages")
 
 
-def _parts(tool: Mapping[str, object], where: str) -> tuple[object, object, object]:
-    fields = fields_of(tool.get("function"))
-    return fields.get("name"), fields.get("description"), fields.get("parameters")
+def whole(reply: Reply) -> Mapping[str, object]:
+    """Return the response."""
+    message = openai_assistant(reply.message, [f"call_{name}" for name in reply.call_names])
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(reply)}
+    return _head(reply, "chat.completion") | {"choices": [choice], "usage": _usage(reply)}
 
 
-def _choice(given: Mapping[str, object]) -> Choice:
-    match given.get("tool_choice"):
-        case {"function": {"name": name}}:
-            return Choice(kind="named", name=name)
-    return word_choice(given)
+def events(reply: Reply) -> Iterator[Mapping[str, object] | str]:
+    """Yield the chunks of a stream: the whole message, and its end."""
+    head = _head(reply, "chat.completion.chunk")
+    delta = openai_assistant(reply.message, [f"call_{name}" for name in reply.call_names])
+    match delta:
+        case {"tool_calls": [*calls]}:
+            delta["tool_calls"] = [dict(fields_of(call), index=index) for index, call in enumerate(calls)]
+    for piece, finish_reason in ((delta, None), ({}, _finish_reason(reply))):
+        choice = {"index": 0, "delta": piece, "logprobs": None, "finish_reason": finish_reason}
+        yield head | {"choices": [choice]}
+    if fields_of(reply.request.body.get("stream_options")).get("include_usage") is True:
+        yield head | {"choices": [], "usage": _usage(reply)}
+    yield "[DONE]"
 
 
-def _form(given: Mapping[str, object]) -> str | None:
-    form = given.get("response_format", {"type": "text"})
-    if fields_of(form).get("type") == "json_schema":
-        form = {**fields_of(fields_of(form).get("json_schema")), "type": "json_schema"}
-    return form_grammar(form, "response_format")
-
-
-def whole(reply: Reply, request: ModelRequest, model: str) -> dict[str, object]:
-    choice = {"index": 0, "message": message_of(reply), "logprobs": None, "finish_reason": _finish_reason(reply)}
-    return _head(reply, "chat.completion", model) | {"choices": [choice], "usage": _usage(reply)}
-
-
-def message_of(reply: Reply) -> AssistantMessage:
-    return openai_assistant(reply.message, [f"call_{name}" for name in reply.call_names])
-
-
-def events(reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
-    head = _head(reply, "chat.completion.chunk", model)
-    message = message_of(reply)
-    deltas: list[Mapping[str, object]] = [{"role": "assistant", "content": ""}]
-    if message["content"]:
-        deltas.append({"content": message["content"]})
-    deltas += [{"tool_calls": [{"index": index, **call}]} for index, call in enumerate(message.get("tool_calls", []))]
-    for delta, finish_reason in (*((delta, None) for delta in deltas), ({}, _finish_reason(reply))):
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        yield event(head | {"choices": [choice]})
-    if request.with_usage:
-        yield event(head | {"choices": [], "usage": _usage(reply)})
-    yield "data: [DONE]\n\n"
-
-
-def _head(reply: Reply, kind: str, model: str) -> dict[str, object]:
+def _head(reply: Reply, kind: str) -> dict[str, object]:
     return {
         "id": f"chatcmpl-{reply.id}",
         "object": kind,
         "created": reply.created,
-        "model": model,
+        "model": reply.request.body["model"],
         "system_fingerprint": f"v{reply.completion.policy_version}",
     }
 
@@ -175,14 +120,11 @@ def _finish_reason(reply: Reply) -> str:
 
 
 def _usage(reply: Reply) -> dict[str, int]:
-    prompt, sampled = reply.num_prompt_tokens, len(reply.completion.token_ids)
+    prompt, sampled = reply.num_prompt_tokens, reply.num_tokens
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-def refusal(error: RequestError) -> dict[str, object]:
+def refusal(error: RequestError) -> Mapping[str, object]:
+    """Return the body of a rejection, which also ends a stream."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
-
-
-def refusal_event(error: RequestError) -> str:
-    return event(refusal(error))

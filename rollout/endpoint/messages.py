@@ -6,22 +6,33 @@ A call is written as a JSON object between `<tool_call>` and `</tool_call>`, a r
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal
 
 from configs.errors import check_depth
 from envs.types import ToolCall
-from rollout.types import Message
+from rollout.types import ChatRole, Message
 
-ChatRole = Literal["system", "user", "assistant", "tool"]
+Speaker = ChatRole | Literal["tool"]
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
 _OPENING = re.compile(r"<tool_call>\s*(?=\{)")
 _CLOSING = re.compile(r"\s*</tool_call>")
 _MALFORMED = re.compile(r"\{.*?\}\s*</tool_call>", re.DOTALL)
-_TEXT_PART = ("type", "text", "id", "index", "logprobs", "parsed", "cache_control", "prompt_cache_breakpoint")
-"""Fields of a text part: its text, and those that mean nothing to a model."""
+PART_FIELDS = (
+    *("type", "role", "content", "text", "id", "index", "status", "name", "weight", "tool_calls", "function"),
+    *("tool_call_id", "call_id", "output", "tool_use_id", "is_error", "description", "strict"),
+)
+"""Fields of messages, tools and their parts. Multi-agent clients send a speaker's `name`, which chat templates ignore;
+`weight` is of OpenAI's fine-tuning files."""
+TEXTS = ("text", "input_text", "output_text")
+"""Types of parts that are text."""
+OPAQUE = (
+    *("arguments", "parsed_arguments", "input", "parameters", "input_schema", "parsed", "logprobs"),
+    *("cache_control", "prompt_cache_breakpoint"),
+)
+"""Fields whose content is any JSON value."""
 
 
 class RequestError(Exception):
@@ -38,10 +49,15 @@ def unsupported(name: str, advice: str = "") -> RequestError:
     return RequestError(f"'{name}' is not supported{advice}", code="unsupported_parameter", param=name)
 
 
-def check_fields(value: Mapping[str, object], where: str, known: Collection[str]) -> None:
-    """Raise RequestError for a field of a message that would be missing from its prompt."""
-    for name, content in value.items():
-        if name not in known and not _is_empty(content):
+def check_parts(value: object, where: str) -> None:
+    """Raise RequestError for a field of messages or tools that would be missing from the prompt."""
+    if isinstance(value, list):
+        for index, part in enumerate(value):
+            check_parts(part, f"{where}[{index}]")
+    for name, content in fields_of(value).items():
+        if name in PART_FIELDS:
+            check_parts(content, f"{where}.{name}")
+        elif name not in OPAQUE and not _is_empty(content):
             advice = ", because a prompt has no place for it; write it into the content or leave it out"
             raise unsupported(f"{where}.{name}", advice)
 
@@ -78,7 +94,7 @@ def call_of(name: object, arguments: object) -> ToolCall:
 class ChatMessage:
     """One message. Equality ignores white space around an assistant's text, call ids, and key order in arguments."""
 
-    role: ChatRole
+    role: Speaker
     content: str
     calls: tuple[ToolCall, ...] = ()
     """Function calls with JSON arguments."""
@@ -93,8 +109,8 @@ class ChatMessage:
         return "\n".join(part for part in (self.content, *map(call_text, self.calls)) if part)
 
 
-def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) -> str:
-    """Return the text of a string, or of parts of these kinds. `where` begins with the request's field.
+def plain_text(content: object, where: str) -> str:
+    """Return the text of a string or of parts. `where` begins with the request's field.
 
     Raises RequestError for anything that is not text.
     """
@@ -103,12 +119,10 @@ def plain_text(content: object, where: str, kinds: Collection[str] = ("text",)) 
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") in kinds else None for part in parts]
+    texts = [part.get("text") if part.get("type") in TEXTS else None for part in map(fields_of, parts)]
     if not all(isinstance(text, str) for text in texts):
         param = where.partition("[")[0]
         raise RequestError(f"{where} holds something other than text, which this model cannot read", param=param)
-    for index, part in enumerate(parts):
-        check_fields(part, f"{where}[{index}]" if parts is content else where, _TEXT_PART)
     return "".join(map(str, texts))
 
 
@@ -150,31 +164,22 @@ def turns_of(messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> list
     return [Message(role="system", content=described), *turns]
 
 
-class AssistantMessage(TypedDict):
-    """An assistant's message of OpenAI's chat protocol."""
-
-    role: Literal["assistant"]
-    content: str | None
-    tool_calls: NotRequired[list[dict[str, object]]]
-
-
-def openai_assistant(message: ChatMessage, call_ids: Sequence[str]) -> AssistantMessage:
+def openai_assistant(message: ChatMessage, call_ids: Iterable[str]) -> dict[str, object]:
     """Write an assistant's message in OpenAI's chat protocol, with these ids for its calls."""
-    written: AssistantMessage = {"role": "assistant", "content": message.content or (None if message.calls else "")}
-    if message.calls:
-        written["tool_calls"] = [
-            {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call_id, call in zip(call_ids, message.calls, strict=True)
-        ]
-    return written
+    if not message.calls:
+        return {"role": "assistant", "content": message.content}
+    calls = [
+        {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call_id, call in zip(call_ids, message.calls, strict=True)
+    ]
+    return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
 
 
-def read_reply(text: str) -> ChatMessage:
-    """Read a sampled text as a message.
+def read_calls(text: str) -> ChatMessage | None:
+    """Read a sampled text with function calls, or return None if the whole text is plain words.
 
-    If one call is malformed, or its arguments are not an object that clients can read, the whole text is plain words.
+    It is if it has no calls, or if one is malformed, or has arguments that are not an object that clients can read.
     """
-    plain = ChatMessage(role="assistant", content=text.strip())
     calls: list[ToolCall] = []
     words, place = "", 0
     while opening := _OPENING.search(text, place):
@@ -187,15 +192,15 @@ def read_reply(text: str) -> ChatMessage:
         closing = _CLOSING.match(text, end)
         if closing is None:
             if _MALFORMED.match(text, start):
-                return plain
+                return None
             words, place = words + text[place:start], start
             continue
         call = _written_call(value)
         if call is None:
-            return plain
+            return None
         calls.append(call)
         words, place = words + text[place : opening.start()], closing.end()
-    return ChatMessage(role="assistant", content=(words + text[place:]).strip(), calls=tuple(calls)) if calls else plain
+    return ChatMessage(role="assistant", content=(words + text[place:]).strip(), calls=tuple(calls)) if calls else None
 
 
 def _written_call(value: object) -> ToolCall | None:

@@ -1,22 +1,20 @@
 """A model request of any protocol: its checks, its functions and its grammar."""
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, fields_of, unsupported
+from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_parts, fields_of, unsupported
 
 if TYPE_CHECKING:
     from xgrammar import Grammar
 
+Body: TypeAlias = Mapping[str, object]
 Function: TypeAlias = Mapping[str, object]
 """`name`, and optionally `description` and `parameters`."""
-ReadTool: TypeAlias = Callable[[Mapping[str, object], str], tuple[object, object, object]]
-"""Returns name, description and parameters of a tool; the second argument is its place in the request."""
 
 MAX_PARALLEL_CALLS = 4
 """Calls in a turn that is forced to call functions."""
@@ -40,8 +38,8 @@ class Rules:
 class ModelRequest:
     """A checked request."""
 
-    fingerprint: str
-    """Equal for equal requests of one protocol."""
+    body: Body
+    """The fields as they were sent, except those that are null."""
     messages: tuple[ChatMessage, ...]
     tools: tuple[str, ...] = ()
     """The functions that may be called, as JSON."""
@@ -50,37 +48,29 @@ class ModelRequest:
     max_tokens: int
     seed: int | None = None
     stop: tuple[str, ...] = ()
-    stream: bool
-    with_usage: bool = False
     num_instructions: int = 0
     """Leading messages that later requests do not inherit when they name this reply."""
-    echo: Mapping[str, object] = field(default_factory=dict)
-    """Fields that the reply repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
     """Fields that requests of a protocol may have."""
 
-    read: tuple[str, ...]
-    """Fields that the protocol's own code reads."""
-    idle: tuple[str, ...]
-    """Fields without effect on sampling."""
-    fixed: Mapping[str, object] = field(default_factory=dict)
+    known: tuple[str, ...]
+    """Fields that the protocol's own code reads, or that have no effect on sampling."""
+    fixed: Body = field(default_factory=dict)
     """Fields with their only allowed value."""
-    neutral: Mapping[str, object]
+    neutral: Body
     """Sampling settings with the value that changes nothing."""
 
 
-def read_fields(body: object, rules: Rules, fields: Fields) -> dict[str, object]:
+def read_fields(body: object, rules: Rules, fields: Fields) -> Body:
     """Return the fields of a request that are not null.
 
-    Raises RequestError for an unknown field or model, and for sampling settings that differ from the recipe's unless
-    the rules override them.
+    Raises RequestError for an unknown field or model, for parts that no prompt has a place for, and for sampling
+    settings that differ from the recipe's unless the rules override them.
     """
-    if not isinstance(body, Mapping):
-        raise RequestError("the body must be a JSON object")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = {name: value for name, value in fields_of(body).items() if value is not None}
     if given.get("model") != rules.model:
         raise RequestError(
             f"the model {given.get('model')!r} does not exist here; agent.model names the policy, '{rules.model}'",
@@ -88,113 +78,133 @@ def read_fields(body: object, rules: Rules, fields: Fields) -> dict[str, object]
             code="model_not_found",
             param="model",
         )
-    for name in given:
-        if name not in (*fields.read, *fields.idle, *fields.fixed, *fields.neutral):
-            raise unsupported(name)
-    for name, value in fields.fixed.items():
-        if given.get(name, value) != value:
-            raise RequestError(f"{name} can only be {json.dumps(value)}", code="unsupported_value", param=name)
-    for name, value in {"temperature": rules.temperature, **fields.neutral}.items():
-        if name in given and given[name] != value and not rules.override:
+    sampling: Body = {"temperature": rules.temperature, **fields.neutral}
+    for name, value in given.items():
+        if name in fields.fixed and value != fields.fixed[name]:
+            only = json.dumps(fields.fixed[name])
+            raise RequestError(f"{name} can only be {only}", code="unsupported_value", param=name)
+        if name in sampling and value != sampling[name] and not rules.override:
             raise RequestError(
-                f"{name} = {given[name]!r} differs from the recipe's {value!r}, with which all training data is "
+                f"{name} = {value!r} differs from the recipe's {sampling[name]!r}, with which all training data is "
                 "sampled; leave it out, or set agent.sampling = 'override' to ignore it",
                 code="unsupported_value",
                 param=name,
             )
+        if name not in (*fields.known, *fields.fixed, *sampling):
+            raise unsupported(name)
+    for name in ("messages", "input", "system", "tools"):
+        check_parts(given.get(name), name)
     return given
 
 
-def fingerprint(protocol: str, given: Mapping[str, object]) -> str:
-    """Return a hash of a request."""
-    return hashlib.sha256(json.dumps([protocol, given], sort_keys=True).encode()).hexdigest()
+def build_request(
+    given: Body, rules: Rules, *, messages: Sequence[ChatMessage], form: object, param: str, limit: str, **more: Any
+) -> ModelRequest:
+    """Return the request with these messages, and with what all protocols have in common. Raises RequestError.
+
+    `form` is the form that the field `param` asks for, `limit` the field with the most tokens, and `more` are further
+    fields of the request.
+    """
+    tools, grammar = _tools_and_grammar(given, form_grammar(form, param), rules)
+    return ModelRequest(
+        body=given,
+        messages=tuple(messages),
+        tools=tools,
+        grammar=grammar,
+        max_tokens=min(whole_number(given, limit, 1) or rules.max_tokens, rules.max_tokens),
+        **more,
+    )
 
 
-def whole_number(given: Mapping[str, object], name: str, least: int | None = None) -> int | None:
+def whole_number(given: Body, name: str, least: int | None = None) -> int | None:
     """Return an integer field, or None if it is missing. Raises RequestError."""
     value = given.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise RequestError(f"{name} must be a whole number", param=name)
-    if value is not None and least is not None and value < least:
-        raise RequestError(f"{name} must be a whole number above {least - 1}", param=name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+        bound = "" if least is None else f" above {least - 1}"
+        raise RequestError(f"{name} must be a whole number{bound}", param=name)
     return value
 
 
-def texts(given: Mapping[str, object], name: str) -> tuple[str, ...]:
+def texts(given: Body, name: str) -> tuple[str, ...]:
     """Return a field with one or several texts. Raises RequestError."""
-    value = given.get(name, ())
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else (None,)
+    value = given.get(name, [])
+    found = value if isinstance(value, list) else [value]
     if not all(isinstance(text, str) and text for text in found):
         raise RequestError(f"{name} must be a text or a list of texts", param=name)
     return tuple(map(str, found))
 
 
-def functions_of(given: Mapping[str, object], read_tool: ReadTool) -> dict[str, Function]:
-    """Return the functions of `tools` by name, in one form for all protocols. Raises RequestError."""
+def _functions(given: Body) -> dict[str, Function]:
     functions: dict[str, Function] = {}
     tools = given.get("tools", [])
-    for index, tool in enumerate(tools if isinstance(tools, list) else [tools]):
+    for index, tool in enumerate(map(fields_of, tools if isinstance(tools, list) else [tools])):
         where = f"tools[{index}]"
-        name, description, parameters = read_tool(fields_of(tool), where)
+        if tool.get("type", "custom") not in ("function", "custom"):
+            raise unsupported(f"{where}.type = {tool['type']}")
+        # Only Chat Completions nests a function in its tool.
+        fields = fields_of(tool.get("function", tool))
+        name, schema = fields.get("name"), fields.get("parameters", fields.get("input_schema"))
         if not isinstance(name, str):
             raise RequestError(f"{where} must be a function with a name", param="tools")
-        fields = {"name": name, "description": description, "parameters": parameters}
-        functions[name] = {part: value for part, value in fields.items() if value is not None}
+        function = {"name": name, "description": fields.get("description"), "parameters": schema}
+        functions[name] = {part: value for part, value in function.items() if value is not None}
     return functions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The calls that a request allows or requires."""
+def _choice(given: Body) -> tuple[str, object, str | None]:
+    """Return whether calls are "auto", "none", "required" or "named", the named function, and what limits them to one.
 
-    kind: Literal["auto", "none", "required", "named"]
-    name: object = None
-    """The function to call, for kind "named"."""
-    single: str | None = None
-    """The request's field that allows one call at most, if it has one."""
+    The last is the name of a field, or None. Raises RequestError.
+    """
+    choice = given.get("tool_choice", "auto")
+    fields = fields_of(choice)
+    single = None
+    if given.get("parallel_tool_calls") is False:
+        single = "parallel_tool_calls"
+    elif fields.get("disable_parallel_tool_use") is True:
+        single = "tool_choice"
+    match fields.get("type", choice):
+        case "auto" | "none" | "required" as kind:
+            return kind, None, single
+        case "any":
+            return "required", None, single
+        case "function" | "tool":
+            return "named", fields_of(fields.get("function", fields)).get("name"), single
+    raise RequestError(f"tool_choice = {choice!r} is neither auto, none, required nor a function", param="tool_choice")
 
 
-def tools_and_grammar(
-    functions: Mapping[str, Function], choice: Choice, words: str | None, rules: Rules
-) -> tuple[tuple[str, ...], str | None]:
+def _tools_and_grammar(given: Body, words: str | None, rules: Rules) -> tuple[tuple[str, ...], str | None]:
     """Return the JSON of the functions that may be called, and the grammar of the reply.
 
     The grammar forces calls if they are required. Otherwise it is `words`, the grammar of text, or calls; None allows
     any text. Raises RequestError.
     """
-    if choice.kind == "none":
-        functions = {}
-    if choice.single and choice.kind == "auto" and functions and not rules.override:
+    kind, name, single = _choice(given)
+    functions = _functions(given) if kind != "none" else {}
+    if single and kind == "auto" and functions and not rules.override:
         # Only a grammar limits the number of calls, and an optional call has none.
         raise RequestError(
             "the number of calls cannot be limited if no call is required: the model writes free text; leave this out, "
             "require a call by tool_choice, or set agent.sampling = 'override' to ignore it",
             code="unsupported_value",
-            param=choice.single,
+            param=single,
         )
+    called = [function for known, function in functions.items() if kind != "named" or known == name]
+    if kind in ("named", "required") and not called:
+        raise RequestError(f"tool_choice requires a call, but tools hold no {name or 'function'}", param="tool_choice")
     tools = tuple(json.dumps(function, ensure_ascii=False) for function in functions.values())
-    if choice.kind == "named":
-        if not isinstance(choice.name, str) or choice.name not in functions:
-            raise RequestError(f"tool_choice names {choice.name!r}, which is not in tools", param="tool_choice")
-        return tools, calls_grammar([functions[choice.name]], 1)
-    most = 1 if choice.single else MAX_PARALLEL_CALLS
-    if choice.kind == "required":
-        return tools, calls_grammar([*functions.values()], most)
-    if words is None or not functions:
+    if not called or (words is None and kind == "auto"):
         return tools, words
-    return tools, _either(words, calls_grammar([*functions.values()], most))
-
-
-def calls_grammar(functions: Sequence[Function], most: int = MAX_PARALLEL_CALLS) -> str:
-    """Return the grammar of one to `most` calls of these functions. Raises RequestError."""
-    if not functions:
-        raise RequestError("a tool_choice that requires a call needs tools", param="tool_choice")
-    return _compiled("calls", json.dumps([*functions]), most)
+    calls = _compiled("calls", json.dumps(called), 1 if single or kind == "named" else MAX_PARALLEL_CALLS)
+    return tools, calls if words is None or kind != "auto" else _either(words, calls)
 
 
 def form_grammar(form: object, param: str) -> str | None:
     """Return the grammar of a requested form, or None for any text. Raises RequestError that names `param`."""
-    match form:
+    fields = fields_of(form if form is not None else {"type": "text"})
+    match {**fields, **fields_of(fields.get("json_schema")), "type": fields.get("type")}:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
@@ -202,18 +212,6 @@ def form_grammar(form: object, param: str) -> str | None:
         case {"type": "json_schema", "schema": schema}:
             return _compiled("schema", json.dumps(schema), 1)
     raise RequestError(f"{param} must be text, json_object or json_schema with a schema", param=param.partition(".")[0])
-
-
-def word_choice(given: Mapping[str, object]) -> Choice:
-    """Return the choice of an OpenAI request that names no function. Raises RequestError."""
-    single = "parallel_tool_calls" if given.get("parallel_tool_calls") is False else None
-    match given.get("tool_choice", "auto"):
-        case "auto" | "none" | "required" as kind:
-            return Choice(kind=kind, single=single)
-        case choice:
-            raise RequestError(
-                f"tool_choice = {choice!r} must be auto, none, required or a function", param="tool_choice"
-            )
 
 
 @lru_cache(maxsize=256)
@@ -256,13 +254,3 @@ def _compiled(form: str, source: str, most: int) -> str:
     except Exception as error:
         # xgrammar has no error class for unsupported schemas.
         raise RequestError(f"no grammar can be made of this schema: {' '.join(str(error).split())[:300]}") from error
-
-
-def event(value: Mapping[str, object]) -> str:
-    """Return a server-sent event."""
-    return f"data: {json.dumps(value)}\n\n"
-
-
-def named_event(value: Mapping[str, object]) -> str:
-    """Return a server-sent event with the name of its type."""
-    return f"event: {value['type']}\n{event(value)}"

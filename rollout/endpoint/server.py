@@ -1,6 +1,7 @@
 """The model endpoint of one rollout worker: three protocols over HTTP on loopback, and one key per attempt."""
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,13 +17,11 @@ from starlette.routing import Route
 from configs.errors import in_whole_letters
 from envs.serving import LOOPBACK, listen
 from rollout.endpoint import anthropic_messages, chat_completions, responses
-from rollout.endpoint.attempt import Attempt, Call, Reply, attempt_ended
+from rollout.endpoint.attempt import Attempt, Call, Reply
 from rollout.endpoint.messages import RequestError
 from rollout.endpoint.request import ModelRequest
 
 _log = logging.getLogger(__name__)
-MAX_ENDED = 10_000
-"""Keys of ended attempts that are remembered, to tell them from unknown keys."""
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -31,21 +30,13 @@ class Dialect(Protocol):
 
     PATH: str
 
-    def read(self, body: object, attempt: Attempt) -> ModelRequest:
-        """Read a request. Raises RequestError."""
-        ...
+    def read(self, body: object, attempt: Attempt) -> ModelRequest: ...
 
-    def whole(self, reply: Reply, request: ModelRequest, model: str) -> Mapping[str, object]: ...
+    def whole(self, reply: Reply) -> Mapping[str, object]: ...
 
-    def events(self, reply: Reply, request: ModelRequest, model: str) -> Iterator[str]:
-        """Yield the events of a stream, of which the last one ends it."""
-        ...
+    def events(self, reply: Reply) -> Iterator[Mapping[str, object] | str]: ...
 
     def refusal(self, error: RequestError) -> Mapping[str, object]: ...
-
-    def refusal_event(self, error: RequestError) -> str:
-        """Return the event that ends a stream with an error."""
-        ...
 
 
 _MODULES: tuple[Dialect, ...] = (chat_completions, anthropic_messages, responses)
@@ -57,7 +48,6 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._attempts: dict[str, Attempt] = {}
-        self._ended: dict[str, None] = {}
         self._server: _Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -76,9 +66,6 @@ class Endpoint:
     def dismiss(self, attempt: Attempt) -> None:
         """Reject calls with the attempt's key from now on."""
         del self._attempts[attempt.key]
-        self._ended[attempt.key] = None
-        while len(self._ended) > MAX_ENDED:
-            del self._ended[next(iter(self._ended))]
 
     def close(self) -> None:
         if self._server is not None:
@@ -106,10 +93,8 @@ class Endpoint:
     def _attempt(self, request: Request) -> Attempt:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         key = request.headers.get("x-api-key", bearer).strip()
-        if key in self._ended:
-            raise attempt_ended()
         if key not in self._attempts:
-            raise RequestError("this key belongs to no attempt of this worker", status=401, code="invalid_api_key")
+            raise RequestError("this key belongs to no open attempt of this worker", status=401, code="invalid_api_key")
         return self._attempts[key]
 
     async def _models(self, request: Request) -> Response:
@@ -122,7 +107,8 @@ class Endpoint:
         attempt, body = self._attempt(request), await _body(request)
         if not isinstance(body, dict) or not isinstance(body.get("answer"), str):
             raise RequestError('the body must be {"answer": "..."}')
-        attempt.take_answer(body["answer"])
+        if not attempt.posted.done():
+            attempt.posted.set_result(body["answer"])
         return JSONResponse({})
 
     async def _complete(self, dialect: Dialect, request: Request) -> Response:
@@ -130,10 +116,10 @@ class Endpoint:
         asked = dialect.read(await _body(request), attempt)
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
         call = attempt.call(asked, name=request.headers.get("idempotency-key"), is_retry=is_retry)
-        if asked.stream:
-            events = _events(dialect, call, attempt.rules.model)
+        if asked.body.get("stream") is True:
+            events = _events(dialect, call)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        return await _whole(dialect, call, request, attempt.rules.model)
+        return await _whole(dialect, call, request)
 
 
 class _Server(uvicorn.Server):
@@ -161,38 +147,44 @@ async def _refusal(request: Request, error: Exception) -> Response:
     return JSONResponse(dialect.refusal(error), status_code=error.status)
 
 
-async def _whole(dialect: Dialect, call: Call, request: Request, model: str) -> Response:
+async def _whole(dialect: Dialect, call: Call, request: Request) -> Response:
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    answer, gone = asyncio.ensure_future(call.reply()), asyncio.ensure_future(disconnected())
+    gone = asyncio.ensure_future(disconnected())
     try:
-        await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((call.answering, gone), return_when=asyncio.FIRST_COMPLETED)
         if gone.done():
             call.left = not call.delivered
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        reply = answer.result()
     finally:
-        answer.cancel()
         gone.cancel()
+    reply = await call.answered()
     call.delivered = True
-    return JSONResponse(dialect.whole(reply, call.request, model))
+    return JSONResponse(dialect.whole(reply))
 
 
-async def _events(dialect: Dialect, call: Call, model: str) -> AsyncIterator[str]:
+async def _events(dialect: Dialect, call: Call) -> AsyncIterator[str]:
     # A client that disconnects before the last event, also while the reply is sampled, has not received it.
     whole = False
     try:
         try:
-            reply = await call.reply()
+            *before, last = dialect.events(await call.answered())
         except RequestError as error:
-            yield dialect.refusal_event(error)
+            yield _event(dialect.refusal(error))
             return
-        *before, last = dialect.events(reply, call.request, model)
         for event in before:
-            yield event
+            yield _event(event)
         whole = call.delivered = True
-        yield last
+        yield _event(last)
     finally:
         call.left = not whole and not call.delivered
+
+
+def _event(value: Mapping[str, object] | str) -> str:
+    """Return a server-sent event, with the name of its type if it has one."""
+    if isinstance(value, str):
+        return f"data: {value}\n\n"
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {json.dumps(value)}\n\n"

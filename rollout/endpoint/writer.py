@@ -1,17 +1,17 @@
-"""Sources of an attempt's replies: the policy's engine, a recorded attempt, a teacher, or recorded messages."""
+"""Sources of an attempt's replies: the policy's engine, a recorded attempt, or a teacher."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from configs.plugins import failure
 from envs.types import Task, ToolCall
 from rollout.chat import ChatFormat
-from rollout.endpoint.messages import ChatMessage, call_text, openai_assistant
+from rollout.endpoint.messages import ChatMessage, RequestError, call_text, openai_assistant
 from rollout.endpoint.request import ModelRequest
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
@@ -25,41 +25,29 @@ Teach = Callable[[Task, list[Message], list[Message]], Awaitable[object]]
 """Returns a reply to these messages with these tools: a text, or a message of OpenAI's chat protocol."""
 
 
-class WriterError(RuntimeError):
-    """A reply that could not be written; `status` and `code` are those of the HTTP response."""
-
-    def __init__(self, message: str, *, status: int = 503, code: str = "engine_failed") -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-
-
-class Writer(Protocol):
+class Writer(ABC):
     """A source of replies for one attempt."""
 
-    @property
-    def by_engine(self) -> bool:
-        """True if an engine writes, whose time does not count as the agent's."""
-        ...
+    by_engine: ClassVar[bool] = False
+    """True if an engine writes, whose time does not count as the agent's."""
 
+    @abstractmethod
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        """Write a reply. Raises WriterError, and ValueError for an invalid request."""
-        ...
+        """Write a reply. Raises RequestError, and ValueError for an invalid request."""
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 (most writers keep nothing)
         """Free what is kept for the attempt."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class EngineWriter:
+@dataclass(frozen=True)
+class EngineWriter(Writer):
     """Samples replies with the policy."""
 
     engine: Engine
     trajectory_id: str
     temperature: float
 
-    by_engine: ClassVar[bool] = True
+    by_engine = True
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         try:
@@ -75,7 +63,7 @@ class EngineWriter:
                 )
             )
         except EngineError as error:
-            raise WriterError(f"the engine failed: {error}") from error
+            raise RequestError(f"the engine failed: {error}", status=503, code="engine_failed") from error
 
     def release(self) -> None:
         self.engine.release(self.trajectory_id)
@@ -86,67 +74,41 @@ def engine_writers(engine: Engine, temperature: float) -> Callable[[Task, str], 
     return lambda task, trajectory_id: EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
 
 
-class ReplayWriter:
+class ReplayWriter(Writer):
     """Repeats the first replies of a recorded attempt and delegates later calls to another writer.
 
     A call is recognised by its prompt and its grammar instead of its place, because parallel calls come in any order.
-    Until a new reply is sampled, an agent can make only calls that the recorded attempt made, each of them once. An
-    agent that makes another call does not repeat the recorded attempt, and gets no further replies.
+    Until all of them are repeated, an agent that makes a call that the recorded attempt did not make gets no reply.
     """
 
     def __init__(self, writer: Writer, turns: Sequence[Turn], num_turns: int) -> None:
         """Repeat the first `num_turns` of the attempt's `turns`."""
         self._writer = writer
-        self._repeated = list(turns[:num_turns])
-        self._followed = list(turns[num_turns:])
-        self._all_repeats = True
-        self._difference: str | None = None
+        self._repeated, self._followed = list(turns[:num_turns]), turns[num_turns:]
 
-    @property
-    def by_engine(self) -> bool:
-        return self._writer.by_engine
+    by_engine = True
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        self._check()
-        if turn := _take(self._repeated, request, prompt_token_ids):
-            return turn.completion
-        if self._all_repeats and _take(self._followed, request, prompt_token_ids) is None:
-            left = [turn.prompt_token_ids for turn in (*self._repeated, *self._followed)]
-            same = max((_num_shared(prompt_token_ids, recorded) for recorded in left), default=0)
-            self._difference = (
-                f"the agent does not repeat the recorded attempt: only the first {same} of this prompt's "
-                f"{len(prompt_token_ids)} tokens are as recorded; calls must depend only on task and replies"
+        key = prompt_token_ids, request.grammar
+        for turn in self._repeated:
+            if (turn.prompt_token_ids, turn.grammar) == key:
+                self._repeated.remove(turn)
+                return turn.completion
+        if self._repeated and key not in [(turn.prompt_token_ids, turn.grammar) for turn in self._followed]:
+            # With status 422 clients do not retry.
+            raise RequestError(
+                "the agent does not repeat the recorded attempt; its calls must depend only on task and replies",
+                status=422,
+                code="not_repeated",
             )
-            self._check()
-        completion = await self._writer.write(request, prompt_token_ids, max_tokens)
-        # A difference may have been found while this reply was sampled.
-        self._check()
-        self._all_repeats = False
-        return completion
+        return await self._writer.write(request, prompt_token_ids, max_tokens)
 
     def release(self) -> None:
         self._writer.release()
 
-    def _check(self) -> None:
-        if self._difference is not None:
-            # With status 422 clients do not retry.
-            raise WriterError(self._difference, status=422, code="not_repeated")
 
-
-def _take(turns: list[Turn], request: ModelRequest, prompt: tuple[int, ...]) -> Turn | None:
-    """Remove and return the first turn with this prompt and grammar."""
-    turn = next((one for one in turns if (one.prompt_token_ids, one.grammar) == (prompt, request.grammar)), None)
-    if turn is not None:
-        turns.remove(turn)
-    return turn
-
-
-def _num_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
-
-
-@dataclass(frozen=True, slots=True)
-class TeacherWriter:
+@dataclass(frozen=True)
+class TeacherWriter(Writer):
     """Calls a custom teacher function for each reply."""
 
     teach: Teach
@@ -154,40 +116,16 @@ class TeacherWriter:
     task: Task
     chat: ChatFormat
 
-    by_engine: ClassVar[bool] = False
-
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
         tools: list[Message] = [{"type": "function", "function": json.loads(tool)} for tool in request.tools]
         try:
             reply = await self.teach(self.task, openai_messages(request.messages), tools)
         except Exception as error:
-            raise WriterError(f"the teacher '{self.name}' failed with {failure(error)}") from error
+            raise RequestError(f"{self.name} failed with {failure(error)}", status=503) from error
         try:
             return completion_of(reply_text(reply), request, self.chat, max_tokens)
         except ValueError as error:
-            raise WriterError(f"the reply of the teacher '{self.name}' to {self.task.id} {error}") from error
-
-    def release(self) -> None:
-        pass
-
-
-class RecordedWriter:
-    """Repeats recorded messages of the assistant, one per call."""
-
-    def __init__(self, replies: Iterable[Mapping[str, object]], chat: ChatFormat) -> None:
-        self._replies = iter(replies)
-        self._chat = chat
-
-    by_engine: ClassVar[bool] = False
-
-    async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        try:
-            return completion_of(reply_text(next(self._replies)), request, self._chat, max_tokens)
-        except ValueError as error:
-            raise WriterError(f"the assistant's message {error}") from error
-
-    def release(self) -> None:
-        pass
+            raise RequestError(f"the reply of {self.name} to {self.task.id} {error}", status=503) from error
 
 
 def completion_of(text: str, request: ModelRequest, chat: ChatFormat, max_tokens: int) -> Completion:
@@ -231,18 +169,17 @@ def reply_text(reply: object) -> str:
     message = dump() if callable(dump) else reply
     if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
         raise ValueError(f"must be a text or a message of the assistant, not a {type(reply).__name__}")
-    content = message.get("content") or ""
-    if not isinstance(content, str):
-        raise ValueError(f"must have a text as content, not a {type(content).__name__}")
-    return "\n".join(part for part in (content, *map(_replied_call, message.get("tool_calls") or ())) if part)
-
-
-def _replied_call(call: object) -> str:
-    match call:
-        case {"function": {"name": str(name), "arguments": str(text)}}:
-            with suppress(ValueError):
-                return call_text(ToolCall(name=name, arguments=json.dumps(json.loads(text), ensure_ascii=False)))
-    raise ValueError("must call functions by a name and arguments as JSON")
+    parts = [message.get("content") or ""]
+    for call in message.get("tool_calls") or ():
+        try:
+            function = call["function"]
+            arguments = json.dumps(json.loads(function["arguments"]), ensure_ascii=False)
+            parts.append(call_text(ToolCall(name=function["name"], arguments=arguments)))
+        except (LookupError, TypeError, ValueError):
+            raise ValueError("must call functions by a name and arguments as JSON") from None
+    if not isinstance(parts[0], str):
+        raise ValueError(f"must have a text as content, not a {type(parts[0]).__name__}")
+    return "\n".join(filter(None, parts))
 
 
 def openai_messages(messages: Sequence[ChatMessage]) -> list[Message]:

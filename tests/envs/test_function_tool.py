@@ -14,7 +14,7 @@ from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolCall, ToolResult, ToolUnavailableError
-from rollout.agent.agent import build_agent
+from rollout.agent.agent import Agent
 from rollout.agent.planner import FormatError, parse_decision, planner_grammar, planner_schema, system_prompt
 from rollout.chat import ChatFormat
 from tests.rollout.scripted import ScriptedEngine, ScriptedTokenizer, make_task
@@ -304,8 +304,8 @@ async def test_an_attempt_calls_the_function_with_typed_arguments():
     envs = config("weather")
     engine = ScriptedEngine([turn("weather", '{"city":"Oslo","days":2,"unit":null}'), turn("answer", '"rain"')])
     with Toolbox(envs) as toolbox:
-        agent = build_agent(
-            RunConfig(envs=envs),
+        agent = Agent(
+            config=RunConfig(envs=envs),
             engine=engine,
             chat=ChatFormat(ScriptedTokenizer()),
             tools_for_episode=toolbox.episode,

@@ -17,7 +17,7 @@ from envs.tools.mcp import McpAddress, McpKey, McpLimits, McpTool
 from envs.tools.mcp_transports import BoundedStdio, _background
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
-from rollout.agent.agent import Executor
+from rollout.agent.agent import execute
 from rollout.agent.planner import Decision
 
 _FOREIGN = Path(__file__).parent / "foreign_mcp_server.py"
@@ -170,10 +170,9 @@ async def test_every_episode_has_its_own_server() -> None:
     with Toolbox(config) as toolbox:
         for _ in range(2):
             with toolbox.episode() as tools:
-                executor = Executor(tools, 400)
                 for note in "ab":
                     call = Decision(thought="", action="notes", action_input=note)
-                    texts.append((await executor.execute(call))[1])
+                    texts.append((await execute(tools, call, 400))[1])
             await _all_closed()
     assert [text.text for text in texts] == ["a", "a,b"] * 2
     assert all(text.foreign for text in texts)
@@ -204,7 +203,7 @@ async def _asked(config: EnvsConfig, text: str) -> str:
     """Return what the planner reads."""
     with Toolbox(config) as toolbox, toolbox.episode() as tools:
         call = Decision(thought="", action="helper", action_input=text)
-        return (await Executor(tools, 4000).execute(call))[1].text
+        return (await execute(tools, call, 4000))[1].text
 
 
 @pytest.mark.parametrize("way", ["variable", "file"])

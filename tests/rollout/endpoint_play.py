@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import anthropic
 import openai
 from scripted import ScriptedEngine, ScriptedTokenizer
 
@@ -65,6 +66,15 @@ class Play:
 def new_client(endpoint, **more):
     connections = openai.DefaultAsyncHttpxClient(trust_env=False)
     return openai.AsyncOpenAI(**({"base_url": endpoint.base_url, "http_client": connections, "max_retries": 0} | more))
+
+
+def anthropic_client(p):
+    return anthropic.AsyncAnthropic(
+        base_url=p.endpoint.base_url.removesuffix("/v1"),
+        api_key=p.attempt.key,
+        http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
+        max_retries=0,
+    )
 
 
 def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0", recorded=None):

@@ -3,14 +3,12 @@
 from contextlib import contextmanager
 from types import MappingProxyType, SimpleNamespace
 
+from configs.run import RunConfig
 from envs.tools.actions import AnswerTool, ThinkTool
 from envs.types import Task, ToolResult
 from rollout.agent.agent import Agent
-from rollout.agent.planner import PlannerSettings
 from rollout.chat import ChatFormat
 from rollout.types import Completion
-
-ACTIONS = ("think", "search", "code", "answer")
 
 
 class ScriptedTokenizer:
@@ -97,18 +95,21 @@ def make_agent(texts, *, tools=None, max_steps=3, format_retries=1, max_context_
     def tools_for_episode():
         yield [ThinkTool(), AnswerTool(), *(tools or [ScriptedTool("code", {"6*7": "42"})])]
 
-    planner = PlannerSettings(actions=ACTIONS, max_steps=max_steps, max_turn_tokens=64, temperature=1.0)
+    config = {
+        "agent": {"max_steps": max_steps, "format_retries": format_retries},
+        "envs": {"max_result_chars": 200},
+        "rollout": {
+            "max_turn_tokens": 64,
+            "episode_timeout_s": timeout_s,
+            "engine": {"max_model_len": max_context_tokens},
+        },
+    }
     return Agent(
+        config=RunConfig.model_validate(config),
         engine=ScriptedEngine(texts),
         chat=ChatFormat(ScriptedTokenizer()),
-        planner=planner,
-        format_retries=format_retries,
-        max_result_chars=200,
-        max_context_tokens=max_context_tokens,
-        timeout_s=timeout_s,
         tools_for_episode=tools_for_episode,
-        verifier=None,
-        generator=None,
+        temperature=1.0,
     )
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import re
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 from scripted import ScriptedTool, decision, make_agent, run, text_of
@@ -13,16 +14,12 @@ from tests.changed import replace
 CODE, ANSWER = decision("code", "6*7"), decision("answer", "42")
 
 
-async def test_tool_result_is_seen_by_the_next_step_and_the_answer_ends_the_episode():
-    agent = make_agent([CODE, ANSWER])
+async def test_every_prompt_continues_what_was_sampled_with_the_tools_result_and_the_answer_ends_the_episode():
+    agent = make_agent([CODE, "rubbish", ANSWER])
     trajectory = await run(agent)
     assert (trajectory.answer, trajectory.stop_reason) == ("42", "answered")
     assert "Result: 42\nStep 2 of 3." in text_of(agent.engine.requests[1].prompt_token_ids)
-
-
-async def test_every_prompt_continues_the_sampled_tokens_before_it():
-    trajectory = await run(make_agent([CODE, "rubbish", ANSWER]))
-    for before, after in zip(trajectory.turns, trajectory.turns[1:], strict=False):
+    for before, after in pairwise(trajectory.turns):
         sampled = before.prompt_token_ids + before.token_ids
         assert after.prompt_token_ids[: len(sampled)] == sampled
 

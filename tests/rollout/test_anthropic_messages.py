@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-import anthropic
-from endpoint_play import ADD, called, play, user
+from endpoint_play import ADD, anthropic_client, called, play, user
 from scripted import ScriptedEngine
 
 TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
@@ -18,26 +17,15 @@ class Stopped(ScriptedEngine):
         return replace(completion, token_ids=ids, logprobs=(-1.0,) * len(ids))
 
 
-def client_of(p, **more):
-    connections = anthropic.DefaultAsyncHttpxClient(trust_env=False)
-    given = {"api_key": p.attempt.key, "max_retries": 0} | more
-    return anthropic.AsyncAnthropic(
-        base_url=p.endpoint.base_url.removesuffix("/v1"), http_client=connections, **given
-    ).messages
-
-
-async def ask(p, *messages, **more):
-    return await client_of(p).create(**{"model": "policy", "max_tokens": 64, "messages": [*messages]} | more)
-
-
 async def test_a_stream_brings_the_same_message_in_the_clients_events():
     async with play("four", "Hm. " + called('{"a": 1}')) as p:
         body = {"model": "policy", "max_tokens": 64, "messages": [user("2+2?")]}
-        async with client_of(p).stream(**body) as stream:
+        messages = anthropic_client(p).messages
+        async with messages.stream(**body) as stream:
             assert "".join([text async for text in stream.text_stream]) == "four"
             whole = await stream.get_final_message()
         assert (whole.stop_reason, whole.usage.output_tokens) == ("end_turn", 5)
-        async with client_of(p).stream(**body, tools=[TOOL]) as stream:
+        async with messages.stream(**body, tools=[TOOL]) as stream:
             kinds = [event.type async for event in stream]
             whole = await stream.get_final_message()
         assert [kind for kind in kinds if kind.startswith("message")] == [
@@ -50,9 +38,9 @@ async def test_a_stream_brings_the_same_message_in_the_clients_events():
 
 async def test_the_sequence_that_ended_a_reply_is_named():
     async with play(engine=Stopped(["4"])) as p:
-        reply = await ask(p, user("1"), stop_sequences=["Thought:", "Observation:"])
+        stop = ["Thought:", "Observation:"]
+        reply = await anthropic_client(p).messages.create(
+            model="policy", max_tokens=64, messages=[user("1")], stop_sequences=stop
+        )
         assert p.engine.requests[0].stop == ("Thought:", "Observation:")
         assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "Observation:")
-
-
-# --- the same laws --------------------------------------------------------------------------------

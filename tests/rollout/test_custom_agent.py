@@ -14,7 +14,7 @@ from endpoint_play import RULES
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
 from configs.rollout import FunctionAgentConfig
-from rollout.agent.custom import CommandSolving, CustomAgent, FunctionSolving
+from rollout.agent.custom import CustomAgent, command_solving, function_solving
 from rollout.agent.program import Program
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
@@ -95,7 +95,7 @@ said = ask(task["question"])
 def functions(tmp_path, monkeypatch):
     (tmp_path / "agents_of_a_test.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    yield lambda name: FunctionSolving(FunctionAgentConfig(function=f"agents_of_a_test:{name}"))
+    yield lambda name: function_solving(FunctionAgentConfig(function=f"agents_of_a_test:{name}"))
     sys.modules.pop("agents_of_a_test", None)
 
 
@@ -104,29 +104,24 @@ def program(tmp_path):
     def written(ending, start=PROGRAM):
         path = tmp_path / "agent.py"
         path.write_text(start + textwrap.dedent(ending))
-        return CommandSolving(Program("python agent.py", str(tmp_path)), "policy")
+        return command_solving(Program("python agent.py", str(tmp_path)), "policy")
 
     return written
 
 
-async def attempt(solving, *texts, engine=None, timeout_s=60.0, told=None):
+async def attempt(solve, *texts, timeout_s=60.0, told=None):
     endpoint = Endpoint()
-    trajectory = await attempt_at(endpoint, solving, *texts, engine=engine, timeout_s=timeout_s, told=told)
-    endpoint.close()
-    return trajectory
-
-
-async def attempt_at(endpoint, solving, *texts, engine=None, timeout_s=60.0, told=None, writer=None):
-    engine = engine or ScriptedEngine(texts)
     agent = CustomAgent(
-        solving,
+        solve,
         endpoint,
-        writer=writer or engine_writers(engine, 0.7),
+        writer=engine_writers(ScriptedEngine(texts), 0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
         timeout_s=timeout_s,
     )
-    return await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)
+    trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)
+    endpoint.close()
+    return trajectory
 
 
 async def failure_of(*arguments, **settings):
@@ -155,14 +150,8 @@ async def test_an_agent_is_not_told_the_answer(functions):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("raises", "KeyError"),
-        *(
-            ("exits", "SystemExit"),
-            ("exits_its_thread", "SystemExit"),
-            ("cancels", "agent"),
-            ("gives_none", "NoneType"),
-        ),
-        ("wraps", "coroutine"),
+        *(("raises", "KeyError"), ("exits", "SystemExit"), ("exits_its_thread", "SystemExit")),
+        *(("cancels", "agent"), ("gives_none", "NoneType"), ("wraps", "coroutine")),
     ],
 )
 async def test_a_function_that_fails_is_reported_in_one_line_and_scores_nothing(functions, name, kind):

@@ -13,7 +13,8 @@ from rollout.agent.demonstrations import load_teacher, read_conversations, recor
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read
-from rollout.endpoint.writer import RecordedWriter, TeacherWriter, WriterError
+from rollout.endpoint.messages import RequestError
+from rollout.endpoint.writer import TeacherWriter
 from tests.changed import replace
 
 CHAT = ChatFormat(ScriptedTokenizer())
@@ -21,7 +22,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": 
 
 
 def asked(*messages, **more):
-    attempt = Attempt(RecordedWriter([], CHAT), CHAT, RULES)
+    attempt = Attempt(TeacherWriter(None, "nobody", make_task(), CHAT), CHAT, RULES)
     return read({"model": "policy", "messages": list(messages), **more}, attempt)
 
 
@@ -60,7 +61,7 @@ async def test_a_teacher_is_told_the_task_with_its_answer_the_messages_and_the_t
     ],
 )
 async def test_what_the_policy_could_not_have_sampled_is_no_demonstration(reply, more):
-    with pytest.raises(WriterError):
+    with pytest.raises(RequestError):
         await written(reply, asked(user("?"), **more))
 
 

@@ -144,7 +144,7 @@ async def test_a_call_after_the_reward_is_refused_and_changes_nothing():
         await p.ask(user("1"))
         p.endpoint.dismiss(p.attempt)
         turns = await p.attempt.end()
-        with pytest.raises(openai.PermissionDeniedError):
+        with pytest.raises(openai.AuthenticationError):
             await p.ask(user("2"))
         assert (len(turns), len(p.engine.requests)) == (1, 1)
 
@@ -182,7 +182,7 @@ async def test_a_reply_that_its_client_never_got_is_kept_and_not_trained(stream)
             asked.cancel()
         await until(lambda: p.attempt._calls[0].left)
         p.engine.gate.set()
-        await p.attempt._calls[0].reply()
+        await p.attempt._calls[0].answered()
         (turn,) = await p.attempt.end()
         assert not turn.trainable
 

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from envs.types import Task, ToolCall, ToolResult
 from rollout.agent.planner import CLOSING, OPENING
 from rollout.chat import ChatFormat
-from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, shared_embedder
+from rollout.memory import HEADING, EpisodicMemory, MemoryUnavailableError, embed
 from rollout.types import Completion, Trajectory, Turn
 from rollout.worker import Solver
 
@@ -59,7 +59,7 @@ def memory():
 
 @pytest.mark.parametrize("text", ["", "\ud800", "\x00", "字" * 9000, "a" * 100_000])
 def test_embedding_of_any_text_is_a_finite_vector_of_length_one_or_zero(text):
-    vector = shared_embedder().embed(text)
+    vector = embed(text)
     assert np.isclose(np.linalg.norm(vector), 1.0, atol=1e-5) or not vector.any()
 
 
@@ -86,11 +86,9 @@ async def test_a_task_is_never_told_of_itself(memory, task):
 
 async def test_one_question_is_one_entry_and_the_shorter_way_is_kept(memory):
     short = make_trajectory(WOOL.upper(), ("code", "35*12.4"))
-    assert [await memory.remember(one) for one in (WOOL_SOLVED, WOOL_SOLVED, short, WOOL_SOLVED)] == [
-        *(True, False),
-        *(True, False),
-    ]
-    assert await memory.size() == 1
+    kept = [await memory.remember(one) for one in (WOOL_SOLVED, WOOL_SOLVED, short, WOOL_SOLVED)]
+    assert kept == [True, False, True, False]
+    assert (await memory.hints(ask(COPPER))).count("\n- ") == 1
     assert "search" not in await memory.hints(ask(COPPER))
 
 
@@ -113,11 +111,11 @@ async def test_a_poisoned_entry_is_one_line_of_data_between_marks_it_cannot_clos
     "payload",
     [
         {},
-        {"task_id": 1, "key": "k", "question": WOOL, "steps": [["search", "x"]]},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": "search"},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": [["search"], [1, 2], "code"]},
-        {"task_id": "t", "key": "k", "question": " ", "steps": [["search", "x"]]},
-        {"task_id": "t", "key": "k", "question": COPPER, "steps": [["search", "x"]]},
+        {"task_id": 1, "key": "k", "question": WOOL, "steps": ["search: x"]},
+        {"task_id": "t", "key": "k", "question": WOOL, "steps": "search: x"},
+        {"task_id": "t", "key": "k", "question": WOOL, "steps": [["search", "x"]]},
+        {"task_id": "t", "key": "k", "question": WOOL, "steps": []},
+        {"task_id": "t", "key": "k", "question": COPPER, "steps": ["search: x"]},
     ],
 )
 async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
@@ -125,7 +123,7 @@ async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
     from qdrant_client import models
 
     await memory.remember(make_trajectory(f"{WOOL} a", ("search", "good")))
-    vector = shared_embedder().embed(COPPER).tolist()
+    vector = embed(COPPER).tolist()
     point = models.PointStruct(id=str(uuid.uuid4()), vector=vector, payload=payload)
     memory._client.upsert("agentflow_experience", points=[point])
     told = await memory.hints(ask(COPPER))

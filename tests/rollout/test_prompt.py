@@ -10,8 +10,7 @@ from configs.loading import load_run_config, render_config
 from configs.run import RunConfig
 from envs.tools.toolbox import Toolbox
 from envs.types import Task
-from rollout.agent.agent import build_agent
-from rollout.agent.planner import PlannerDialogue, opening, planner_grammar, planner_schema
+from rollout.agent.planner import opening, planner_grammar, planner_schema
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "planner_prompt.json").read_text())
 STEPS = [
@@ -39,14 +38,10 @@ def test_by_default_prompt_grammar_and_schema_are_the_very_bytes_that_they_were(
     task = Task(id="t", dataset="lookup", question=GOLDEN["question"], answer="")
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
         system, user = opening(tools, task, config.planner.max_steps, GOLDEN["hints"], config.planner.prompt)
-        settings = build_agent(
-            config, engine=None, chat=chat, tools_for_episode=toolbox.episode, temperature=1.0
-        ).planner
-        dialogue = PlannerDialogue(None, chat, settings, task, tools, "g/0", GOLDEN["hints"])
     assert (system, user) == (GOLDEN["system"], GOLDEN["user"])
-    assert list(dialogue._context) == GOLDEN["token_ids"]
-    assert planner_grammar(settings.actions, settings.schemas) == GOLDEN["grammar"]
-    assert json.dumps(planner_schema(settings.actions, settings.schemas)) == json.dumps(GOLDEN["schema"])
+    assert list(chat.prompt(system, user)) == GOLDEN["token_ids"]
+    assert planner_grammar(config.envs.actions) == GOLDEN["grammar"]
+    assert json.dumps(planner_schema(config.envs.actions)) == json.dumps(GOLDEN["schema"])
 
 
 def test_a_run_keeps_what_the_file_held_when_it_began(examples, tmp_path):

@@ -67,7 +67,7 @@ REFUSED = {
         *({"tools": [{"type": "web_search"}]}, {"tool_choice": "required"}, {"text": {"verbosity": "low"}}),
         {"tools": [RESPONSES_TOOL], "tool_choice": {"type": "function", "name": "sub"}},
         {"input": [{"type": "function_call", "name": "a", "arguments": "{}", "namespace": "n"}]},
-        *({"input": [user("1") | {"name": "critic"}]}, {"max_output_tokens": 0}),
+        *({"max_output_tokens": 0}, {"previous_response_id": "resp_of_another_attempt"}),
         {"input": [user([{"type": "input_text", "text": "1", "style": "bold"}])]},
     ],
     "messages": [

@@ -40,7 +40,8 @@ async def test_a_page_that_gives_orders_is_data_for_the_planner_and_ends_nothing
     with LocalServer(lambda request: Answer(headers={"Content-Type": "text/html"}, body=HOSTILE.encode())) as server:
         texts = [decision("web_search", f"url: {server.url} what is it?"), decision("answer", "7")]
         agent = make_agent(texts, tools=[web_search(server)])
-        agent = replace(agent, planner=replace(agent.planner, actions=("think", "web_search", "answer")))
+        envs = agent.config.envs.model_copy(update={"actions": ("think", "web_search", "answer")})
+        agent = replace(agent, config=agent.config.model_copy(update={"envs": envs}))
         trajectory = await run(agent)
     prompt = text_of(agent.engine.requests[1].prompt_token_ids)
     found = prompt.split(OPENING)[1].split(CLOSING)[0]

@@ -30,9 +30,9 @@ async def go_through(p):
     return (await p.ask(*asked, tools=[ADD])).choices[0].message.content
 
 
-async def recorded(play_it=go_through, texts=None):
-    async with play(engine=Odd(texts or [called('{"a": 1}'), "2", "yes"])) as p:
-        await play_it(p)
+async def recorded():
+    async with play(engine=Odd([called('{"a": 1}'), "2", "yes"])) as p:
+        await go_through(p)
         return await p.attempt.end()
 
 
@@ -40,7 +40,6 @@ async def refusal_of(asking):
     with pytest.raises(openai.UnprocessableEntityError) as caught:
         await asking
     assert caught.value.code == "not_repeated"
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("num_turns", [1, 2])
@@ -52,11 +51,7 @@ async def test_the_first_calls_get_the_recorded_replies_and_the_rest_is_sampled(
         again = await p.attempt.end()
     assert len(p.engine.requests) == 3 - num_turns
     for one, other in zip(again[:num_turns], past, strict=False):
-        assert one.completion == other.completion
-        assert (one.prompt_token_ids, one.tool_call, one.tool_result) == (
-            *(other.prompt_token_ids, other.tool_call),
-            other.tool_result,
-        )
+        assert replace(one, trainable=True, generate_s=0, tool_s=0) == replace(other, generate_s=0, tool_s=0)
     assert again[num_turns].prompt_token_ids == past[num_turns].prompt_token_ids
     assert p.engine.released == ["g/0"]
 
@@ -67,9 +62,7 @@ async def test_another_question_is_refused_at_once_and_nothing_more_is_said():
         asked = [user("1+1?")]
         await p.ask(*asked, tools=[ADD])
         later = [*asked, {"role": "assistant", "content": "Hm."}, user("What time is it?")]
-        said = await refusal_of(patient.chat.completions.create(model="policy", messages=later, tools=[ADD]))
-        same = len(past[0].prompt_token_ids)
-        assert f"first {same} of this prompt's {same + 38} tokens" in said
-        assert "the agent does not repeat" in p.attempt.broken
+        await refusal_of(patient.chat.completions.create(model="policy", messages=later, tools=[ADD]))
+        assert p.attempt.broken
         await refusal_of(p.ask(*asked, tools=[ADD]))
         assert (len(await p.attempt.end()), p.engine.requests) == (1, [])

@@ -2,9 +2,7 @@
 
 from itertools import pairwise
 
-import openai
-import pytest
-from endpoint_play import ADD, called, play, user
+from endpoint_play import ADD, anthropic_client, called, play, user
 from scripted import text_of
 
 TOOL = {"type": "function"} | ADD["function"] | {"strict": False}
@@ -26,15 +24,6 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
             "<s>system:Be long.<e><s>user:1<e><s>assistant:a<e><s>user:2<e><s>assistant:b<e><s>user:3<e><s>assistant:"
         )
         assert third.previous_response_id == second.id
-
-
-async def test_a_previous_response_of_another_attempt_is_refused():
-    async with play("a") as other, play("b") as p:
-        foreign = await ask(other, "1")
-        with pytest.raises(openai.BadRequestError) as caught:
-            await ask(p, "2", previous_response_id=foreign.id)
-        assert (caught.value.code, caught.value.param) == ("previous_response_not_found", "previous_response_id")
-        assert p.engine.requests == []
 
 
 async def test_a_stream_brings_the_same_response_in_the_clients_events():
@@ -74,25 +63,15 @@ async def test_the_assistants_words_and_calls_of_an_earlier_turn_are_one_message
         )
 
 
-# --- the same laws --------------------------------------------------------------------------------
-
-
 async def test_one_attempt_may_speak_all_three_protocols_in_one_conversation():
-    import anthropic
-
     async with play(called('{"a": 1}'), "b", "c", "d") as p:
         first = await p.ask(user("1"), tools=[ADD])
         call = first.choices[0].message.tool_calls[0]
-        claude = anthropic.AsyncAnthropic(
-            base_url=p.endpoint.base_url.removesuffix("/v1"),
-            api_key=p.attempt.key,
-            http_client=anthropic.DefaultAsyncHttpxClient(trust_env=False),
-        )
         tool = {"name": "add", "input_schema": ADD["function"]["parameters"]}
         use = {"type": "tool_use", "id": call.id, "name": "add", "input": {"a": 1}}
         result = {"type": "tool_result", "tool_use_id": call.id, "content": "1"}
         said = [user("1"), {"role": "assistant", "content": [use]}, user([result])]
-        await claude.messages.create(model="policy", max_tokens=8, messages=said, tools=[tool])
+        await anthropic_client(p).messages.create(model="policy", max_tokens=8, messages=said, tools=[tool])
         items = [
             user("1"),
             {"type": "function_call", "call_id": call.id, "name": "add", "arguments": '{"a": 1}'},
