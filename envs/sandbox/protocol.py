@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import struct
-from dataclasses import dataclass
 
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -128,17 +127,6 @@ _MAX_MESSAGE_CHARS = 4000
 _INVALID_ANSWER = b"exception\nThe answer of the process is invalid."
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Outcome of a run."""
-
-    category: str
-    """Category of the error; empty without one."""
-    alive: bool
-    file_bytes: int
-    """Memory that the files of the episode occupy, beyond the memory of the process."""
-
-
 class CellEndedError(Exception):
     """The code process ended, by itself or by the warden."""
 
@@ -181,17 +169,20 @@ def parse_answer(answer: bytes) -> tuple[str, str]:
     return category, cut_middle(message, _MAX_MESSAGE_CHARS)
 
 
-def encode_reply(verdict: Verdict, *, output: str, message: str) -> bytes:
+def encode_reply(category: str, *, alive: bool, file_bytes: int, output: str, message: str) -> bytes:
+    """Encode the outcome of a run.
+
+    `category` is that of the error, empty without one; `file_bytes` is the memory that the files of the episode
+    occupy, beyond the memory of the process.
+    """
     gap = "\n" if output and message and not output.endswith("\n") else ""
-    header = f"{verdict.category}|{int(verdict.alive)}|{verdict.file_bytes}"
-    return f"{header}\n{output}{gap}{message}".encode(errors="replace")
+    return f"{category}|{int(alive)}|{file_bytes}\n{output}{gap}{message}".encode(errors="replace")
 
 
-def parse_reply(reply: bytes) -> tuple[Verdict, str]:
-    """Return the verdict and the text for the model. Raises ValueError for an unknown header."""
+def parse_reply(reply: bytes) -> tuple[str, bool, int, str]:
+    """Return category, `alive`, `file_bytes` and the text for the model. Raises ValueError for an unknown header."""
     header, _, text = reply.decode().partition("\n")
-    fields = header.split("|")
-    category, alive, held = fields if len(fields) == 3 else ("?", "", "")
+    category, alive, held = fields if len(fields := header.split("|")) == 3 else ("?", "", "")
     if category not in CODE_CATEGORIES | WARDEN_CATEGORIES or alive not in ("0", "1") or not held.isdecimal():
         raise ValueError(f"the warden sent an unknown header {header!r}")
-    return Verdict(category, alive == "1", int(held)), text
+    return category, alive == "1", int(held), text

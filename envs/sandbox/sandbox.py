@@ -60,10 +60,6 @@ class SandboxState:
         return f"{text}; without {self.without}" if self.without else text
 
 
-class SandboxFaultError(Exception):
-    """The sandbox itself failed; the code is not the cause."""
-
-
 class IdleMemory:
     """Bound on the memory of all episodes between two steps; above it the largest are ended first."""
 
@@ -75,25 +71,21 @@ class IdleMemory:
 
     def rest(self, episode: "Episode", num_bytes: int) -> None:
         """Record the memory of an episode whose step has ended, and end episodes above the bound."""
+        evicted = []
         with self._lock:
             if not episode.closed:
                 self._held[episode] = num_bytes
-        while (largest := self._next_to_evict()) is not None:
+            held = dict(self._held)
+            while sum(held.values()) > self._max_bytes:
+                evicted.append(max(held, key=held.__getitem__))
+                del held[evicted[-1]], self._held[evicted[-1]]
+        for largest in evicted:
             largest.evict()
 
     def wake(self, episode: "Episode") -> None:
         """Forget an episode whose next step starts, or that is closed."""
         with self._lock:
             self._held.pop(episode, None)
-
-    def _next_to_evict(self) -> "Episode | None":
-        with self._lock:
-            held = dict(self._held)
-            if sum(held.values()) <= self._max_bytes:
-                return None
-            largest = max(held, key=held.__getitem__)
-            del self._held[largest]
-            return largest
 
 
 def resident_bytes(pid: int) -> int:
@@ -130,55 +122,49 @@ class Episode(AbstractContextManager["Episode"]):
         self.closed = False
 
     def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
-        if (refusal := _refusal(code, self._max_code_bytes)) is not None:
-            return refusal
+        try:
+            source = code.encode()
+        except UnicodeEncodeError:
+            return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
+        if len(source) > self._max_code_bytes:
+            text = f"The code has {len(source)} bytes; at most {self._max_code_bytes} are allowed."
+            return ToolResult(text=text, error="too-large")
         try:
             with self._busy, self._slots:
                 self._idle.wake(self)
-                return self._run(code.encode(), timeout_s)
+                return self._run(source, timeout_s)
         finally:
             self._idle.rest(self, self._held_bytes)
 
-    def _run(self, source: bytes, timeout_s: float) -> ToolResult:
+    def _run(self, source: bytes, timeout_s: float, *, may_retry: bool = True) -> ToolResult:
         if self.closed:
             raise ToolUnavailableError("the episode is closed")
-        try:
-            return self._attempt(source, timeout_s)
-        except SandboxFaultError as fault:
-            # A retry without the earlier names would make the code fail for a fault of the sandbox.
-            if self._holds_names or self.closed:
-                self._lost_names, self._holds_names = self._holds_names, False
-                raise ToolUnavailableError(f"the sandbox failed: {fault}") from fault
-        try:
-            return self._attempt(source, timeout_s)
-        except SandboxFaultError as fault:
-            raise ToolUnavailableError(f"the sandbox failed twice: {fault}") from fault
-
-    def _attempt(self, source: bytes, timeout_s: float) -> ToolResult:
         try:
             # A local variable, because close() may clear the attribute concurrently.
             link = self._link = self._link or self._connect()
             if self.closed:
-                raise SandboxFaultError("the episode was closed")
+                raise ConnectionError
             link.settimeout(timeout_s + _GRACE_S)
             send_frame(link, REQUEST_HEADER.pack(timeout_s) + source)
-            verdict, text = parse_reply(receive_frame(link))
-        except (OSError, ValueError, SandboxFaultError) as error:
-            self._hang_up()
-            reason = "the episode was closed" if self.closed else str(error)
-            raise SandboxFaultError(reason) from error
-        except BaseException:  # after an interrupt, the next run would read the reply of this one
-            self._hang_up()
-            raise
+            category, alive, file_bytes, text = parse_reply(receive_frame(link))
+        except BaseException as fault:
+            self._hang_up()  # after an interrupt, too: the next run would read the reply of this one
+            if not isinstance(fault, (OSError, ValueError)):
+                raise
+            # A retry without the earlier names would make the code fail for a fault of the sandbox.
+            if may_retry and not self._holds_names and not self.closed:
+                return self._run(source, timeout_s, may_retry=False)
+            self._lost_names, self._holds_names = self._lost_names or self._holds_names, False
+            reason = "the episode was closed" if self.closed else f"the sandbox failed: {fault}"
+            raise ToolUnavailableError(reason) from fault
         if self._lost_names:
             text = _RESTARTED + text
-        self._holds_names, self._lost_names = verdict.alive, not verdict.alive
-        if verdict.alive:
-            private_bytes = max(0, resident_bytes(self._pid) - self._shared_bytes)
-            self._held_bytes = private_bytes + verdict.file_bytes
+        self._holds_names, self._lost_names = alive, not alive
+        if alive:
+            self._held_bytes = max(0, resident_bytes(self._pid) - self._shared_bytes) + file_bytes
         else:
             self._hang_up()
-        return ToolResult(text=text, error=verdict.category or None)
+        return ToolResult(text=text, error=category or None)
 
     def _connect(self) -> socket.socket:
         link = self._open_link()
@@ -192,31 +178,24 @@ class Episode(AbstractContextManager["Episode"]):
             raise
         if report != READY:
             link.close()
-            raise SandboxFaultError(report.decode(errors="replace"))
+            raise ConnectionError(report.decode(errors="replace"))
         self._shared_bytes = resident_bytes(self._pid)
         return link
 
     def evict(self) -> None:
         """End the process between two steps to free its memory; the next step starts a new one and reports it."""
         if self._busy.acquire(blocking=False):
-            try:
-                if self._holds_names:
-                    self._lost_names, self._holds_names = True, False
-                    self._hang_up()
-            finally:
-                self._busy.release()
+            if self._holds_names:
+                self._lost_names, self._holds_names = True, False
+                self._hang_up()
+            self._busy.release()
 
     def _hang_up(self) -> None:
         self._held_bytes = 0
         link, self._link = self._link, None
-        if link is None:
-            return
-        try:
-            link.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other side closed first
-            pass
-        finally:
-            link.close()
+        if link is not None:
+            with link, contextlib.suppress(OSError):  # the other side closed first
+                link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the process at once, also during a run."""
@@ -226,19 +205,6 @@ class Episode(AbstractContextManager["Episode"]):
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-def _refusal(code: str, max_code_bytes: int) -> ToolResult | None:
-    try:
-        num_bytes = len(code.encode())
-    except UnicodeEncodeError:
-        return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
-    if "\0" in code:
-        return ToolResult(text="SyntaxError: the code holds a null byte", error="syntax")
-    if num_bytes > max_code_bytes:
-        text = f"The code has {num_bytes} bytes; at most {max_code_bytes} are allowed."
-        return ToolResult(text=text, error="too-large")
-    return None
 
 
 class Sandbox(AbstractContextManager["Sandbox"]):
@@ -285,7 +251,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 self._zygote = ZygoteProcess(self.settings)
                 return self._zygote.open_link()
             except (OSError, SandboxRefusedError) as error:
-                raise SandboxFaultError(f"the zygote did not restart: {error}") from error
+                raise ConnectionError(f"the zygote did not restart: {error}") from error
 
     def close(self) -> None:
         with self._lock:
@@ -296,10 +262,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     def _prove(self) -> None:
         # Layers are applied per process, so only a real run shows that all of them work.
         try:
-            result = self.run("6 * 7", timeout_s=_PROOF_TIMEOUT_S)
+            result: object = self.run("6 * 7", timeout_s=_PROOF_TIMEOUT_S)
         except ToolUnavailableError as error:
-            self.close()
-            raise SandboxRefusedError(f"the sandbox cannot run code: {error}") from error
+            result = error
         if result != ToolResult(text="42\n"):
             self.close()
             raise SandboxRefusedError(f"the sandbox cannot run code: 6 * 7 gave {result}")
@@ -340,11 +305,10 @@ class ZygoteProcess:
             if report["tier"] is None:
                 raise SandboxRefusedError(refusal(settings.tier, report["lacks"]))
             self._scratch = report["scratch"]
-            ready = receive_frame(self._link)
+            if (ready := receive_frame(self._link)) != READY:
+                raise ConnectionError(ready.decode(errors="replace"))
         except (OSError, ValueError) as error:
             raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
-        if ready != READY:
-            raise SandboxRefusedError(f"the sandbox did not start: {ready.decode(errors='replace')}")
         self._link.settimeout(None)
         passed_over = report["lacks"]["namespaces"] if report["tier"] != "namespaces" else {}
         return SandboxState(
@@ -377,8 +341,7 @@ class ZygoteProcess:
         self._link.close()
         self._process.kill()
         self._process.wait()
-        if self._scratch is not None:
-            remove_folder(self._scratch)
+        remove_folder(self._scratch)
 
 
 def _package_sources() -> dict[str, str]:
