@@ -289,17 +289,10 @@ class ZygoteProcess:
                 start_new_session=True,
             )
         self._scratch: str | None = None
-        try:
-            self.state = self._start(settings)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, settings: SandboxSettings) -> SandboxState:
         self._link.settimeout(_START_TIMEOUT_S)
-        parent = str(scratch_parent())
-        request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
         try:
+            parent = str(scratch_parent())
+            request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
             send_frame(self._link, json.dumps(request).encode())
             report = json.loads(receive_frame(self._link))
             if report["tier"] is None:
@@ -307,11 +300,14 @@ class ZygoteProcess:
             self._scratch = report["scratch"]
             if (ready := receive_frame(self._link)) != READY:
                 raise ConnectionError(ready.decode(errors="replace"))
-        except (OSError, ValueError) as error:
-            raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError | ValueError):
+                raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
+            raise
         self._link.settimeout(None)
         passed_over = report["lacks"]["namespaces"] if report["tier"] != "namespaces" else {}
-        return SandboxState(
+        self.state = SandboxState(
             tier=report["tier"],
             layers=tuple(report["layers"]),
             without="; ".join(f"{layer}: {reason}" for layer, reason in passed_over.items()),

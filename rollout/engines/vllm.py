@@ -6,10 +6,11 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class _Dialogue:
 
 
 class VllmEngine:
-    """A `PolicyEngine` over vLLM, for a base model and the adapters trained on it.
+    """An `Engine` over vLLM that follows the policy in training, for a base model and the adapters trained on it.
 
     Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, always computed from the
     untouched W0). Mode `native` loads each version as a LoRA adapter of vLLM under its own name.
@@ -90,12 +91,7 @@ class VllmEngine:
             base: Weights that another process holds, which are used in place. Only for mode `native`, since merging
                 would write to them.
         """
-        self._model_path = model_path
-        self._base = base
         self._config = config
-        self._model = model
-        self._seed = seed
-        self._in_lockstep = in_lockstep
         self._commands = Commands()
         self.failure: BaseException | None = None
         """The error that stopped the engine. The process should end."""
@@ -111,7 +107,8 @@ class VllmEngine:
         self._num_preemptions = 0
         self._computed_tokens = 0
         self._repeated_tokens = 0
-        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        start = partial(self._start, model_path, model, seed, in_lockstep, base)
+        self._thread = threading.Thread(target=self._run, args=(start,), name="vllm-engine", daemon=True)
         self._thread.start()
         self._commands.submit(lambda: None).result()
 
@@ -151,11 +148,16 @@ class VllmEngine:
         await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
 
     async def pulse(self) -> Pulse:
+        """Return the progress, as the computing thread reports it between two steps. Raises EngineError.
+
+        No request is added: it would change the shapes, and with them the last bits, of a synchronous run's batches.
+        """
         return await asyncio.wrap_future(
             self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
         )
 
     async def read_back(self) -> ReadBack:
+        """Compare the newest weights in the engine's memory with the ones that it received."""
         return await asyncio.wrap_future(self._commands.submit(self._read_back))
 
     def release(self, trajectory_id: str) -> None:
@@ -188,10 +190,6 @@ class VllmEngine:
         """Do the rest of `load_adapter`, between two steps."""
         return await asyncio.wrap_future(self._commands.submit(lambda: self._load(prepared)))
 
-    async def load_base(self) -> None:
-        """Finish the open requests and sample with the untouched model again."""
-        await asyncio.wrap_future(self._commands.submit(self._unload))
-
     def close(self) -> None:
         """Finish the open requests, end the thread and free the memory."""
         with suppress(EngineError):
@@ -200,22 +198,21 @@ class VllmEngine:
 
     # --- the engine's thread --------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _start(
+        self, model_path: Path, model: ModelConfig, seed: int, in_lockstep: bool, base: "ExportedBase | None"
+    ) -> None:
+        scale = model.lora_alpha / model.lora_rank
+        self._merger = AdapterMerger(model_path, scale, dtype=self._config.precision)
+        weights = base.joined() if base else None
+        self._llm = build_llm(model_path, self._config, model, seed, in_lockstep=in_lockstep, base_weights=weights)
+        self._scheduler = self._llm.engine_core.engine_core.scheduler
+        if self._config.adapter_mode == "native":
+            self._native = NativeAdapters(self._llm, self._merger)
+        self._count_work()
+
+    def _run(self, start: Callable[[], None]) -> None:
         try:
-            scale = self._model.lora_alpha / self._model.lora_rank
-            self._merger = AdapterMerger(self._model_path, scale, dtype=self._config.precision)
-            self._llm = build_llm(
-                self._model_path,
-                self._config,
-                self._model,
-                self._seed,
-                in_lockstep=self._in_lockstep,
-                base_weights=self._base.joined() if self._base else None,
-            )
-            self._scheduler = self._llm.engine_core.engine_core.scheduler
-            if self._config.adapter_mode == "native":
-                self._native = NativeAdapters(self._llm, self._merger)
-            self._count_work()
+            start()
             while not self._closing:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()
@@ -284,10 +281,6 @@ class VllmEngine:
         for key in ids:
             self._open.pop(key).future.set_exception(EngineError("the trajectory was released"))
 
-    def _drain(self) -> None:
-        while self._open:
-            self._step()
-
     def _load(self, prepared: PreparedAdapter) -> str:
         version, weights = prepared.version, prepared.weights
         if version <= self.policy_version:
@@ -307,14 +300,6 @@ class VllmEngine:
             return self._native.read_back(self.policy_version)
         (read,) = self._llm.apply_model(self._merged.read)
         return read
-
-    def _unload(self) -> None:
-        self._drain()
-        if self._native is None:
-            self._reload(self._merger.base_weights(), BASE_VERSION)
-        else:
-            self._native.drop_unused(set())
-        self.policy_version = BASE_VERSION
 
     def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
         """Replace the weights in place, between two steps.
@@ -357,7 +342,8 @@ class VllmEngine:
         self._scheduler.update_from_output = counted_update
 
     def _stop(self) -> None:
-        self._drain()
+        while self._open:
+            self._step()
         if self._native is not None:
             self._native.close()
         self._closing = True

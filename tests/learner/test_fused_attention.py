@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import make_learner, make_samples, save_tiny_model
+from tiny import gradient_of, make_learner, make_samples, save_tiny_model
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import flex_attention_hop
@@ -104,18 +104,13 @@ def model_path(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3")
 
 
-def gradient(learner, batch):
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    return torch.cat([one.grad.flatten() for one in learner.policy.trainable_parameters()])
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_step_with_the_kernel_is_the_step_with_blocks(on_cpu, model_path, recompute):
     gradients = []
     for attention in ("blocks", "fused"):
         learner = make_learner(model_path, gradient_checkpointing=recompute)
         learner.policy.attention = attention
-        gradients.append(gradient(learner, build_batch(make_samples(), microbatch_tokens=1000)))
+        gradients.append(gradient_of(learner, build_batch(make_samples(), microbatch_tokens=1000)))
     assert (gradients[0] - gradients[1]).abs().max() < 1e-5
     assert gradients[0].abs().max() > 1e-3
 

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny import LOSSES, make_learner, make_samples, sample, save_tiny_model
+from tiny import LOSSES, gradient_of, make_learner, make_samples, sample, save_tiny_model
 
 from configs.errors import UserError
 from learner.checkpoint import load_checkpoint, save_checkpoint
@@ -16,13 +16,6 @@ from tests.changed import replace
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
-
-
-def gradient_of(learner, batch):
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    gradient = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
-    learner.optimizer.zero_grad()
-    return gradient
 
 
 def test_packed_logprobs_are_those_of_the_plain_model(model_path):

@@ -103,6 +103,16 @@ def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **furt
     )
 
 
+def gradient_of(learner, batch):
+    """The flattened gradient of the adapter."""
+    import torch
+
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    gradient = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+    learner.optimizer.zero_grad()
+    return gradient
+
+
 def ancestors(row):
     """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
     mask = np.eye(len(row.parents), dtype=bool)
