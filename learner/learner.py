@@ -157,10 +157,7 @@ class Learner:
         return Adapter(policy_version=self.policy_version, data=data, digest=digest)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Continue from an adapter. Raises ValueError if its bytes do not match its digest."""
-        digest = hashlib.sha256(adapter.data).hexdigest()
-        if digest != adapter.digest:
-            raise ValueError(f"adapter v{adapter.policy_version}: digest {digest[:12]} != {adapter.digest[:12]}")
+        """Continue from an adapter."""
         with self.optimizer.whole(write=True):
             self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version

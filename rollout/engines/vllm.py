@@ -30,17 +30,6 @@ if TYPE_CHECKING:
     from rollout.engines.base_weights import ExportedBase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedAdapter:
-    """An adapter that was hashed and checked."""
-
-    version: int
-    digest: str
-    weights: "Iterator[tuple[str, Tensor]] | LoRARequest"
-    """Merged mode: all weights of the model with the adapter folded in, computed when they are read. Native mode: the
-    request that names the adapter's files."""
-
-
 @dataclass(slots=True)
 class _Dialogue:
     """The requests of one trajectory."""
@@ -172,23 +161,23 @@ class VllmEngine:
         """
         return await self.load_prepared(await self.prepare_adapter(version, adapter))
 
-    async def prepare_adapter(self, version: int, adapter: bytes) -> PreparedAdapter:
-        """Hash, check and write an adapter while the engine continues to sample.
+    async def prepare_adapter(self, version: int, adapter: bytes) -> Callable[[], str]:
+        """Hash, check and write an adapter while the engine continues to sample, and return the rest of the work.
 
         Raises ValueError if it does not fit this model, or if there is no room for its files.
         """
 
-        def prepare() -> PreparedAdapter:
+        def prepare() -> Callable[[], str]:
             digest = hashlib.sha256(adapter).hexdigest()
             if self._native is None:
-                return PreparedAdapter(version=version, digest=digest, weights=self._merger.merged_weights(adapter))
-            return PreparedAdapter(version=version, digest=digest, weights=self._native.write(version, digest, adapter))
+                return partial(self._load, version, digest, self._merger.merged_weights(adapter))
+            return partial(self._load, version, digest, self._native.write(version, digest, adapter))
 
         return await asyncio.to_thread(prepare)
 
-    async def load_prepared(self, prepared: PreparedAdapter) -> str:
+    async def load_prepared(self, prepared: Callable[[], str]) -> str:
         """Do the rest of `load_adapter`, between two steps."""
-        return await asyncio.wrap_future(self._commands.submit(lambda: self._load(prepared)))
+        return await asyncio.wrap_future(self._commands.submit(prepared))
 
     def close(self) -> None:
         """Finish the open requests, end the thread and free the memory."""
@@ -281,8 +270,8 @@ class VllmEngine:
         for key in ids:
             self._open.pop(key).future.set_exception(EngineError("the trajectory was released"))
 
-    def _load(self, prepared: PreparedAdapter) -> str:
-        version, weights = prepared.version, prepared.weights
+    def _load(self, version: int, digest: str, weights: "Iterator[tuple[str, Tensor]] | LoRARequest") -> str:
+        """Load the weights of a model with the adapter folded in, or the request that names the adapter's files."""
         if version <= self.policy_version:
             if self._native is not None:
                 self._native.discard(weights)
@@ -293,7 +282,7 @@ class VllmEngine:
             self._native.load(version, weights)
             self._native.drop_unused({version, *(entry.policy_version for entry in self._open.values())})
         self.policy_version = version
-        return prepared.digest
+        return digest
 
     def _read_back(self) -> ReadBack:
         if self._native is not None:
