@@ -26,10 +26,7 @@ def send_frame(link: socket.socket, payload: bytes) -> None:
 
 def receive_frame(link: socket.socket) -> bytes:
     """Receive a frame. Raises ConnectionError if the other side closed the link or violates the protocol."""
-    (length,) = _LENGTH.unpack(_receive_exactly(link, _LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
-    return _receive_exactly(link, length)
+    return _receive_exactly(link, _payload_length(_receive_exactly(link, _LENGTH.size)))
 
 
 def receive_frame_from(link: socket.socket) -> tuple[bytes, int]:
@@ -40,7 +37,14 @@ def receive_frame_from(link: socket.socket) -> tuple[bytes, int]:
     if not header or not senders:
         raise ConnectionError("the other side closed the connection")
     pid, _, _ = _CREDENTIALS.unpack(senders[0])
-    return _receive_exactly(link, _LENGTH.unpack(header)[0]), pid
+    return _receive_exactly(link, _payload_length(header)), pid
+
+
+def _payload_length(data: bytes) -> int:
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+    return int(length)
 
 
 def _receive_exactly(link: socket.socket, count: int) -> bytes:
@@ -57,10 +61,7 @@ def split_frame(data: bytes) -> tuple[bytes, bytes] | None:
     """Return the first frame in `data` and the bytes after it, or None while the frame is incomplete."""
     if len(data) < _LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack_from(data)
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
-    end = _LENGTH.size + length
+    end = _LENGTH.size + _payload_length(data)
     return (data[_LENGTH.size : end], data[end:]) if len(data) >= end else None
 
 

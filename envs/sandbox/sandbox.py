@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -100,18 +99,8 @@ def resident_bytes(pid: int) -> int:
 class Episode(AbstractContextManager["Episode"]):
     """Steps that share their names. After the death of its process the next step starts a new one and reports it."""
 
-    def __init__(
-        self,
-        open_link: Callable[[], socket.socket],
-        slots: AbstractContextManager[object],
-        idle: IdleMemory,
-        *,
-        max_code_bytes: int,
-    ) -> None:
-        self._open_link = open_link
-        self._slots = slots
-        self._idle = idle
-        self._max_code_bytes = max_code_bytes
+    def __init__(self, sandbox: "Sandbox") -> None:
+        self._sandbox = sandbox
         self._busy = threading.Lock()
         self._link: socket.socket | None = None
         self._pid = 0
@@ -126,15 +115,15 @@ class Episode(AbstractContextManager["Episode"]):
             source = code.encode()
         except UnicodeEncodeError:
             return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
-        if len(source) > self._max_code_bytes:
-            text = f"The code has {len(source)} bytes; at most {self._max_code_bytes} are allowed."
+        if len(source) > (most := self._sandbox.settings.max_code_bytes):
+            text = f"The code has {len(source)} bytes; at most {most} are allowed."
             return ToolResult(text=text, error="too-large")
         try:
-            with self._busy, self._slots:
-                self._idle.wake(self)
+            with self._busy, self._sandbox.slots:
+                self._sandbox.idle.wake(self)
                 return self._run(source, timeout_s)
         finally:
-            self._idle.rest(self, self._held_bytes)
+            self._sandbox.idle.rest(self, self._held_bytes)
 
     def _run(self, source: bytes, timeout_s: float, *, may_retry: bool = True) -> ToolResult:
         if self.closed:
@@ -149,12 +138,13 @@ class Episode(AbstractContextManager["Episode"]):
             category, alive, file_bytes, text = parse_reply(receive_frame(link))
         except BaseException as fault:
             self._hang_up()  # after an interrupt, too: the next run would read the reply of this one
+            had_names, self._holds_names = self._holds_names, False
+            self._lost_names |= had_names
             if not isinstance(fault, (OSError, ValueError)):
                 raise
             # A retry without the earlier names would make the code fail for a fault of the sandbox.
-            if may_retry and not self._holds_names and not self.closed:
+            if may_retry and not had_names and not self.closed:
                 return self._run(source, timeout_s, may_retry=False)
-            self._lost_names, self._holds_names = self._lost_names or self._holds_names, False
             reason = "the episode was closed" if self.closed else f"the sandbox failed: {fault}"
             raise ToolUnavailableError(reason) from fault
         if self._lost_names:
@@ -167,7 +157,7 @@ class Episode(AbstractContextManager["Episode"]):
         return ToolResult(text=text, error=category or None)
 
     def _connect(self) -> socket.socket:
-        link = self._open_link()
+        link = self._sandbox.open_link()
         link.settimeout(_GRACE_S)
         try:
             report, self._pid = receive_frame_from(link)
@@ -200,7 +190,7 @@ class Episode(AbstractContextManager["Episode"]):
     def close(self) -> None:
         """End the process at once, also during a run."""
         self.closed = True
-        self._idle.wake(self)
+        self._sandbox.idle.wake(self)
         self._hang_up()
 
     def __exit__(self, *raised: object) -> None:
@@ -213,9 +203,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
         self.max_concurrent_runs = self.settings.max_concurrent_runs or 2 * (os.cpu_count() or 1)
-        self._slots = threading.BoundedSemaphore(self.max_concurrent_runs)
+        self.slots = threading.BoundedSemaphore(self.max_concurrent_runs)
         self.executor = ThreadPoolExecutor(self.max_concurrent_runs, thread_name_prefix="sandbox")
-        self._idle = IdleMemory(self.settings.idle_memory_mb << 20)
+        self.idle = IdleMemory(self.settings.idle_memory_mb << 20)
         self._lock = threading.Lock()
         self._closed = False
         self._zygote = ZygoteProcess(self.settings)
@@ -236,9 +226,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             return episode.run(code, timeout_s=timeout_s)
 
     def episode(self) -> Episode:
-        return Episode(self._open_link, self._slots, self._idle, max_code_bytes=self.settings.max_code_bytes)
+        return Episode(self)
 
-    def _open_link(self) -> socket.socket:
+    def open_link(self) -> socket.socket:
         """Return a connection to a new warden, from a new zygote if the old one is gone."""
         with self._lock:
             if self._closed:
