@@ -86,7 +86,13 @@ def policy_loss(config: LossConfig) -> PolicyLoss:
         case FlowGrpoConfig():
             return partial(flow_grpo_loss, kl_weight=config.kl_weight)
         case FixedLossConfig():
-            return {"grpo": grpo_loss, "cispo": cispo_loss, "gspo": gspo_loss, "dr_grpo": dr_grpo_loss}[config.type]
+            fixed: dict[str, PolicyLoss] = {
+                "grpo": grpo_loss,
+                "cispo": cispo_loss,
+                "gspo": gspo_loss,
+                "dr_grpo": dr_grpo_loss,
+            }
+            return fixed[config.type]
         case CustomLossConfig():
             return partial(_custom_loss, config.load(), config)
 

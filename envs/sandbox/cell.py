@@ -232,8 +232,10 @@ def _drop_rights(plan: CellPlan, folder: str) -> None:
     kernel.set_dumpable(False)
     if "landlock" in plan.layers:
         # Only without a tmpfs of its own must all files of an episode be counted.
-        kind = "writable" if "namespaces" in plan.layers else "addable"
-        kernel.restrict_files(plan.readable, **{kind: (folder,)})
+        if "namespaces" in plan.layers:
+            kernel.restrict_files(plan.readable, writable=(folder,))
+        else:
+            kernel.restrict_files(plan.readable, addable=(folder,))
     kernel.die_with_parent(signal.SIGKILL)
     if "seccomp" in plan.layers:
         kernel.restrict_calls(kernel.filter_program(kernel.CELL_CALLS, kernel.CELL_CHOSEN, kernel.CELL_WITHOUT))
