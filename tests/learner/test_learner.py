@@ -183,15 +183,6 @@ def test_batch_without_loss_tokens_changes_nothing_but_the_version_and_says_so(m
     assert (result.metrics["policy/staleness_max"], result.metrics["policy/logprob_gap_abs"]) == (0, 0)
 
 
-def test_adapter_bytes_carry_the_weights(model_path):
-    learner = make_learner(model_path)
-    adapter = learner.adapter()
-    other = make_learner(model_path, seed=1)
-    assert other.adapter().digest != adapter.digest
-    other.load_adapter(adapter)
-    assert other.adapter().digest == adapter.digest
-
-
 def test_kl_of_the_first_rl_step_is_zero_after_a_cold_start_and_grows_from_there(model_path):
     learner = make_learner(model_path, loss=LOSSES["flow_grpo"], learning_rate=1e-2)
     for _ in range(3):

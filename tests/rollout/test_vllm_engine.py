@@ -163,6 +163,3 @@ def without_reload(rpc):
         return rpc(method, *arguments, **options)
 
     return called
-
-
-# The load.
