@@ -1,5 +1,6 @@
 """The learner as actors: one process for each of its ranks, and in most runs there is one rank."""
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
 from learner.credit import assign_credit
 from learner.learner import Learner
-from learner.optim import MeetingPoint, Ranks, join
+from learner.optim import Ranks, join
 from learner.packing import build_batch
 from learner.samples import group_samples, samples_of
 from learner.types import StepResult
@@ -37,15 +38,17 @@ class LearnerActor:
         search_in(config.code_path)
         self._config = config
         self._ranks = Ranks(rank=rank, size=size)
-        self._meeting: MeetingPoint | None = None
+        self._meeting: socket.socket | None = None
 
     def __repr__(self) -> str:
         return f"Learner(rank={self._ranks.rank})"
 
     def open_meeting(self) -> tuple[str, int]:
         """Open the point at which the ranks meet, in the first of them; return its address."""
-        self._meeting = MeetingPoint(ray.util.get_node_ip_address())
-        return self._meeting.host, self._meeting.port
+        host = ray.util.get_node_ip_address()
+        # It must not listen on other interfaces.
+        self._meeting = socket.create_server((host, 0))
+        return host, int(self._meeting.getsockname()[1])
 
     def build(
         self, build_learner: Callable[..., Learner], meeting: tuple[str, int] | None, sees_folder: Callable[[], bool]

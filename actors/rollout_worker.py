@@ -18,7 +18,8 @@ from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
-from rollout.engines.engine import EngineError, PolicyEngine, Pulse
+from rollout.engines.engine import EngineError, Pulse
+from rollout.engines.vllm import VllmEngine
 from rollout.filters import SOLVED
 from rollout.lifecycle import Permit
 from rollout.types import Group, GroupSummary, StepScores
@@ -205,7 +206,7 @@ class RolloutWorkerActor:
 class WeightFollower:
     """Loads every version of the weights that is published, and proves to dynamic sampling that the engine uses it."""
 
-    def __init__(self, engine: PolicyEngine, sampling: Handle, worker: int) -> None:
+    def __init__(self, engine: VllmEngine, sampling: Handle, worker: int) -> None:
         self._engine = engine
         self._sampling = sampling
         self._worker = worker

@@ -91,13 +91,25 @@ class Backbone:
     def _load_base(
         self, model_path: Path, num_layers: int | None, weights: Mapping[str, Tensor] | None
     ) -> "PreTrainedModel":
-        from transformers import AutoModelForCausalLM
+        from accelerate import init_empty_weights
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         kind = {"dtype": self.base_dtype, "attn_implementation": register()}
         if weights is None:
             base = AutoModelForCausalLM.from_pretrained(model_path, **kind)
         else:
-            base = _built_on(weights, model_path, kind)
+            # Built with these tensors as its parameters, without copies.
+            with init_empty_weights(include_buffers=False):
+                base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
+            unknown = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
+            base.tie_weights()
+            empty = [name for name, parameter in base.named_parameters() if parameter.is_meta]
+            if unknown or empty:
+                raise ValueError(
+                    f"the shared base weights lack {empty[:3]} of {model_path}, which lacks {unknown[:3]}; "
+                    "set card.share_base=false"
+                )
+            base.requires_grad_(False)
         base.config.use_cache = False
         if num_layers is not None:
             base.model.layers = base.model.layers[:num_layers]
@@ -195,21 +207,3 @@ class Backbone:
             torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed_precision),
         ):
             yield
-
-
-def _built_on(weights: Mapping[str, Tensor], model_path: Path, kind: Mapping[str, object]) -> "PreTrainedModel":
-    """Build the model with these tensors as its parameters, without copies."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with init_empty_weights(include_buffers=False):
-        base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
-    unknown = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
-    base.tie_weights()
-    empty = [name for name, parameter in base.named_parameters() if parameter.is_meta]
-    if unknown or empty:
-        raise ValueError(
-            f"the shared base weights do not fit {model_path}: they lack {empty[:3]}, and the model lacks "
-            f"{unknown[:3]}; set card.share_base=false"
-        )
-    return base.requires_grad_(False)

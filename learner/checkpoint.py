@@ -49,9 +49,9 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
             torch.save({"optimizer": optimizer, "torch_rng": torch.get_rng_state()}, partial / "optimizer.pt")
             write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
     except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"cannot write checkpoint {target}: {_disk_fault(error)}; free space or change output_dir"
-        ) from error
+        # Torch reports a full disk only as a short write.
+        fault = getattr(error, "strerror", None) or f"the disk does not take all of it ({reason(error)[:100]})"
+        raise UserError(f"cannot write checkpoint {target}: {fault}; free space or change output_dir") from error
     for old in sorted(parent.glob("v*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -63,13 +63,8 @@ def load_checkpoint(learner: "Learner", folder: Path) -> None:
 
     manifest = read_manifest(folder)
     data = (folder / "adapter.safetensors").read_bytes()
-    learner.load_adapter(
-        Adapter(
-            policy_version=manifest["policy_version"],
-            data=data,
-            digest=manifest["files"]["adapter.safetensors"],
-        )
-    )
+    digest = manifest["files"]["adapter.safetensors"]
+    learner.load_adapter(Adapter(policy_version=manifest["policy_version"], data=data, digest=digest))
     state = torch.load(folder / "optimizer.pt", map_location="cpu", weights_only=True)
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.num_steps_done = manifest["step"]
@@ -92,39 +87,25 @@ class Checkpoint:
             raise UserError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
 
 
-def newest_checkpoint(parent: Path) -> tuple[Checkpoint | None, list[str]]:
+def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint below `parent`, or None, and what is wrong with newer ones.
 
-    The newer ones stay as they are.
+    With `set_aside` the newer ones are renamed, so that they neither count among those that are kept nor hide what is
+    missing. Only the process that continues the run may do so.
     """
-    checkpoint, unusable = _search(parent)
-    return checkpoint, list(unusable.values())
-
-
-def continue_from_newest(parent: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return what `newest_checkpoint` returns, and rename the newer, broken checkpoints.
-
-    Renamed, they neither count among those that are kept nor hide what is missing. Only the process that continues the
-    run may call this.
-    """
-    checkpoint, unusable = _search(parent)
-    for folder in unusable:
-        shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
-        with suppress(OSError):
-            folder.rename(folder.with_name(_SET_ASIDE + folder.name))
-    return checkpoint, list(unusable.values())
-
-
-def _search(parent: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
-    unusable: dict[Path, str] = {}
+    faults: list[str] = []
     for folder in sorted(parent.glob("v*"), reverse=True):
         try:
-            return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), unusable
+            return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
         except UserError as error:
-            unusable[folder] = str(error)
+            faults.append(str(error))
         except KeyError as missing:
-            unusable[folder] = f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}"
-    return None, unusable
+            faults.append(f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}")
+        if set_aside:
+            shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
+            with suppress(OSError):
+                folder.rename(folder.with_name(_SET_ASIDE + folder.name))
+    return None, faults
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -146,10 +127,3 @@ def write_manifest(folder: Path, **facts: object) -> None:
     """Write the hash of every file in `folder`, and these facts."""
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=2))
-
-
-def _disk_fault(error: Exception) -> str:
-    """Return what is wrong with the disk; torch reports a full disk only as a short write."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"the disk does not take all of it ({reason(error)[:100]})"

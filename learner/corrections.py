@@ -157,25 +157,19 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, *, guard: bool = Tr
             )
     if not guard:
         return None
-    mismatch, tokens = metrics.get("mismatch_k3_age0", 0.0), metrics.get("choice_tokens_age0", 0.0)
-    if not mismatch * min(1.0, tokens / LEAST_EVIDENCE) <= MAX_MISMATCH_K3_AGE0:
-        return (
-            f"step skipped: policy/mismatch_k3_age0 = {mismatch:.3g} over {tokens:.0f} tokens is above "
-            f"the guard's bound {MAX_MISMATCH_K3_AGE0:g}; engine and learner disagree on the "
-            "same weights: check the adapter the engine serves, its log-prob mode and temperature"
-        )
-    mismatch = metrics.get("mismatch_k3_stale", 0.0)
-    if not mismatch <= MAX_MISMATCH_K3_STALE:
-        return (
-            f"step skipped: policy/mismatch_k3_stale = {mismatch:.3g} is above "
-            f"the guard's bound {MAX_MISMATCH_K3_STALE:g}; the batch is too far off-policy: lower "
-            "pipeline_depth or learner.learning_rate"
-        )
-    share = metrics.get("effective_sample_size", 1.0)
-    if not share >= MIN_EFFECTIVE_SAMPLE_SHARE:
-        return (
-            f"step skipped: policy/effective_sample_size = {share:.3g} is below "
-            f"the guard's bound {MIN_EFFECTIVE_SAMPLE_SHARE:g}; the batch is too far off-policy: lower "
-            "pipeline_depth or learner.learning_rate"
-        )
+
+    def beyond(name: str, bound: float, problem: str) -> str:
+        return f"step skipped: policy/{name} = {metrics[name]:.3g}, and the guard's bound is {bound:g}; {problem}"
+
+    # Negated comparisons refuse nan.
+    tokens = metrics.get("choice_tokens_age0", 0.0)
+    if not metrics.get("mismatch_k3_age0", 0.0) * min(1.0, tokens / LEAST_EVIDENCE) <= MAX_MISMATCH_K3_AGE0:
+        disagree = f"engine and learner disagree on {tokens:.0f} tokens of the same weights"
+        remedy = "check the adapter the engine serves, its log-prob mode and temperature"
+        return beyond("mismatch_k3_age0", MAX_MISMATCH_K3_AGE0, f"{disagree}: {remedy}")
+    far_off = "the batch is too far off-policy: lower pipeline_depth or learner.learning_rate"
+    if not metrics.get("mismatch_k3_stale", 0.0) <= MAX_MISMATCH_K3_STALE:
+        return beyond("mismatch_k3_stale", MAX_MISMATCH_K3_STALE, far_off)
+    if not metrics.get("effective_sample_size", 1.0) >= MIN_EFFECTIVE_SAMPLE_SHARE:
+        return beyond("effective_sample_size", MIN_EFFECTIVE_SAMPLE_SHARE, far_off)
     return None

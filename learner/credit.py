@@ -75,13 +75,19 @@ def assign_credit(group: Group, *, scheme: Scheme, prm_weight: float) -> None:
     advantages = turn_advantages(group, scheme=scheme, prm_weight=prm_weight)
     outcomes = turn_advantages(group, scheme=by_outcome, prm_weight=0.0)
     scores = [reward for steps in rewards for reward in steps if reward is not None]
+    # A step is credited against the pool of all actions, and some actions score higher than others.
+    by_action: dict[str, list[float]] = defaultdict(list)
+    for trajectory, steps in zip(group.trajectories, rewards, strict=True):
+        for turn, reward in zip(trajectory.planner_turns, steps, strict=True):
+            if turn.tool_call is not None and reward is not None:
+                by_action[turn.tool_call.name].append(reward)
     in_force = scheme if scores else by_outcome
     credit = GroupCredit(
         scheme=in_force,
         weight=prm_weight if in_force == "outcome_gated" else 0.0,
         totals=spread_of([total for total in group.totals if total is not None]),
         scores=spread_of(scores),
-        by_action=_scores_by_action(group, rewards),
+        by_action={action: spread_of(values) for action, values in by_action.items()},
     )
     for trajectory, steps, values, parts in zip(group.trajectories, rewards, advantages, outcomes, strict=True):
         trajectory.credit = credit
@@ -134,19 +140,6 @@ def _note_same_steps(group: Group) -> None:
     for trajectory in group.trajectories:
         for turn in trajectory.planner_turns:
             turn.same_steps = tuple(made[_decision(turn)])
-
-
-def _scores_by_action(group: Group, rewards: Sequence[Sequence[float | None]]) -> dict[str, Spread]:
-    """Return the spread of the valid steps' rewards, by action.
-
-    A step is credited against the pool of all actions, and some actions score higher than others.
-    """
-    found: dict[str, list[float]] = defaultdict(list)
-    for trajectory, steps in zip(group.trajectories, rewards, strict=True):
-        for turn, reward in zip(trajectory.planner_turns, steps, strict=True):
-            if turn.tool_call is not None and reward is not None:
-                found[turn.tool_call.name].append(reward)
-    return {action: spread_of(values) for action, values in found.items()}
 
 
 def _decision(turn: Turn) -> Hashable:

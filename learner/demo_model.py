@@ -31,11 +31,9 @@ def ensure_demo_model() -> Path:
     if (target / "config.json").exists():
         return target
     spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        raise UserError(f"the package '{PACKAGE}' with the demo model is not installed: run `make setup`")
-    gguf = next(Path(spec.origin).parent.rglob(GGUF_FILE), None)
+    gguf = next(Path(spec.origin).parent.rglob(GGUF_FILE), None) if spec and spec.origin else None
     if gguf is None:
-        raise UserError(f"'{PACKAGE}' is installed but holds no {GGUF_FILE}: run `make setup`")
+        raise UserError(f"the package '{PACKAGE}' with {GGUF_FILE} is not installed: run `make setup`")
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         _convert(gguf, partial)

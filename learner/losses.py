@@ -104,11 +104,8 @@ def _custom_loss(function: Callable[..., Any], config: CustomLossConfig, inputs:
     except Exception as error:
         raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from error
     loss = output.loss if isinstance(output, LossOutput) else None
-    if (
-        not isinstance(loss, Tensor)
-        or loss.dim()
-        or not (loss.requires_grad or not inputs.learner_logprobs.requires_grad)
-    ):
+    has_gradient = isinstance(loss, Tensor) and (loss.requires_grad or not inputs.learner_logprobs.requires_grad)
+    if loss is None or not has_gradient or loss.dim():
         raise OwnCodeError(f"{must} loss is a tensor of one number with a gradient, it returned {output!r:.120}")
     try:
         # Other names could overwrite the learner's own sums.

@@ -10,10 +10,10 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -44,67 +44,15 @@ class Ranks:
     size: int
 
 
-class Optimizer(Protocol):
-    """AdamW over the adapter, in one process or in several ranks that compute a share of the microbatches each.
+class LocalAdamW(torch.optim.AdamW):
+    """AdamW over the adapter of a learner in one process.
 
     A step consists of `share`, one forward pass and `backward` for each of these microbatches, `clipped_norm`, and then
-    `update` or `discard`. Every rank makes the same calls in the same order.
+    `update` or `discard`. `ShardedAdamW` has the same methods, which every rank calls in the same order.
     """
 
-    @property
-    def writes(self) -> bool:
-        """True if this process writes files and publishes, as the first rank does."""
-        ...
-
-    def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """Return the microbatches of this rank. An empty one is a pass without samples, for which other ranks wait."""
-        ...
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a microbatch's loss, whose denominator is the whole step's.
-
-        `last` is true at the last microbatch of this rank.
-        """
-        ...
-
-    def gather(self, value: Value) -> list[Value]:
-        """Return the values of all ranks in order."""
-        ...
-
-    def clipped_norm(self) -> float:
-        """Return the norm of the whole step's gradient, and scale a longer gradient down to `MAX_GRAD_NORM`.
-
-        The result is the same on every rank.
-        """
-        ...
-
-    def update(self, learning_rate: float) -> None:
-        """Take the step."""
-        ...
-
-    def discard(self) -> None:
-        """Drop the gradient without changing weights and moments."""
-        ...
-
-    def reset(self, learning_rate: float) -> None:
-        """Set the moments to zero."""
-        ...
-
-    def state_dict(self) -> dict[str, object]:
-        """Return the moments of all ranks, in the format of `torch.optim.AdamW`."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-    def whole(self, *, write: bool = False) -> AbstractContextManager[None]:
-        """Return a context in which every rank has all weights of the adapter. `write` if it changes them."""
-        ...
-
-
-class LocalAdamW(torch.optim.AdamW):
-    """The `Optimizer` of a learner in one process."""
-
     writes = True
+    """True if this process writes files and publishes, as the first rank does."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
@@ -113,27 +61,40 @@ class LocalAdamW(torch.optim.AdamW):
         super().__init__(self._parameters, weight_decay=WEIGHT_DECAY, fused=self._fused)
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
+        """Return the microbatches of this rank. An empty one is a pass without samples, for which other ranks wait."""
         return microbatches
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a microbatch's loss, whose denominator is the whole step's.
+
+        `last` is true at the last microbatch of this rank.
+        """
         loss.backward()
 
     def gather(self, value: Value) -> list[Value]:
+        """Return the values of all ranks in order."""
         return [value]
 
     def clipped_norm(self) -> float:
+        """Return the norm of the whole step's gradient, and scale a longer gradient down to `MAX_GRAD_NORM`.
+
+        The result is the same on every rank.
+        """
         return float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM))
 
     def update(self, learning_rate: float) -> None:
+        """Take the step."""
         for group in self.param_groups:
             group["lr"] = learning_rate
         self.step()
         self.discard()
 
     def discard(self) -> None:
+        """Drop the gradient without changing weights and moments."""
         self.zero_grad(set_to_none=True)
 
     def reset(self, learning_rate: float) -> None:
+        """Set the moments to zero."""
         self.state.clear()
         for group in self.param_groups:
             group["lr"] = learning_rate
@@ -145,29 +106,18 @@ class LocalAdamW(torch.optim.AdamW):
 
     @contextmanager
     def whole(self, *, write: bool = False) -> Iterator[None]:
+        """Return a context in which every rank has all weights of the adapter. `write` if it changes them."""
         yield
 
 
-class MeetingPoint:
-    """The listening socket of the first rank, where ranks find each other.
-
-    It is open before the other ranks learn its address, and listens only on the interface of `host`.
-    """
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.socket = socket.create_server((host, 0))
-        self.port = int(self.socket.getsockname()[1])
-
-
-def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: MeetingPoint | None, here: str) -> None:
+def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: socket.socket | None, here: str) -> None:
     """Join the other ranks, and return when all have joined.
 
     Args:
         ranks: Number of this rank and of all.
-        address: Host and port of the meeting point.
+        address: Host and port of the meeting point, which listens before the other ranks learn its address.
         device: `cpu` or `cuda`.
-        own: The meeting point itself, at the first rank.
+        own: Its listening socket, at the first rank.
         here: Address of this machine whose network interface carries the traffic.
     """
     os.environ |= {"DS_ACCELERATOR": device, "LOCAL_RANK": "0"}
@@ -184,7 +134,7 @@ def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: MeetingPoi
 
     # DeepSpeed would compile this operation at the start of the process. It is not used here.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    listening = own.socket.detach() if own else None
+    listening = own.detach() if own else None
     store = dist.TCPStore(*address, ranks.size, own is not None, timeout=PATIENCE, master_listen_fd=listening)
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.size, timeout=PATIENCE)
@@ -192,7 +142,7 @@ def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: MeetingPoi
 
 
 class ShardedAdamW:
-    """The `Optimizer` of a learner that is one of several ranks, over DeepSpeed's ZeRO.
+    """AdamW over the adapter of a learner that is one of several ranks, over DeepSpeed's ZeRO.
 
     Moments and weights are saved and loaded whole, in the format of one process. Checkpoints do not depend on ranks.
     """
@@ -286,6 +236,7 @@ class ShardedAdamW:
                 moment.zero_()
 
     def state_dict(self) -> dict[str, object]:
+        """Return the moments of all ranks, in the format of `torch.optim.AdamW`."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         step = self._zero.optimizer.state[self._flats()[0]]["step"]

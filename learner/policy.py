@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from learner.backbone import Backbone
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
 from rollout.chat import Tokenizer
-
-if TYPE_CHECKING:
-    from xgrammar import CompiledGrammar
 
 
 def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
@@ -33,39 +30,6 @@ def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
         named = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model_path)).eos_token_id
     assert tokenizer.eos_token_id is not None, "a chat format requires it"
     return sorted({tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])})
-
-
-class GrammarMasks:
-    """Grammars, each compiled once, that replay sampled tokens. `ends` are the tokens that end a reply."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
-        import xgrammar
-
-        self._xgrammar = xgrammar
-        self._vocab_size = vocab_size
-        self._ends = list(ends)
-        info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
-        self._compiler = xgrammar.GrammarCompiler(info)
-        self._compiled: dict[str, CompiledGrammar] = {}
-
-    def allowed(self, grammar: str, token_ids: np.ndarray) -> torch.Tensor:
-        """Return the bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.
-
-        Raises ValueError if the tokens do not follow the grammar, and so were not sampled under it.
-        """
-        if grammar not in self._compiled:
-            self._compiled[grammar] = self._compiler.compile_grammar(grammar)
-        matcher = self._xgrammar.GrammarMatcher(self._compiled[grammar], override_stop_tokens=self._ends)
-        bitmask = self._xgrammar.allocate_token_bitmask(len(token_ids), self._vocab_size)
-        for position, token in enumerate(token_ids.tolist()):
-            matcher.fill_next_token_bitmask(bitmask, position)
-            if not matcher.accept_token(token):
-                raise ValueError(f"token {token} at position {position} does not follow the sampler's grammar")
-        return bitmask
-
-    def constrain(self, logits: torch.Tensor, bitmask: torch.Tensor) -> None:
-        """Set the logits `[N, V]` of tokens outside the bitmask `[N, ceil(V / 32)]` to -inf, in place."""
-        self._xgrammar.apply_token_bitmask_inplace(logits, bitmask)
 
 
 Constrain = Callable[[Tensor, int, int], None]
@@ -166,7 +130,11 @@ class Policy(Backbone):
             attention=config.attention,
             base_weights=base_weights,
         )
-        self._grammars = GrammarMasks(self.tokenizer, self.vocab_size, reply_ends(model_path, self.tokenizer))
+        import xgrammar
+
+        self._reply_ends = reply_ends(model_path, self.tokenizer)
+        info = xgrammar.TokenizerInfo.from_huggingface(self.tokenizer, vocab_size=self.vocab_size)
+        self._compiled = cache(xgrammar.GrammarCompiler(info).compile_grammar)
 
     def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
         """Do the part of a forward pass that does not depend on the weights.
@@ -186,6 +154,8 @@ class Policy(Backbone):
 
         Rows are padded on the right.
         """
+        from xgrammar import apply_token_bitmask_inplace
+
         if not isinstance(prepared, Prepared):
             prepared = self.prepare(prepared)
         targets, allowed = prepared.targets, prepared.allowed.to(self.device, non_blocking=True)
@@ -193,7 +163,7 @@ class Policy(Backbone):
             self.hidden_states(prepared.row)[self.tensor(targets.contexts)],
             self.head_weight,
             self.tensor(targets.temperatures),
-            lambda logits, start, end: self._grammars.constrain(logits, allowed[start:end]),
+            lambda logits, start, end: apply_token_bitmask_inplace(logits, allowed[start:end]),
             self.tensor(targets.context_of),
             self.tensor(targets.tokens),
             LOGIT_CHUNK_TOKENS,
@@ -215,8 +185,23 @@ class Policy(Backbone):
             for span in sample.grammar_spans:
                 trained = (columns >= span.start) & (columns < span.end)
                 if trained.any():
-                    allowed = self._grammars.allowed(span.grammar, sample.token_ids[span.start : span.end])
+                    allowed = self._replay(span.grammar, sample.token_ids[span.start : span.end])
                     bitmask[torch.from_numpy(context_of[trained])] = allowed[columns[trained] - span.start]
+        return bitmask
+
+    def _replay(self, grammar: str, token_ids: np.ndarray) -> Tensor:
+        """Return the bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.
+
+        Raises ValueError if the tokens do not follow the grammar, and so were not sampled under it.
+        """
+        import xgrammar
+
+        matcher = xgrammar.GrammarMatcher(self._compiled(grammar), override_stop_tokens=self._reply_ends)
+        bitmask = xgrammar.allocate_token_bitmask(len(token_ids), self.vocab_size)
+        for position, token in enumerate(token_ids.tolist()):
+            matcher.fill_next_token_bitmask(bitmask, position)
+            if not matcher.accept_token(token):
+                raise ValueError(f"token {token} at position {position} does not follow the sampler's grammar")
         return bitmask
 
 

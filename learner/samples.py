@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from learner.types import GrammarSpan, TrainingSample
-from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
+from rollout.types import Group, Trajectory, floats_of, ids_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +41,7 @@ def samples_of(
     temperature: float,
     version_ages: Mapping[int, int] | None = None,
 ) -> list[TrainingSample]:
-    """One for each branch.
+    """Return a sample for each branch, with its turns on one axis.
 
     What a branch shares with another is trained in one of them and context in the other, so that every sampled
     token is trained once, after the very tokens that it was sampled after.
@@ -52,65 +52,46 @@ def samples_of(
     log-probs there is nothing to train on.
     """
     if trajectory.served:
-        raise ValueError(
-            f"trajectory {trajectory.id} was answered by a server, without token ids and log-probs: it can never be "
-            "trained on"
-        )
-    return [
-        _sample(trajectory, branch, numbers, turn_advantages, temperature, version_ages)
-        for branch, numbers in enumerate(trajectory.branches)
-    ]
-
-
-def _sample(
-    trajectory: Trajectory,
-    branch: int,
-    numbers: Sequence[int],
-    turn_advantages: Sequence[float],
-    temperature: float,
-    version_ages: Mapping[int, int] | None,
-) -> TrainingSample:
-    """Return a branch with its turns on one axis."""
+        raise ValueError(f"trajectory {trajectory.id} has no log-probs to train on: a server answered it")
+    samples = []
     turns = trajectory.planner_turns
-    token_ids = ids_of(turns[numbers[-1]].dialogue).astype(np.int64)
-    sampled = np.zeros(len(token_ids), dtype=bool)
-    ages = np.full(len(token_ids), -1, dtype=np.int64)
-    logprobs = np.zeros(len(token_ids), dtype=np.float32)
-    advantages = np.zeros(len(token_ids), dtype=np.float32)
-    turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
-    spans = []
-    for number in numbers:
-        turn = turns[number]
-        start = len(turn.prompt) // 4
-        end = start + turn.num_tokens
-        turn_ids[start:end] = number
-        if turn.trainable:
-            sampled[start:end] = True
-            ages[start:end] = _ages_of(turn, version_ages)
-            advantages[start:end] = turn_advantages[number]
-            logprobs[start:end] = floats_of(turn.logprobs)
-        if turn.grammar is not None:
-            spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
-    trained = sampled & (ages >= 0)
-    return TrainingSample(
-        trajectory_id=trajectory.id,
-        branch=branch,
-        ages=ages,
-        token_ids=token_ids,
-        loss_mask=trained,
-        rollout_logprobs=np.where(trained, logprobs, np.float32(0)),
-        advantages=np.where(trained, advantages, np.float32(0)),
-        turn_ids=turn_ids,
-        grammar_spans=tuple(spans),
-        temperature=temperature,
-        num_masked_tokens=int(sampled.sum() - trained.sum()),
-    )
-
-
-def _ages_of(turn: Turn, version_ages: Mapping[int, int] | None) -> list[int]:
-    """Return the age of each token; -1 for those that are too old."""
-    versions = turn.token_versions
-    return [0] * len(versions) if version_ages is None else [version_ages.get(version, -1) for version in versions]
+    for branch, numbers in enumerate(trajectory.branches):
+        token_ids = ids_of(turns[numbers[-1]].dialogue).astype(np.int64)
+        sampled = np.zeros(len(token_ids), dtype=bool)
+        ages = np.full(len(token_ids), -1, dtype=np.int64)
+        logprobs = np.zeros(len(token_ids), dtype=np.float32)
+        advantages = np.zeros(len(token_ids), dtype=np.float32)
+        turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
+        spans = []
+        for number in numbers:
+            turn = turns[number]
+            start = len(turn.prompt) // 4
+            end = start + turn.num_tokens
+            turn_ids[start:end] = number
+            if turn.trainable:
+                sampled[start:end] = True
+                ages[start:end] = [0 if version_ages is None else version_ages.get(v, -1) for v in turn.token_versions]
+                advantages[start:end] = turn_advantages[number]
+                logprobs[start:end] = floats_of(turn.logprobs)
+            if turn.grammar is not None:
+                spans.append(GrammarSpan(start=start, end=end, grammar=turn.grammar))
+        trained = sampled & (ages >= 0)
+        samples.append(
+            TrainingSample(
+                trajectory_id=trajectory.id,
+                branch=branch,
+                ages=ages,
+                token_ids=token_ids,
+                loss_mask=trained,
+                rollout_logprobs=np.where(trained, logprobs, np.float32(0)),
+                advantages=np.where(trained, advantages, np.float32(0)),
+                turn_ids=turn_ids,
+                grammar_spans=tuple(spans),
+                temperature=temperature,
+                num_masked_tokens=int(sampled.sum() - trained.sum()),
+            )
+        )
+    return samples
 
 
 def trained_logprobs(rows: Sequence[TrainingSample], logprobs: "Tensor") -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ import ray
 
 from actors.cluster import LearnerLostError
 from configs.run import RunConfig
-from learner.checkpoint import NO_GROUPS, continue_from_newest
+from learner.checkpoint import NO_GROUPS, newest_checkpoint
 from learner.types import StepResult
 from ray_jobs.held_out import evaluate, evaluate_step
 from ray_jobs.phases.cold_start import cold_start, load_cold_start
@@ -165,7 +165,7 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
 
     Return the training up to there. A new run is at step 0, and its learner already has the cold-started policy.
     """
-    checkpoint, faults = continue_from_newest(run.folder.checkpoints)
+    checkpoint, faults = newest_checkpoint(run.folder.checkpoints, set_aside=True)
     run.tell(*(f"skipped a checkpoint: {fault}" for fault in faults))
     if new_learner:
         load_cold_start(run)

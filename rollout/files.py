@@ -136,8 +136,8 @@ class MemoryFolder:
         disk = Path(tempfile.gettempdir())
         for place in {MEMORY, disk}:
             sweep(place)
-        self.in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
-        place = MEMORY if self.in_memory else disk
+        in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
+        place = MEMORY if in_memory else disk
         # Under a name that no sweep looks at, until it is locked.
         started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
         # The system lets go of it when the process ends, however it ends. A process id would not do: containers may

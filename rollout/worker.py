@@ -30,7 +30,7 @@ from rollout.engines.wrappers import (
     ReplayEngine,
     SeededEngine,
     demonstrated_plans,
-    engine_seed,
+    stream_seed,
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
 from rollout.replay import as_replay, repeats
@@ -149,7 +149,7 @@ class Worker(Solver):
             model_path,
             config.rollout.engine,
             config.model,
-            seed=engine_seed(config.seed, index),
+            seed=stream_seed(config.seed, "engine", index),
             in_lockstep=in_lockstep,
             base=base,
         )

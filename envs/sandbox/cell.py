@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from envs.sandbox import kernel
 from envs.sandbox.protocol import BORN, READY, encode_frame, send_frame, split_frame
-from envs.sandbox.settings import ALLOWED_IMPORTS, SandboxSettings, Tier
-from envs.sandbox.walls import CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT, filter_program, restrict_calls, restrict_files
+from envs.sandbox.settings import ALLOWED_IMPORTS, SandboxSettings
 
 _FILE_NAME = "<code>"
 _FENCE = "```"
@@ -40,24 +39,19 @@ def compile_source(source: str, *, check_imports: bool) -> tuple[CodeType, CodeT
     except IndentationError:
         tree = ast.parse(textwrap.dedent(source).strip(), _FILE_NAME)
     if check_imports:
-        for name in _imported_names(tree):
-            if name not in ALLOWED_IMPORTS:
-                raise ImportError(f"import of '{name}' is not allowed; available: {', '.join(sorted(ALLOWED_IMPORTS))}")
+        for node in ast.walk(tree):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                modules = [node.module or "."]
+            for name in (module.partition(".")[0] or "." for module in modules):
+                if name not in ALLOWED_IMPORTS:
+                    available = ", ".join(sorted(ALLOWED_IMPORTS))
+                    raise ImportError(f"import of '{name}' is not allowed; available: {available}")
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         expression = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
         last = compile(expression, _FILE_NAME, "eval")
     return compile(tree, _FILE_NAME, "exec"), last
-
-
-def _imported_names(tree: ast.Module) -> list[str]:
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append(node.module or ".")
-    return [name.partition(".")[0] or "." for name in names]
 
 
 _MAX_MESSAGE_CHARS = 2000
@@ -158,7 +152,6 @@ class CellPlan:
     """Properties shared by all code processes of a zygote."""
 
     settings: SandboxSettings
-    tier: Tier
     layers: frozenset[str]
     readable: tuple[str, ...]
 
@@ -200,7 +193,16 @@ def _live_in_cell(plan: CellPlan, folder: str, link: socket.socket, pipes: tuple
             os._exit(1)
         runner = Runner(check_imports=plan.settings.check_imports)
         os.write(_RESULTS, encode_frame(READY))
-        _serve(runner)
+        received = b""
+        while chunk := os.read(_REQUESTS, 1 << 16):
+            received += chunk
+            while (split := split_frame(received)) is not None:
+                request, received = split
+                nonce = request[:NONCE_BYTES]
+                category, message = runner.run(request[NONCE_BYTES:])
+                answer = encode_frame(nonce + f"{category}\n{message}".encode(errors="backslashreplace"))
+                if os.write(_RESULTS, answer) != len(answer):
+                    raise ConnectionError("the result pipe is full")
     finally:
         os._exit(1)
 
@@ -229,23 +231,11 @@ def _drop_rights(plan: CellPlan, folder: str) -> None:
     kernel.forbid_new_privileges()
     kernel.set_dumpable(False)
     if "landlock" in plan.layers:
-        if plan.tier == "namespaces":
-            restrict_files(plan.readable, writable=(folder,))
+        # Only without a tmpfs of its own must all files of an episode be counted.
+        if "namespaces" in plan.layers:
+            kernel.restrict_files(plan.readable, writable=(folder,))
         else:
-            restrict_files(plan.readable, addable=(folder,))
+            kernel.restrict_files(plan.readable, addable=(folder,))
     kernel.die_with_parent(signal.SIGKILL)
     if "seccomp" in plan.layers:
-        restrict_calls(filter_program(CELL_CALLS, CELL_CHOSEN, CELL_WITHOUT))
-
-
-def _serve(runner: Runner) -> None:
-    received = b""
-    while chunk := os.read(_REQUESTS, 1 << 16):
-        received += chunk
-        while (split := split_frame(received)) is not None:
-            request, received = split
-            nonce, source = request[:NONCE_BYTES], request[NONCE_BYTES:]
-            category, message = runner.run(source)
-            answer = encode_frame(nonce + f"{category}\n{message}".encode(errors="backslashreplace"))
-            if os.write(_RESULTS, answer) != len(answer):
-                raise ConnectionError("the result pipe is full")
+        kernel.restrict_calls(kernel.filter_program(kernel.CELL_CALLS, kernel.CELL_CHOSEN, kernel.CELL_WITHOUT))

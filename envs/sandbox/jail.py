@@ -141,10 +141,10 @@ def make_folder(scratch: str) -> str:
     return path
 
 
-def remove_folder(path: str) -> None:
-    """Remove a folder and its content; retry while a dying process may still add files."""
+def remove_folder(path: str | None) -> None:
+    """Remove a folder, if there is one, and its content; retry while a dying process may still add files."""
     deadline = time.monotonic() + _REMOVAL_PATIENCE_S
-    while os.path.isdir(path) and time.monotonic() < deadline:
+    while path is not None and os.path.isdir(path) and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             for entry in list(os.scandir(path)):
                 if entry.is_dir(follow_symlinks=False):

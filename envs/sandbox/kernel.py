@@ -1,7 +1,15 @@
-"""Linux calls that the standard library lacks; each raises OSError with the call's name."""
+"""Linux calls that the standard library lacks, each of which raises OSError with the call's name, and their walls.
+
+Landlock limits files, ports and processes; seccomp limits system calls.
+"""
 
 import ctypes
+import errno
 import os
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -78,3 +86,167 @@ def drop_capabilities() -> None:
             break
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     system_call("capset", _SYS_CAPSET, header, (ctypes.c_uint32 * 6)())
+
+
+# --- Landlock ---
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_QUERY = 1
+_PATH_BENEATH = 1
+
+_READ = 0b1101  # execute (shared libraries), read file, read directory
+_OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: the rights that a rule for a single file may have
+_TCP = 0b11  # bind and connect
+_SCOPES = 0b11  # abstract sockets and signals
+_ADD = 0b1110 | 1 << 8 | 1 << 14  # read, write, truncate and make plain files
+_WRITE = _ADD | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 13  # remove and rename, too, and directories; no devices, fifos, links
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock, 0 without it."""
+    try:
+        return system_call("landlock_create_ruleset", _CREATE_RULESET, 0, 0, _VERSION_QUERY)
+    except OSError:
+        return 0
+
+
+def restrict_files(
+    readable: Sequence[str], *, writable: Sequence[str] = (), addable: Sequence[str] = (), scoped: bool = True
+) -> None:
+    """Allow only these files and trees, and forbid TCP if the kernel can. Needs no_new_privs.
+
+    Args:
+        readable: Files and trees to read.
+        writable: Trees with all rights on plain files and directories.
+        addable: Trees in which plain files can be made and written, but not removed, so that all can be counted.
+        scoped: Forbid signals and abstract sockets of processes that this call does not restrict.
+    """
+    version = landlock_version()
+    num_access_bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
+    handled = (1 << num_access_bits) - 1
+    attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES if scoped else 0)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    ruleset = system_call("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
+    for paths, access in ((readable, _READ), (writable, _WRITE), (addable, _ADD)):
+        for path in paths:
+            _allow(ruleset, path, access & handled)
+    system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def _allow(ruleset: int, path: str, access: int) -> None:
+    opened = os.open(path, os.O_PATH)
+    try:
+        access &= _OF_FILES if not stat.S_ISDIR(os.fstat(opened).st_mode) else access
+        rule = struct.pack("=Qi", access, opened)
+        system_call("landlock_add_rule", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
+    finally:
+        os.close(opened)
+
+
+# --- seccomp ---
+
+_SECCOMP, _SET_MODE_FILTER, _GET_ACTION_AVAIL = 317, 1, 2
+_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
+_X86_64 = 0xC000003E
+_X32_BIT = 0x40000000
+_IOCTL = 16
+
+# Calls that computing in Python needs, with their x86_64 numbers. Absent on purpose: processes and threads (clone,
+# fork, exec), sockets, signals to others, links, mounts, namespaces, tracing, memfd, io_uring, bpf, keys, rlimits; and
+# calls that landlock allows although they change or reveal files outside (utimensat, readlink).
+CELL_CALLS = {
+    "read": 0, "write": 1, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
+    "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14,
+    "rt_sigreturn": 15, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "select": 23,
+    "sched_yield": 24, "mremap": 25, "madvise": 28, "dup": 32, "dup2": 33, "nanosleep": 35, "getpid": 39,
+    "exit": 60, "uname": 63, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77,
+    "getcwd": 79, "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "unlink": 87,
+    "umask": 95, "gettimeofday": 96, "getrusage": 98, "sysinfo": 99, "times": 100,
+    "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "sigaltstack": 131,
+    "gettid": 186, "time": 201, "sched_getaffinity": 204, "getdents64": 217,
+    "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230,
+    "exit_group": 231, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "renameat": 264,
+    "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273,
+    "dup3": 292, "renameat2": 316, "getrandom": 318, "statx": 332, "rseq": 334,
+    "faccessat2": 439,
+}  # fmt: skip
+
+# Without the locks, leases, owners and signals of descriptors: those act across files that several cells read.
+_FCNTL_COMMANDS = {"F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_DUPFD_CLOEXEC": 1030}
+# Private futexes only: a shared futex may be in a file that several cells read.
+_FUTEX_OPERATIONS = {"WAIT": 128, "WAKE": 129, "REQUEUE": 131, "CMP_REQUEUE": 132, "WAKE_OP": 133, "WAIT_BITSET": 137,
+                     "WAKE_BITSET": 138, "WAIT_BITSET by the wall clock": 393}  # fmt: skip
+
+Chosen = Mapping[int, tuple[int, frozenset[int]]]
+"""Number of a call -> index of an argument of 32 bits, and its allowed values."""
+
+CELL_CHOSEN: Chosen = {
+    72: (1, frozenset(_FCNTL_COMMANDS.values())),
+    202: (1, frozenset(_FUTEX_OPERATIONS.values())),
+}
+
+_TMPFILE = 0o20000000
+CELL_WITHOUT: Mapping[int, tuple[int, int]] = {2: (1, _TMPFILE), 257: (2, _TMPFILE)}
+"""Number of a call -> index of an argument, and its forbidden bits: `open` must not make a file without a name."""
+
+WARDEN_CALLS = {
+    "read": 0, "write": 1, "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "mmap": 9, "mprotect": 10, "munmap": 11,
+    "brk": 12, "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "mremap": 25, "madvise": 28,
+    "getpid": 39, "sendto": 44, "recvfrom": 45, "shutdown": 48, "wait4": 61, "fstatfs": 138, "sigaltstack": 131,
+    "getdents64": 217, "restart_syscall": 219, "clock_gettime": 228, "exit_group": 231, "newfstatat": 262,
+    "getrandom": 318,
+}  # fmt: skip
+"""Calls of a warden after the start of its cell; it does not open files any more."""
+
+
+def warden_chosen(cell_pid: int) -> Chosen:
+    """Return the calls with allowed values; a warden may signal only its cell."""
+    return {**CELL_CHOSEN, 62: (0, frozenset({cell_pid}))}
+
+
+def seccomp_available() -> bool:
+    try:
+        action = ctypes.c_uint32(_KILL_PROCESS)
+        system_call("seccomp", _SECCOMP, _GET_ACTION_AVAIL, 0, ctypes.byref(action))
+    except OSError:
+        return False
+    return True
+
+
+def filter_program(
+    allowed: Mapping[str, int], chosen: Chosen, without: Mapping[int, tuple[int, int]] = MappingProxyType({})
+) -> bytes:
+    """Return a seccomp filter. Calls of other architectures (int 0x80) and x32 end the process."""
+    program = [
+        (_LOAD, 0, 0, _ARCH_OFFSET),
+        (_IF_EQUAL, 1, 0, _X86_64),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
+        (_IF_AT_LEAST, 0, 1, _X32_BIT),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+    ]
+    for number in allowed.values():
+        program += [(_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    for number, (argument, values) in chosen.items():
+        choices = [(_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * argument)]
+        for value in sorted(values):
+            choices += [(_IF_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+        choices += [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+        program += [(_IF_EQUAL, 0, len(choices), number), *choices]
+    for number, (argument, bits) in without.items():
+        program += [(_IF_EQUAL, 0, 4, number), (_LOAD, 0, 0, _ARGUMENTS_OFFSET + 8 * argument)]
+        program += [(_IF_ANY_BIT, 0, 1, bits), (_RETURN, 0, 0, _ERRNO | errno.EPERM), (_RETURN, 0, 0, _ALLOW)]
+    # ioctl fails with "not a terminal"; another error would make harmless calls of the library fail.
+    program += [(_IF_EQUAL, 0, 1, _IOCTL), (_RETURN, 0, 0, _ERRNO | errno.ENOTTY)]
+    program += [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def restrict_calls(program: bytes) -> None:
+    """Install a filter, which this process cannot undo. Needs no_new_privs."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(instructions))
+    system_call("seccomp", _SECCOMP, _SET_MODE_FILTER, 0, header)

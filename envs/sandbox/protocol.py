@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import struct
-from dataclasses import dataclass
 
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
@@ -27,10 +26,7 @@ def send_frame(link: socket.socket, payload: bytes) -> None:
 
 def receive_frame(link: socket.socket) -> bytes:
     """Receive a frame. Raises ConnectionError if the other side closed the link or violates the protocol."""
-    (length,) = _LENGTH.unpack(_receive_exactly(link, _LENGTH.size))
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
-    return _receive_exactly(link, length)
+    return _receive_exactly(link, _payload_length(_receive_exactly(link, _LENGTH.size)))
 
 
 def receive_frame_from(link: socket.socket) -> tuple[bytes, int]:
@@ -41,7 +37,14 @@ def receive_frame_from(link: socket.socket) -> tuple[bytes, int]:
     if not header or not senders:
         raise ConnectionError("the other side closed the connection")
     pid, _, _ = _CREDENTIALS.unpack(senders[0])
-    return _receive_exactly(link, _LENGTH.unpack(header)[0]), pid
+    return _receive_exactly(link, _payload_length(header)), pid
+
+
+def _payload_length(data: bytes) -> int:
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+    return int(length)
 
 
 def _receive_exactly(link: socket.socket, count: int) -> bytes:
@@ -58,10 +61,7 @@ def split_frame(data: bytes) -> tuple[bytes, bytes] | None:
     """Return the first frame in `data` and the bytes after it, or None while the frame is incomplete."""
     if len(data) < _LENGTH.size:
         return None
-    (length,) = _LENGTH.unpack_from(data)
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
-    end = _LENGTH.size + length
+    end = _LENGTH.size + _payload_length(data)
     return (data[_LENGTH.size : end], data[end:]) if len(data) >= end else None
 
 
@@ -128,17 +128,6 @@ _MAX_MESSAGE_CHARS = 4000
 _INVALID_ANSWER = b"exception\nThe answer of the process is invalid."
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Outcome of a run."""
-
-    category: str
-    """Category of the error; empty without one."""
-    alive: bool
-    file_bytes: int
-    """Memory that the files of the episode occupy, beyond the memory of the process."""
-
-
 class CellEndedError(Exception):
     """The code process ended, by itself or by the warden."""
 
@@ -181,17 +170,20 @@ def parse_answer(answer: bytes) -> tuple[str, str]:
     return category, cut_middle(message, _MAX_MESSAGE_CHARS)
 
 
-def encode_reply(verdict: Verdict, *, output: str, message: str) -> bytes:
+def encode_reply(category: str, *, alive: bool, file_bytes: int, output: str, message: str) -> bytes:
+    """Encode the outcome of a run.
+
+    `category` is that of the error, empty without one; `file_bytes` is the memory that the files of the episode
+    occupy, beyond the memory of the process.
+    """
     gap = "\n" if output and message and not output.endswith("\n") else ""
-    header = f"{verdict.category}|{int(verdict.alive)}|{verdict.file_bytes}"
-    return f"{header}\n{output}{gap}{message}".encode(errors="replace")
+    return f"{category}|{int(alive)}|{file_bytes}\n{output}{gap}{message}".encode(errors="replace")
 
 
-def parse_reply(reply: bytes) -> tuple[Verdict, str]:
-    """Return the verdict and the text for the model. Raises ValueError for an unknown header."""
+def parse_reply(reply: bytes) -> tuple[str, bool, int, str]:
+    """Return category, `alive`, `file_bytes` and the text for the model. Raises ValueError for an unknown header."""
     header, _, text = reply.decode().partition("\n")
-    fields = header.split("|")
-    category, alive, held = fields if len(fields) == 3 else ("?", "", "")
+    category, alive, held = fields if len(fields := header.split("|")) == 3 else ("?", "", "")
     if category not in CODE_CATEGORIES | WARDEN_CATEGORIES or alive not in ("0", "1") or not held.isdecimal():
         raise ValueError(f"the warden sent an unknown header {header!r}")
-    return Verdict(category, alive == "1", int(held)), text
+    return category, alive == "1", int(held), text

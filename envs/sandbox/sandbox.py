@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -60,10 +59,6 @@ class SandboxState:
         return f"{text}; without {self.without}" if self.without else text
 
 
-class SandboxFaultError(Exception):
-    """The sandbox itself failed; the code is not the cause."""
-
-
 class IdleMemory:
     """Bound on the memory of all episodes between two steps; above it the largest are ended first."""
 
@@ -75,25 +70,21 @@ class IdleMemory:
 
     def rest(self, episode: "Episode", num_bytes: int) -> None:
         """Record the memory of an episode whose step has ended, and end episodes above the bound."""
+        evicted = []
         with self._lock:
             if not episode.closed:
                 self._held[episode] = num_bytes
-        while (largest := self._next_to_evict()) is not None:
+            held = dict(self._held)
+            while sum(held.values()) > self._max_bytes:
+                evicted.append(max(held, key=held.__getitem__))
+                del held[evicted[-1]], self._held[evicted[-1]]
+        for largest in evicted:
             largest.evict()
 
     def wake(self, episode: "Episode") -> None:
         """Forget an episode whose next step starts, or that is closed."""
         with self._lock:
             self._held.pop(episode, None)
-
-    def _next_to_evict(self) -> "Episode | None":
-        with self._lock:
-            held = dict(self._held)
-            if sum(held.values()) <= self._max_bytes:
-                return None
-            largest = max(held, key=held.__getitem__)
-            del self._held[largest]
-            return largest
 
 
 def resident_bytes(pid: int) -> int:
@@ -108,18 +99,8 @@ def resident_bytes(pid: int) -> int:
 class Episode(AbstractContextManager["Episode"]):
     """Steps that share their names. After the death of its process the next step starts a new one and reports it."""
 
-    def __init__(
-        self,
-        open_link: Callable[[], socket.socket],
-        slots: AbstractContextManager[object],
-        idle: IdleMemory,
-        *,
-        max_code_bytes: int,
-    ) -> None:
-        self._open_link = open_link
-        self._slots = slots
-        self._idle = idle
-        self._max_code_bytes = max_code_bytes
+    def __init__(self, sandbox: "Sandbox") -> None:
+        self._sandbox = sandbox
         self._busy = threading.Lock()
         self._link: socket.socket | None = None
         self._pid = 0
@@ -130,58 +111,53 @@ class Episode(AbstractContextManager["Episode"]):
         self.closed = False
 
     def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
-        if (refusal := _refusal(code, self._max_code_bytes)) is not None:
-            return refusal
         try:
-            with self._busy, self._slots:
-                self._idle.wake(self)
-                return self._run(code.encode(), timeout_s)
+            source = code.encode()
+        except UnicodeEncodeError:
+            return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
+        if len(source) > (most := self._sandbox.settings.max_code_bytes):
+            text = f"The code has {len(source)} bytes; at most {most} are allowed."
+            return ToolResult(text=text, error="too-large")
+        try:
+            with self._busy, self._sandbox.slots:
+                self._sandbox.idle.wake(self)
+                return self._run(source, timeout_s)
         finally:
-            self._idle.rest(self, self._held_bytes)
+            self._sandbox.idle.rest(self, self._held_bytes)
 
-    def _run(self, source: bytes, timeout_s: float) -> ToolResult:
+    def _run(self, source: bytes, timeout_s: float, *, may_retry: bool = True) -> ToolResult:
         if self.closed:
             raise ToolUnavailableError("the episode is closed")
-        try:
-            return self._attempt(source, timeout_s)
-        except SandboxFaultError as fault:
-            # A retry without the earlier names would make the code fail for a fault of the sandbox.
-            if self._holds_names or self.closed:
-                self._lost_names, self._holds_names = self._holds_names, False
-                raise ToolUnavailableError(f"the sandbox failed: {fault}") from fault
-        try:
-            return self._attempt(source, timeout_s)
-        except SandboxFaultError as fault:
-            raise ToolUnavailableError(f"the sandbox failed twice: {fault}") from fault
-
-    def _attempt(self, source: bytes, timeout_s: float) -> ToolResult:
         try:
             # A local variable, because close() may clear the attribute concurrently.
             link = self._link = self._link or self._connect()
             if self.closed:
-                raise SandboxFaultError("the episode was closed")
+                raise ConnectionError
             link.settimeout(timeout_s + _GRACE_S)
             send_frame(link, REQUEST_HEADER.pack(timeout_s) + source)
-            verdict, text = parse_reply(receive_frame(link))
-        except (OSError, ValueError, SandboxFaultError) as error:
-            self._hang_up()
-            reason = "the episode was closed" if self.closed else str(error)
-            raise SandboxFaultError(reason) from error
-        except BaseException:  # after an interrupt, the next run would read the reply of this one
-            self._hang_up()
-            raise
+            category, alive, file_bytes, text = parse_reply(receive_frame(link))
+        except BaseException as fault:
+            self._hang_up()  # after an interrupt, too: the next run would read the reply of this one
+            had_names, self._holds_names = self._holds_names, False
+            self._lost_names |= had_names
+            if not isinstance(fault, (OSError, ValueError)):
+                raise
+            # A retry without the earlier names would make the code fail for a fault of the sandbox.
+            if may_retry and not had_names and not self.closed:
+                return self._run(source, timeout_s, may_retry=False)
+            reason = "the episode was closed" if self.closed else f"the sandbox failed: {fault}"
+            raise ToolUnavailableError(reason) from fault
         if self._lost_names:
             text = _RESTARTED + text
-        self._holds_names, self._lost_names = verdict.alive, not verdict.alive
-        if verdict.alive:
-            private_bytes = max(0, resident_bytes(self._pid) - self._shared_bytes)
-            self._held_bytes = private_bytes + verdict.file_bytes
+        self._holds_names, self._lost_names = alive, not alive
+        if alive:
+            self._held_bytes = max(0, resident_bytes(self._pid) - self._shared_bytes) + file_bytes
         else:
             self._hang_up()
-        return ToolResult(text=text, error=verdict.category or None)
+        return ToolResult(text=text, error=category or None)
 
     def _connect(self) -> socket.socket:
-        link = self._open_link()
+        link = self._sandbox.open_link()
         link.settimeout(_GRACE_S)
         try:
             report, self._pid = receive_frame_from(link)
@@ -192,53 +168,33 @@ class Episode(AbstractContextManager["Episode"]):
             raise
         if report != READY:
             link.close()
-            raise SandboxFaultError(report.decode(errors="replace"))
+            raise ConnectionError(report.decode(errors="replace"))
         self._shared_bytes = resident_bytes(self._pid)
         return link
 
     def evict(self) -> None:
         """End the process between two steps to free its memory; the next step starts a new one and reports it."""
         if self._busy.acquire(blocking=False):
-            try:
-                if self._holds_names:
-                    self._lost_names, self._holds_names = True, False
-                    self._hang_up()
-            finally:
-                self._busy.release()
+            if self._holds_names:
+                self._lost_names, self._holds_names = True, False
+                self._hang_up()
+            self._busy.release()
 
     def _hang_up(self) -> None:
         self._held_bytes = 0
         link, self._link = self._link, None
-        if link is None:
-            return
-        try:
-            link.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other side closed first
-            pass
-        finally:
-            link.close()
+        if link is not None:
+            with link, contextlib.suppress(OSError):  # the other side closed first
+                link.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """End the process at once, also during a run."""
         self.closed = True
-        self._idle.wake(self)
+        self._sandbox.idle.wake(self)
         self._hang_up()
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-def _refusal(code: str, max_code_bytes: int) -> ToolResult | None:
-    try:
-        num_bytes = len(code.encode())
-    except UnicodeEncodeError:
-        return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
-    if "\0" in code:
-        return ToolResult(text="SyntaxError: the code holds a null byte", error="syntax")
-    if num_bytes > max_code_bytes:
-        text = f"The code has {num_bytes} bytes; at most {max_code_bytes} are allowed."
-        return ToolResult(text=text, error="too-large")
-    return None
 
 
 class Sandbox(AbstractContextManager["Sandbox"]):
@@ -247,9 +203,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
         self.max_concurrent_runs = self.settings.max_concurrent_runs or 2 * (os.cpu_count() or 1)
-        self._slots = threading.BoundedSemaphore(self.max_concurrent_runs)
+        self.slots = threading.BoundedSemaphore(self.max_concurrent_runs)
         self.executor = ThreadPoolExecutor(self.max_concurrent_runs, thread_name_prefix="sandbox")
-        self._idle = IdleMemory(self.settings.idle_memory_mb << 20)
+        self.idle = IdleMemory(self.settings.idle_memory_mb << 20)
         self._lock = threading.Lock()
         self._closed = False
         self._zygote = ZygoteProcess(self.settings)
@@ -270,9 +226,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
             return episode.run(code, timeout_s=timeout_s)
 
     def episode(self) -> Episode:
-        return Episode(self._open_link, self._slots, self._idle, max_code_bytes=self.settings.max_code_bytes)
+        return Episode(self)
 
-    def _open_link(self) -> socket.socket:
+    def open_link(self) -> socket.socket:
         """Return a connection to a new warden, from a new zygote if the old one is gone."""
         with self._lock:
             if self._closed:
@@ -285,7 +241,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
                 self._zygote = ZygoteProcess(self.settings)
                 return self._zygote.open_link()
             except (OSError, SandboxRefusedError) as error:
-                raise SandboxFaultError(f"the zygote did not restart: {error}") from error
+                raise ConnectionError(f"the zygote did not restart: {error}") from error
 
     def close(self) -> None:
         with self._lock:
@@ -296,10 +252,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     def _prove(self) -> None:
         # Layers are applied per process, so only a real run shows that all of them work.
         try:
-            result = self.run("6 * 7", timeout_s=_PROOF_TIMEOUT_S)
+            result: object = self.run("6 * 7", timeout_s=_PROOF_TIMEOUT_S)
         except ToolUnavailableError as error:
-            self.close()
-            raise SandboxRefusedError(f"the sandbox cannot run code: {error}") from error
+            result = error
         if result != ToolResult(text="42\n"):
             self.close()
             raise SandboxRefusedError(f"the sandbox cannot run code: 6 * 7 gave {result}")
@@ -324,30 +279,25 @@ class ZygoteProcess:
                 start_new_session=True,
             )
         self._scratch: str | None = None
-        try:
-            self.state = self._start(settings)
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, settings: SandboxSettings) -> SandboxState:
         self._link.settimeout(_START_TIMEOUT_S)
-        parent = str(scratch_parent())
-        request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
         try:
+            parent = str(scratch_parent())
+            request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
             send_frame(self._link, json.dumps(request).encode())
             report = json.loads(receive_frame(self._link))
             if report["tier"] is None:
                 raise SandboxRefusedError(refusal(settings.tier, report["lacks"]))
             self._scratch = report["scratch"]
-            ready = receive_frame(self._link)
-        except (OSError, ValueError) as error:
-            raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
-        if ready != READY:
-            raise SandboxRefusedError(f"the sandbox did not start: {ready.decode(errors='replace')}")
+            if (ready := receive_frame(self._link)) != READY:
+                raise ConnectionError(ready.decode(errors="replace"))
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError | ValueError):
+                raise SandboxRefusedError(f"the sandbox did not start: {error}") from error
+            raise
         self._link.settimeout(None)
         passed_over = report["lacks"]["namespaces"] if report["tier"] != "namespaces" else {}
-        return SandboxState(
+        self.state = SandboxState(
             tier=report["tier"],
             layers=tuple(report["layers"]),
             without="; ".join(f"{layer}: {reason}" for layer, reason in passed_over.items()),
@@ -377,8 +327,7 @@ class ZygoteProcess:
         self._link.close()
         self._process.kill()
         self._process.wait()
-        if self._scratch is not None:
-            remove_folder(self._scratch)
+        remove_folder(self._scratch)
 
 
 def _package_sources() -> dict[str, str]:

@@ -5,14 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tier = Literal["namespaces", "landlock"]
+"""`namespaces` hides the host's files and processes, and has landlock too where the kernel has it. `landlock` denies
+access to them and works under a container's default profile. Both have rlimits and seccomp."""
 WantedTier = Literal["auto", "namespaces", "landlock"]
-
-REQUIRED_LAYERS: Mapping[Tier, frozenset[str]] = {
-    "namespaces": frozenset({"namespaces", "rlimits", "seccomp"}),
-    "landlock": frozenset({"landlock", "rlimits", "seccomp"}),
-}
-"""Tiers in the order of preference. `namespaces` hides the host's files and processes; `landlock` denies access to them
-and works under a container's default profile."""
 
 MIN_LANDLOCK_VERSION = 6
 """First version that confines signals and abstract sockets, in Linux 6.12."""
@@ -23,41 +18,30 @@ _ADVICE = {
     "seccomp": "allow the system call seccomp to this user or container",
 }
 
-
-def lacking(missing: Mapping[str, str], *, landlock_version: int) -> dict[Tier, dict[str, str]]:
-    """Return for each tier its required layers that are missing, with the reasons from `missing`."""
-    lacks: dict[Tier, dict[str, str]] = {
-        tier: {layer: missing[layer] for layer in sorted(required & set(missing))}
-        for tier, required in REQUIRED_LAYERS.items()
-    }
-    if landlock_version < MIN_LANDLOCK_VERSION and "landlock" not in missing:
-        lacks["landlock"]["landlock"] = f"this kernel has version {landlock_version}, not {MIN_LANDLOCK_VERSION}"
-    return lacks
+Lacks = Mapping[Tier, Mapping[str, str]]
+"""For each tier the layers that this machine lacks, with the reasons. The stronger tier is first."""
 
 
-def choose_tier(wanted: WantedTier, lacks: Mapping[Tier, Mapping[str, str]]) -> Tier | None:
+def choose_tier(wanted: WantedTier, lacks: Lacks) -> Tier | None:
     """Return the wanted tier, or for `auto` the first, that lacks no layer; None if there is no such tier."""
-    return next((tier for tier in REQUIRED_LAYERS if wanted in ("auto", tier) and not lacks[tier]), None)
+    return next((tier for tier, missing in lacks.items() if wanted in ("auto", tier) and not missing), None)
 
 
-def refusal(wanted: WantedTier, lacks: Mapping[Tier, Mapping[str, str]]) -> str:
+def refusal(wanted: WantedTier, lacks: Lacks) -> str:
     """Return the message for a machine without a usable tier, with the remedies."""
-    allowed: list[Tier] = [tier for tier in REQUIRED_LAYERS if wanted in ("auto", tier)]
-    reasons = "; ".join(
-        f"tier '{tier}' lacks " + ", ".join(f"{layer} ({reason})" for layer, reason in lacks[tier].items())
-        for tier in allowed
-    )
-    advice = [_ADVICE[layer] for tier in allowed for layer in lacks[tier] if layer in _ADVICE]
-    advice += [f"set envs.sandbox={tier}" for tier in REQUIRED_LAYERS if tier not in allowed and not lacks[tier]]
-    remedies = ", or ".join(dict.fromkeys(advice))
-    return f"the code sandbox cannot start: {reasons}; {remedies}"
+    reasons, remedies = [], []
+    for tier, missing in lacks.items():
+        if wanted in ("auto", tier):
+            layers = ", ".join(f"{layer} ({reason})" for layer, reason in missing.items())
+            reasons.append(f"tier '{tier}' lacks {layers}")
+            remedies += [_ADVICE[layer] for layer in missing]
+    remedies += [f"set envs.sandbox={tier}" for tier, missing in lacks.items() if not missing]
+    return f"the code sandbox cannot start: {'; '.join(reasons)}; {', or '.join(dict.fromkeys(remedies))}"
 
 
 MAX_CODE_BYTES = 1 << 19
 LAYERS = ("namespaces", "rlimits", "landlock", "seccomp")
 """namespaces: separate pids, network and IPC, and a private root. landlock and seccomp: limits on kernel calls."""
-
-DISABLED_AT_MOST = frozenset({"landlock", "seccomp"})
 
 _COMPUTING = "cmath decimal fractions math mpmath numbers numpy random statistics sympy"
 _STRUCTURE = "bisect collections copy dataclasses enum functools heapq itertools operator typing"
@@ -95,10 +79,10 @@ class SandboxSettings:
     """Layers left out on purpose, to test the namespaces without them."""
 
     def __post_init__(self) -> None:
-        if self.disabled_layers and (self.tier != "namespaces" or {*self.disabled_layers} - DISABLED_AT_MOST):
+        if self.disabled_layers and (self.tier != "namespaces" or {*self.disabled_layers} - {"landlock", "seccomp"}):
             raise ValueError(
-                f"disabled_layers = {sorted(self.disabled_layers)}: only {', '.join(sorted(DISABLED_AT_MOST))} can be "
-                "left out, and only with tier = 'namespaces'"
+                f"disabled_layers = {self.disabled_layers}: only landlock and seccomp can be left out, and only with "
+                "tier = 'namespaces'"
             )
         if not 0 < self.max_code_bytes <= MAX_CODE_BYTES:
             raise ValueError(f"max_code_bytes must be in 1..{MAX_CODE_BYTES}, got {self.max_code_bytes}")

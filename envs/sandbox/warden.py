@@ -1,5 +1,6 @@
 """The process outside a cell that times, bounds and ends the code inside, and reports to the host."""
 
+import contextlib
 import math
 import os
 import select
@@ -15,7 +16,6 @@ from envs.sandbox.protocol import (
     REQUEST_HEADER,
     BoundedOutput,
     CellEndedError,
-    Verdict,
     death_of,
     encode_frame,
     encode_reply,
@@ -25,7 +25,6 @@ from envs.sandbox.protocol import (
     send_frame,
 )
 from envs.sandbox.settings import SandboxSettings
-from envs.sandbox.walls import WARDEN_CALLS, filter_program, restrict_calls, restrict_files, warden_chosen
 
 _SETUP_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16
@@ -33,42 +32,31 @@ _MIB = 1 << 20
 _ENTRY_BYTES = 4096
 
 
-class TmpfsFiles:
-    """Files of an episode in a separate tmpfs, which bounds them and holds them in memory."""
+class EpisodeFiles:
+    """Files of an episode: in a tmpfs of its own, which bounds and holds them, or in a flat folder on disk.
 
-    check_every_s = math.inf
+    Those in the folder cannot be removed or renamed, so all are counted.
+    """
 
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_PATH)
-
-    def memory_bytes(self) -> int:
-        state = os.fstatvfs(self._descriptor)
-        return (state.f_blocks - state.f_bfree) * state.f_frsize
-
-    def over_bound(self) -> bool:
-        return False
-
-
-class FolderFiles:
-    """Files of an episode in a flat folder on disk. They cannot be removed or renamed, so all are counted."""
-
-    check_every_s = 0.02
-
-    def __init__(self, path: str, *, max_mb: int, max_files: int) -> None:
+    def __init__(self, path: str, *, in_tmpfs: bool, max_mb: int, max_files: int) -> None:
+        self.check_every_s = math.inf if in_tmpfs else 0.02
+        self._in_tmpfs = in_tmpfs
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         self._max_bytes, self._max_files = max_mb * _MIB, max_files
 
     def memory_bytes(self) -> int:
-        return 0
+        if not self._in_tmpfs:
+            return 0
+        state = os.fstatvfs(self._descriptor)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
 
     def over_bound(self) -> bool:
         """Compare their lengths, which are never less than their use of the disk, with the bounds."""
+        if self._in_tmpfs:
+            return False
         with os.scandir(self._descriptor) as entries:
             sizes = [_ENTRY_BYTES + entry.stat(follow_symlinks=False).st_size for entry in entries]
         return len(sizes) > self._max_files or sum(sizes) > self._max_bytes + _ENTRY_BYTES * len(sizes)
-
-
-Files = FolderFiles | TmpfsFiles
 
 
 def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoReturn:
@@ -76,19 +64,23 @@ def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoRet
 
     `folder` is the folder of an episode without separate mounts.
     """
+    settings = plan.settings
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             kernel.die_with_parent(signal.SIGKILL)
-            settings = plan.settings
-            files: Files
             if folder is None:
                 enter_cell(settings.tmp_mb, settings.max_files)
-                files = TmpfsFiles(TMP_DIR)
-            else:
-                files = FolderFiles(folder, max_mb=settings.tmp_mb, max_files=settings.max_files)
-            cell = start_cell(plan, folder or TMP_DIR, link)
-            _drop_rights(plan, cell)
+            place = folder or TMP_DIR
+            files = EpisodeFiles(place, in_tmpfs=folder is None, max_mb=settings.tmp_mb, max_files=settings.max_files)
+            cell = start_cell(plan, place, link)
+            # From now on the warden reads data of hostile code, and needs only pipes, link and cell.
+            kernel.drop_capabilities()
+            kernel.forbid_new_privileges()
+            if "landlock" in plan.layers:
+                kernel.restrict_files((), scoped=False)  # the cell is outside this scope: the warden must signal it
+            if "seccomp" in plan.layers:
+                kernel.restrict_calls(kernel.filter_program(kernel.WARDEN_CALLS, kernel.warden_chosen(cell.pid)))
         except OSError as error:
             send_frame(link, f"the code process could not start: {error}".encode())
             os._exit(1)
@@ -97,18 +89,8 @@ def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoRet
         os._exit(0)
 
 
-def _drop_rights(plan: CellPlan, cell: Cell) -> None:
-    """Drop the warden's rights: from now on it reads data of hostile code, and needs only pipes, link and cell."""
-    kernel.drop_capabilities()
-    kernel.forbid_new_privileges()
-    if "landlock" in plan.layers:
-        restrict_files((), scoped=False)  # the cell is outside the scope of its warden, which must signal it
-    if "seccomp" in plan.layers:
-        restrict_calls(filter_program(WARDEN_CALLS, warden_chosen(cell.pid)))
-
-
 class _Warden:
-    def __init__(self, link: socket.socket, cell: Cell, files: Files, settings: SandboxSettings) -> None:
+    def __init__(self, link: socket.socket, cell: Cell, files: EpisodeFiles, settings: SandboxSettings) -> None:
         self._link = link
         self._cell = cell
         self._files = files
@@ -139,13 +121,14 @@ class _Warden:
             answer = self._converse(encode_frame(nonce + source), nonce, timeout_s, output)
             category, message = parse_answer(answer)
             os.kill(self._cell.pid, signal.SIGSTOP)
-            self._drain(output)
+            while self._collect(output):
+                pass
             self._check_files()
         except CellEndedError as ended:
             alive, category, message = False, ended.category, str(ended)
         text = output.text(self._settings.max_output_chars)
         file_bytes = self._files.memory_bytes() if alive else 0
-        return alive, encode_reply(Verdict(category, alive, file_bytes), output=text, message=message)
+        return alive, encode_reply(category, alive=alive, file_bytes=file_bytes, output=text, message=message)
 
     def _converse(self, request: bytes, nonce: bytes, timeout_s: float, output: BoundedOutput) -> bytes:
         """Send `request`, collect output, and return the answer to `nonce`."""
@@ -169,7 +152,9 @@ class _Warden:
             if cell.output in ready and self._collect(output) == b"":
                 poll.unregister(cell.output)
             if cell.requests in ready:
-                request = request[_write(cell.requests, request) :]
+                # Full, or closed by the code, which will time out.
+                with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                    request = request[os.write(cell.requests, request) :]
                 if not request or ready[cell.requests] & select.POLLERR:
                     poll.unregister(cell.requests)
             if cell.results in ready:
@@ -180,7 +165,10 @@ class _Warden:
                 if answer is not None:
                     return answer
             if cell.pidfd in ready:
-                self._bury(output)
+                while self._collect(output):
+                    pass
+                _, status, usage = os.wait4(cell.pid, 0)
+                raise death_of(status, cpu_used_up=usage.ru_utime + usage.ru_stime >= self._settings.max_cpu_s)
 
     def _check_files(self) -> None:
         self._files_due = time.monotonic() + self._files.check_every_s
@@ -197,21 +185,10 @@ class _Warden:
             raise CellEndedError("output", f"Stopped: more than {self._settings.max_output_mb} MB of output.")
         return chunk
 
-    def _drain(self, output: BoundedOutput) -> None:
-        while self._collect(output):
-            pass
-
-    def _bury(self, output: BoundedOutput) -> NoReturn:
-        self._drain(output)
-        _, status, usage = os.wait4(self._cell.pid, 0)
-        raise death_of(status, cpu_used_up=usage.ru_utime + usage.ru_stime >= self._settings.max_cpu_s)
-
     def _kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # already waited for
             os.kill(self._cell.pid, signal.SIGKILL)
             os.waitpid(self._cell.pid, 0)
-        except (ProcessLookupError, ChildProcessError):  # already waited for
-            return
 
 
 def _read(descriptor: int) -> bytes | None:
@@ -220,10 +197,3 @@ def _read(descriptor: int) -> bytes | None:
         return os.read(descriptor, _CHUNK_BYTES)
     except BlockingIOError:
         return None
-
-
-def _write(descriptor: int, pending: bytes) -> int:
-    try:
-        return os.write(descriptor, pending)
-    except (BlockingIOError, BrokenPipeError):  # full, or closed by the code, which will time out
-        return 0

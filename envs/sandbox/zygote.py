@@ -11,23 +11,14 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import NoReturn
 
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
 from envs.sandbox.protocol import READY, receive_frame, send_frame
-from envs.sandbox.settings import (
-    ALLOWED_IMPORTS,
-    LAYERS,
-    REQUIRED_LAYERS,
-    SandboxSettings,
-    Tier,
-    choose_tier,
-    lacking,
-)
-from envs.sandbox.walls import landlock_version, seccomp_available
+from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, MIN_LANDLOCK_VERSION, SandboxSettings, Tier, choose_tier
 from envs.sandbox.warden import run_warden
 
 _LINK = 0
@@ -52,18 +43,20 @@ def main() -> NoReturn:
     link = socket.socket(fileno=_LINK)
     request = json.loads(receive_frame(link))
     settings = SandboxSettings(**request["settings"])
-    _be_first_to_die()
+    with contextlib.suppress(OSError):  # without /proc the kernel selects by size alone whom it kills first
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, _OOM_SCORE)
+        os.close(score)
     _load_foreign_libraries()
-    missing = _missing_layers(request["packages"])
-    lacks = lacking(missing, landlock_version=landlock_version())
+    version = kernel.landlock_version()
+    lacks = _missing_layers(request["packages"], version)
     tier = choose_tier(settings.tier, lacks)
-    if tier is None:
-        send_frame(link, json.dumps({"tier": None, "lacks": lacks}).encode())
-        os._exit(1)
     scratch = jail.make_scratch(request["scratch_parent"]) if tier == "landlock" else None
-    active = (REQUIRED_LAYERS[tier] | {"landlock"}) - {*settings.disabled_layers, *missing}
-    layers = [layer for layer in LAYERS if layer in active]
+    absent = {*settings.disabled_layers, "" if version else "landlock", "namespaces" if tier == "landlock" else ""}
+    layers = [layer for layer in LAYERS if layer not in absent]
     send_frame(link, json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
+    if tier is None:
+        os._exit(1)
     if tier == "namespaces":
         jail.enter_jail(request["packages"])
     zygote = os.fork()
@@ -73,7 +66,7 @@ def main() -> NoReturn:
     os.close(host)
     if scratch is None:
         kernel.die_with_parent(signal.SIGKILL)
-    _be_zygote(link, settings, tier, frozenset(layers), request["packages"], scratch)
+    _be_zygote(link, settings, frozenset(layers), request["packages"], scratch)
 
 
 def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
@@ -85,34 +78,37 @@ def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     if scratch is not None:
         os.kill(zygote, signal.SIGKILL)
         os.waitpid(zygote, 0)
-        jail.remove_folder(scratch)
+    jail.remove_folder(scratch)
     os._exit(0)
 
 
 def _be_zygote(
     link: socket.socket,
     settings: SandboxSettings,
-    tier: Tier,
     layers: frozenset[str],
     packages: Mapping[str, str],
     scratch: str | None,
 ) -> NoReturn:
     """Serve the host. `scratch` is the parent of the episodes' folders in the tier without separate mounts."""
     try:
-        around = {os.path.dirname(path) for path in packages.values()}
-        sites = [jail.PACKAGES_DIR] if tier == "namespaces" else sorted(around)
-        sys.path[:] = directories = [*jail.python_directories(), *sites]
+        standard = jail.python_directories()
+        if scratch is None:
+            sys.path[:] = readable = [*standard, jail.PACKAGES_DIR]
+        else:
+            sys.path[:] = [*standard, *sorted({os.path.dirname(path) for path in packages.values()})]
+            # Entries of the standard library one by one: a rule for the folder would allow installed packages.
+            entries = [entry for folder in standard for entry in os.scandir(folder)]
+            readable = [entry.path for entry in entries if entry.name not in jail.INSTALLED] + [*packages.values()]
         sys.path_importer_cache.clear()
         _import_everything()
         send_frame(link, READY)
-        readable = directories if tier == "namespaces" else [*_standard_files(), *packages.values()]
-        plan = CellPlan(settings=settings, tier=tier, layers=layers, readable=tuple(readable))
+        plan = CellPlan(settings=settings, layers=layers, readable=tuple(readable))
         _Wardens(link, plan, scratch).fork_on_demand()
     except Exception:
         with contextlib.suppress(OSError):
             send_frame(link, traceback.format_exc().encode())
     finally:
-        _remove(scratch)
+        jail.remove_folder(scratch)
         os._exit(0)
 
 
@@ -141,7 +137,7 @@ class _Wardens:
                 if ready in self._folders:
                     self._poll.unregister(ready)
                     os.close(ready)
-                    _remove(self._folders.pop(ready))
+                    jail.remove_folder(self._folders.pop(ready))
                 elif ready == self._parent or not self._serve():
                     for warden in self._folders:
                         with contextlib.suppress(ProcessLookupError):
@@ -159,41 +155,25 @@ class _Wardens:
 
     def _fork(self, descriptor: int) -> None:
         folder = jail.make_folder(self._scratch) if self._scratch is not None else None
+        pid = 0
         try:
-            warden = self._forked(descriptor, folder)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):
+                        os.close(inherited)
+                    run_warden(socket.socket(fileno=descriptor), self._plan, folder)
+                finally:  # never return into the zygote's loop
+                    os._exit(1)
+            warden = os.pidfd_open(pid)
         except OSError:
-            _remove(folder)
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            jail.remove_folder(folder)
             raise
         self._folders[warden] = folder
         self._poll.register(warden, select.POLLIN)
-
-    def _forked(self, descriptor: int, folder: str | None) -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):
-                    os.close(inherited)
-                run_warden(socket.socket(fileno=descriptor), self._plan, folder)
-            finally:  # never return into the zygote's loop
-                os._exit(1)
-        try:
-            return os.pidfd_open(pid)
-        except OSError:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            raise
-
-
-def _remove(folder: str | None) -> None:
-    if folder is not None:
-        jail.remove_folder(folder)
-
-
-def _be_first_to_die() -> None:
-    with contextlib.suppress(OSError):  # without /proc the kernel selects by size alone
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, _OOM_SCORE)
-        os.close(score)
 
 
 def _load_foreign_libraries() -> None:
@@ -205,16 +185,15 @@ def _load_foreign_libraries() -> None:
             importlib.import_module(name)
 
 
-def _missing_layers(packages: Mapping[str, str]) -> dict[str, str]:
-    """Return the missing layers with the reasons."""
-    missing = {}
-    if reason := _jail_refusal(packages):
-        missing["namespaces"] = reason
-    if not landlock_version():
-        missing["landlock"] = "this kernel has none"
-    if not seccomp_available():
-        missing["seccomp"] = "this kernel has none"
-    return missing
+def _missing_layers(packages: Mapping[str, str], landlock_version: int) -> dict[Tier, dict[str, str]]:
+    """Return the missing layers of each tier, the stronger one first, with the reasons."""
+    common = {} if kernel.seccomp_available() else {"seccomp": "this kernel has none"}
+    jail_fault = _jail_refusal(packages)
+    old = f"this kernel has version {landlock_version}, not {MIN_LANDLOCK_VERSION}"
+    return {
+        "namespaces": common | ({"namespaces": jail_fault} if jail_fault else {}),
+        "landlock": common | ({"landlock": old} if landlock_version < MIN_LANDLOCK_VERSION else {}),
+    }
 
 
 def _jail_refusal(packages: Mapping[str, str]) -> str:
@@ -233,13 +212,6 @@ def _jail_refusal(packages: Mapping[str, str]) -> str:
         reason = report.read().decode()
     _, status = os.waitpid(pid, 0)
     return (reason or f"the attempt ended with status {status}") if status else ""
-
-
-def _standard_files() -> Iterator[str]:
-    """Yield the entries of the standard library without installed packages, which a rule for the folder would allow."""
-    for folder in jail.python_directories():
-        with os.scandir(folder) as entries:
-            yield from (entry.path for entry in entries if entry.name not in jail.INSTALLED)
 
 
 def _import_everything() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Iterator, Set
 from functools import partial
 from itertools import count
@@ -134,7 +133,7 @@ class NativeAdapters:
     def __init__(self, llm: "LLMEngine", merger: AdapterMerger) -> None:
         self._llm = llm
         self._merger = merger
-        self._folders: list[MemoryFolder] = []
+        self._files: MemoryFolder | None = None
         self._loaded: dict[int, LoRARequest] = {}
         self._numbers = count(1)
 
@@ -143,24 +142,19 @@ class NativeAdapters:
 
         Raises ValueError if the adapter does not fit this model, or if there is no room.
         """
+        if self._files is None:
+            self._files = MemoryFolder(KEPT * len(adapter))
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
-        if not self._folders:
-            self._folders.append(MemoryFolder(KEPT * len(adapter)))
+        folder = self._files.path / name
         try:
-            folder = self._write(name, adapter)
-        except OSError as full:
-            # Other processes have filled the shared memory meanwhile. A folder for sys.maxsize bytes is on disk.
-            if self._folders[-1].in_memory:
-                self._folders.append(MemoryFolder(sys.maxsize))
-            try:
-                folder = self._write(name, adapter)
-            except OSError as error:
-                raise ValueError(
-                    f"no room for an adapter of {len(adapter) / 1e6:.1f} MB: /dev/shm, {full.strerror}; "
-                    f"{self._folders[-1].path.parents[1]}, {error.strerror}; give /dev/shm more room "
-                    "(docker run --shm-size), or name a larger disk with TMPDIR"
-                ) from error
+            self._merger.write_adapter_folder(folder, adapter)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise ValueError(
+                f"no room for an adapter of {len(adapter) / 1e6:.1f} MB in {folder}: {error.strerror}; give /dev/shm "
+                "more room (docker run --shm-size), or name a larger disk with TMPDIR"
+            ) from error
         return lora_request(name, number, folder)
 
     def discard(self, written: "LoRARequest") -> None:
@@ -192,14 +186,5 @@ class NativeAdapters:
             self.discard(unused)
 
     def close(self) -> None:
-        for folder in self._folders:
-            folder.close()
-
-    def _write(self, name: str, adapter: bytes) -> Path:
-        folder = self._folders[-1].path / name
-        try:
-            self._merger.write_adapter_folder(folder, adapter)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return folder
+        if self._files is not None:
+            self._files.close()

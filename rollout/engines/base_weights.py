@@ -6,7 +6,6 @@ is a view of the joined weight: the learner's model, by transformers' names, is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,49 +18,21 @@ from rollout.engines.adapters import weights_in
 from rollout.engines.read_back import JOINED, WHOLE
 from rollout.files import MemoryFolder
 
-Shapes = Mapping[str, Sequence[int]]
-"""Shapes of weights by transformers' names."""
-Rows = Mapping[str, tuple[int, ...]]
-"""Rows of each part of a joined weight, in order, by the joined weight's name."""
+Places = Mapping[str, tuple[str, int, int]]
+"""By transformers' name of a weight: vLLM's name of the weight that it is part of, and its first and last row there."""
 
 
-def rows_of(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Return the rows of the parts of all joined weights. Raises KeyError if a part is missing."""
-    joined = (_joined_name(name) for name in shapes)
-    return {whole: tuple(shapes[part][0] for part in parts) for whole, parts in joined if parts}
-
-
-def empty_joined(shapes: Shapes, rows: Rows, *, device: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Allocate the weights by vLLM's names. A weight that is not joined keeps its name and shape."""
-    sizes: dict[str, Sequence[int]] = {}
+def places_of(shapes: Mapping[str, Sequence[int]]) -> Places:
+    """Return the places of weights with these shapes. Raises KeyError if a part of a joined weight is missing."""
+    places = {}
     for name, shape in shapes.items():
-        whole, _ = _joined_name(name)
-        sizes[whole] = [sum(rows[whole]), *shape[1:]] if whole in rows else shape
-    return {name: torch.empty(*size, dtype=dtype, device=device) for name, size in sizes.items()}
-
-
-def separate(joined: Mapping[str, Tensor], rows: Rows) -> dict[str, Tensor]:
-    """Return views of the joined weights by transformers' names."""
-    weights: dict[str, Tensor] = {}
-    for name, weight in joined.items():
-        if name not in rows:
-            weights[name] = weight
-            continue
-        whole = name.split(".")[-2]
-        borders = pairwise(accumulate(rows[name], initial=0))
-        for part, (start, end) in zip(JOINED[whole], borders, strict=True):
-            weights[name.replace(f".{whole}.", f".{part}.")] = weight[start:end]
-    return weights
-
-
-def _joined_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the name of the joined weight and of all its parts; for other weights the same name and no parts."""
-    part = name.split(".")[-2] if "." in name else ""
-    if part not in WHOLE:
-        return name, ()
-    whole = WHOLE[part]
-    parts = tuple(name.replace(f".{part}.", f".{sibling}.") for sibling in JOINED[whole])
-    return name.replace(f".{part}.", f".{whole}."), parts
+        part = name.rpartition(".")[0].rpartition(".")[2]
+        whole = WHOLE.get(part, part)
+        siblings = [name.replace(f".{part}.", f".{sibling}.") for sibling in JOINED.get(whole, (part,))]
+        rows = [shapes[sibling][0] for sibling in siblings]
+        start = sum(rows[: siblings.index(name)])
+        places[name] = name.replace(f".{part}.", f".{whole}."), start, start + shape[0]
+    return places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +42,7 @@ class ExportedBase:
     The memory belongs to the process that holds them, and must not be written to.
     """
 
-    rows: Rows
+    places: Places
     handles: Mapping[str, tuple[Any, tuple[Any, ...]]]
     """CUDA IPC handles by vLLM's names, on a card."""
     file: Path | None = None
@@ -84,8 +55,9 @@ class ExportedBase:
         return {name: build(*arguments) for name, (build, arguments) in self.handles.items()}
 
     def parts(self) -> dict[str, Tensor]:
-        """Return the weights by transformers' names."""
-        return separate(self.joined(), self.rows)
+        """Return views of the joined weights by transformers' names."""
+        joined = self.joined()
+        return {name: joined[whole][start:end] for name, (whole, start, end) in self.places.items()}
 
 
 class BaseWeights:
@@ -95,17 +67,21 @@ class BaseWeights:
         """Load the weights. Raises ValueError for a model that vLLM joins in another way."""
         shapes = {name: weights.get_slice(name).get_shape() for name, weights in weights_in(model_path)}
         try:
-            self._rows = rows_of(shapes)
+            self._places = places_of(shapes)
         except KeyError as error:
             raise ValueError(
                 f"{model_path} has no weight {error}, which an engine joins with others: card.share_base is for models "
                 "of the Llama, Qwen2 and Qwen3 families; set card.share_base=false"
             ) from error
-        self._joined = empty_joined(shapes, self._rows, device=device, dtype=getattr(torch, precision))
+        sizes: dict[str, tuple[int, ...]] = {}
+        for name, (whole, _, end) in self._places.items():
+            sizes[whole] = max(sizes.get(whole, ()), (end, *shapes[name][1:]))
+        dtype = getattr(torch, precision)
+        self._joined = {name: torch.empty(*size, dtype=dtype, device=device) for name, size in sizes.items()}
         # Each weight is copied into its place, so that none is on the device twice.
-        parts = separate(self._joined, self._rows)
         for name, weights in weights_in(model_path):
-            parts[name].copy_(weights.get_tensor(name))
+            whole, start, end = self._places[name]
+            self._joined[whole][start:end].copy_(weights.get_tensor(name))
         self._shared: MemoryFolder | None = None
 
     def export(self) -> ExportedBase:
@@ -114,13 +90,13 @@ class BaseWeights:
             from torch.multiprocessing.reductions import reduce_tensor
 
             handles = {name: reduce_tensor(weight) for name, weight in self._joined.items()}
-            return ExportedBase(rows=self._rows, handles=handles)
+            return ExportedBase(places=self._places, handles=handles)
         if self._shared is None:
             # From now on the file is the only copy.
             self._shared = MemoryFolder(sum(weight.nbytes for weight in self._joined.values()))
             save_file(self._joined, self._shared.path / "base.safetensors")
             self._joined = load_file(self._shared.path / "base.safetensors")
-        return ExportedBase(rows=self._rows, handles={}, file=self._shared.path / "base.safetensors")
+        return ExportedBase(places=self._places, handles={}, file=self._shared.path / "base.safetensors")
 
     def close(self) -> None:
         if self._shared is not None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from configs.errors import UserError
-from rollout.engines.read_back import ReadBack
 from rollout.types import Completion, Message
 
 BASE_VERSION = -1
@@ -87,32 +86,6 @@ class Engine(Protocol):
 
     def release(self, trajectory_id: str) -> None:
         """Drop the open requests of a trajectory that has ended."""
-        ...
-
-
-class PolicyEngine(Engine, Protocol):
-    """An engine that follows the policy in training."""
-
-    @property
-    def policy_version(self) -> int: ...
-
-    async def prepare_adapter(self, version: int, adapter: bytes) -> Any:
-        """Do the part of a load that needs no pause of the sampling. Raises ValueError for unusable bytes."""
-        ...
-
-    async def load_prepared(self, prepared: Any) -> str:
-        """Sample with this adapter from now on. Returns the digest of the loaded bytes."""
-        ...
-
-    async def pulse(self) -> Pulse:
-        """Return the progress, as the computing thread reports it between two steps. Raises EngineError.
-
-        No request is added: it would change the shapes, and with them the last bits, of a synchronous run's batches.
-        """
-        ...
-
-    async def read_back(self) -> ReadBack:
-        """Compare the newest weights in the engine's memory with the ones that it received."""
         ...
 
 

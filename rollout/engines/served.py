@@ -12,7 +12,7 @@ import httpx
 import ollama
 import openai
 
-from configs.api_keys import ApiKeyError, on_this_machine, required_key
+from configs.api_keys import on_this_machine, required_key
 from configs.backend import ServedConfig
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.types import Message, TextCompletion
@@ -109,10 +109,13 @@ class _OllamaClient(ollama.AsyncClient):
 class _ServedEngine:
     """An `Engine` for one model of one server."""
 
+    _retries = 0
+
     def __init__(self, config: ServedConfig, *, seed: int) -> None:
         self._config = config
         self._seed = seed
-        self._key = _find_key(config)
+        variable = config.api_key_env
+        self._key = required_key("backend.api_key_env", variable, "or leave it out") if variable else ""
 
     def release(self, trajectory_id: str) -> None:
         """Do nothing: a request ends with the connection that its caller drops."""
@@ -121,26 +124,57 @@ class _ServedEngine:
         if not request.use_adapter:
             raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
 
-    def _failure(self, problem: str, words: object = "", advice: str = "run again later") -> EngineError:
-        """Return an error about one request, and log it. `words` are the server's own."""
-        message = self._message(problem, words, advice)
+    async def _call(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Return the result of a request, which is repeated after a failure that may pass."""
+        for attempt in range(self._retries + 1):
+            if attempt:
+                # Jitter keeps workers that were refused together from coming back together.
+                await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5))
+            try:
+                return await call()
+            except (ollama.ResponseError, openai.OpenAIError, httpx.HTTPError, ConnectionError) as error:
+                failure, may_pass = self._failure_of(error)
+            except (ValueError, TypeError, RecursionError):
+                failure, may_pass = self._failure("the reply cannot be read"), True
+            if not may_pass:
+                break
+        # Outside of `except`: the client's error quotes the server, which may have repeated the key.
+        raise failure
+
+    def _failure_of(self, error: Exception) -> tuple[EngineError | BackendError, bool]:
+        """Return our error for one of the clients', and whether it may pass."""
+        match (error.__cause__ or error) if isinstance(error, openai.APIConnectionError) else error:
+            case ollama.ResponseError(status_code=status, error=words):
+                return self._refusal(status, words)
+            case openai.APIStatusError(status_code=status, body=body):
+                return self._refusal(status, body.get("message", body) if isinstance(body, dict) else body)
+            case openai.APITimeoutError() | httpx.TimeoutException():
+                return self._failure(f"no reply within {REQUEST_TIMEOUT_S:g} s"), True
+            case httpx.ConnectError() | ConnectionError():
+                advice = "check backend.base_url and that the server runs"
+                return BackendError(self._message("no connection", advice=advice)), True
+            case httpx.HTTPError() as broken:
+                return self._failure(f"the connection broke ({type(broken).__name__})"), True
+        return self._failure("the reply cannot be read"), True
+
+    def _refusal(self, status: int, words: object) -> tuple[EngineError | BackendError, bool]:
+        """Return the error for a reply with a status from 400 on, and whether it may pass. `words` are the server's."""
+        if status in (400, 413, 500) and _CONTEXT_FULL.search(str(words)):
+            full = self._message(f"status {status}", words, "the dialogue does not fit the context")
+            return ContextFullError(full), False
+        if status in (408, 425, 429) or status >= 500:
+            return self._failure(f"status {status}", words), True
+        advice = _ADVICE.get(status, "the server refuses the request: check backend.type and backend.form")
+        return BackendError(self._message(f"status {status}", words, advice)), False
+
+    def _failure(self, problem: str, words: object = None) -> EngineError:
+        """Return an error about one request, and log it."""
+        message = self._message(problem, words, "run again later")
         logging.getLogger(__name__).warning("%s", message)
         return EngineError(message)
 
-    def _unreachable(self) -> BackendError:
-        return BackendError(self._message("no connection", "", "check backend.base_url and that the server runs"))
-
-    def _refusal(self, status: int, words: object) -> EngineError | BackendError:
-        """Return the error for a reply with a status from 400 on."""
-        if status in (400, 413, 500) and _CONTEXT_FULL.search(str(words)):
-            return ContextFullError(self._message(f"status {status}", words, "the dialogue does not fit the context"))
-        if _may_pass(status):
-            return self._failure(f"status {status}", words)
-        advice = _ADVICE.get(status, "the server refuses the request: check backend.type and backend.form")
-        return BackendError(self._message(f"status {status}", words, advice))
-
-    def _message(self, problem: str, words: object, advice: str) -> str:
-        text = " ".join(str(words).split())
+    def _message(self, problem: str, words: object = None, advice: str = "") -> str:
+        text = "" if words is None else " ".join(str(words).split())
         if self._key:
             text = text.replace(self._key, "[key]")
         quoted = f" ({text[:MAX_QUOTED_CHARS]})" if text else ""
@@ -154,9 +188,10 @@ class OllamaEngine(_ServedEngine):
     """
 
     def __init__(self, config: ServedConfig, *, num_ctx: int, seed: int) -> None:
-        """Connect to nothing yet. `num_ctx` is the context length in tokens. Raises BackendError without a key."""
+        """Connect to nothing yet. `num_ctx` is the context length in tokens. Raises ApiKeyError without a key."""
         super().__init__(config, seed=seed)
         self._num_ctx = num_ctx
+        self._retries = MAX_RETRIES
         self._client = _OllamaClient(config, self._key)
 
     async def check(self) -> None:
@@ -221,40 +256,13 @@ class OllamaEngine(_ServedEngine):
             num_tokens=reply.eval_count or 0,
         )
 
-    async def _call(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        """Return the result of a request, which is repeated after a failure that may pass."""
-        for attempt in range(MAX_RETRIES + 1):
-            if attempt:
-                # Jitter keeps workers that were refused together from coming back together.
-                await asyncio.sleep(min(FIRST_PAUSE_S * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5))
-            failure: EngineError | BackendError
-            may_pass = True
-            try:
-                return await call()
-            except ollama.ResponseError as error:
-                failure = self._refusal(error.status_code, error.error)
-                may_pass = _may_pass(error.status_code) and not isinstance(failure, ContextFullError)
-            except ConnectionError:
-                failure = self._unreachable()
-            except httpx.TimeoutException:
-                failure = self._failure(f"no reply within {REQUEST_TIMEOUT_S:g} s")
-            except httpx.HTTPError as error:
-                failure = self._failure(f"the connection broke ({type(error).__name__})")
-            except (ValueError, TypeError, RecursionError):
-                failure = self._failure("the reply cannot be read")
-            if not may_pass:
-                break
-        # Outside of `except`: the client's error quotes the server, which may have repeated the key.
-        raise failure
-
 
 class OpenAiEngine(_ServedEngine):
     """A model of a server with OpenAI's chat completions. Thinking before the answer is removed."""
 
     def __init__(self, config: ServedConfig, *, seed: int) -> None:
-        """Connect to nothing yet. Raises BackendError without a key."""
+        """Connect to nothing yet. Raises ApiKeyError without a key."""
         super().__init__(config, seed=seed)
-        self._form = config.form
         # The client reads variables of its own. Only `backend.api_key_env` may name a key.
         self._headers: dict[str, Any] = {} if self._key else {"Authorization": openai.Omit()}
         self._client = openai.AsyncOpenAI(
@@ -269,7 +277,7 @@ class OpenAiEngine(_ServedEngine):
 
     async def check(self) -> None:
         """Raise BackendError if the server does not list the model."""
-        listed = await self._call(self._client.models.list(extra_headers=self._headers))
+        listed = await self._call(lambda: self._client.models.list(extra_headers=self._headers))
         names = [str(model.id) for model in listed.data]
         if self._config.model not in names:
             raise BackendError(
@@ -281,7 +289,7 @@ class OpenAiEngine(_ServedEngine):
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
         self._check(request)
         body: dict[str, Any] = {}
-        if self._form == "vllm_grammar":
+        if self._config.form == "vllm_grammar":
             body = {**VLLM_PLAIN_SAMPLING, "chat_template_kwargs": {"enable_thinking": False}}
             if request.grammar:
                 body["structured_outputs"] = {"grammar": request.grammar}
@@ -289,7 +297,7 @@ class OpenAiEngine(_ServedEngine):
             schema = {"name": "decision", "strict": True, "schema": dict(request.json_schema)}
             body = {"response_format": {"type": "json_schema", "json_schema": schema}}
         reply: Any = await self._call(
-            self._client.chat.completions.create(
+            lambda: self._client.chat.completions.create(
                 model=self._config.model,
                 messages=chat_messages(request.messages),  # type: ignore[arg-type]  # a union of typed dicts
                 temperature=request.temperature,
@@ -305,56 +313,15 @@ class OpenAiEngine(_ServedEngine):
             text, reason = choice.message.content, choice.finish_reason
         except (AttributeError, IndexError, TypeError):
             # The client does not validate replies.
-            choice = None
-        if choice is None:
-            raise self._failure("the reply is no chat completion")
+            raise self._failure("the reply is no chat completion") from None
         if reason != "stop" and reason != "length":
             raise self._failure(f"the reply is not finished (finish_reason {reason!r})")
         return TextCompletion(
             text=parse_reply(text)[1] if isinstance(text, str) else "",
             finish_reason=reason,
-            num_prompt_tokens=_count(usage, "prompt_tokens"),
-            num_tokens=_count(usage, "completion_tokens"),
+            num_prompt_tokens=getattr(usage, "prompt_tokens", None) or 0,
+            num_tokens=getattr(usage, "completion_tokens", None) or 0,
         )
-
-    async def _call(self, call: Awaitable[Reply]) -> Reply:
-        failure: EngineError | BackendError
-        try:
-            return await call
-        except openai.APIStatusError as error:
-            body = error.body
-            words = body.get("message", body) if isinstance(body, dict) else body
-            failure = self._refusal(error.status_code, "" if words is None else words)
-        except openai.APITimeoutError:
-            failure = self._failure(f"no reply within {REQUEST_TIMEOUT_S:g} s")
-        except openai.APIConnectionError as error:
-            if isinstance(error.__cause__, httpx.ConnectError):
-                failure = self._unreachable()
-            else:
-                failure = self._failure(f"the connection broke ({type(error.__cause__).__name__})")
-        except (openai.OpenAIError, ValueError, RecursionError):
-            failure = self._failure("the reply cannot be read")
-        # Outside of `except`: the client's error quotes the server, which may have repeated the key.
-        raise failure
-
-
-def _find_key(config: ServedConfig) -> str:
-    variable = config.api_key_env
-    if variable is None:
-        return ""
-    try:
-        return required_key("backend.api_key_env", variable, "or leave it out")
-    except ApiKeyError as error:
-        raise BackendError(str(error)) from None
-
-
-def _may_pass(status: int) -> bool:
-    return status in (408, 425, 429) or status >= 500
-
-
-def _count(usage: object, name: str) -> int:
-    value = getattr(usage, name, None)
-    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:

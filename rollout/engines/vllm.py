@@ -6,10 +6,11 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,6 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from rollout.engines.base_weights import ExportedBase
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedAdapter:
-    """An adapter that was hashed and checked."""
-
-    version: int
-    digest: str
-    weights: "Iterator[tuple[str, Tensor]] | LoRARequest"
-    """Merged mode: all weights of the model with the adapter folded in, computed when they are read. Native mode: the
-    request that names the adapter's files."""
 
 
 @dataclass(slots=True)
@@ -63,7 +53,7 @@ class _Dialogue:
 
 
 class VllmEngine:
-    """A `PolicyEngine` over vLLM, for a base model and the adapters trained on it.
+    """An `Engine` over vLLM that follows the policy in training, for a base model and the adapters trained on it.
 
     Adapter mode `merged` folds each version into the base weights (exactly W0 + scale * B A, always computed from the
     untouched W0). Mode `native` loads each version as a LoRA adapter of vLLM under its own name.
@@ -90,12 +80,7 @@ class VllmEngine:
             base: Weights that another process holds, which are used in place. Only for mode `native`, since merging
                 would write to them.
         """
-        self._model_path = model_path
-        self._base = base
         self._config = config
-        self._model = model
-        self._seed = seed
-        self._in_lockstep = in_lockstep
         self._commands = Commands()
         self.failure: BaseException | None = None
         """The error that stopped the engine. The process should end."""
@@ -111,7 +96,8 @@ class VllmEngine:
         self._num_preemptions = 0
         self._computed_tokens = 0
         self._repeated_tokens = 0
-        self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
+        start = partial(self._start, model_path, model, seed, in_lockstep, base)
+        self._thread = threading.Thread(target=self._run, args=(start,), name="vllm-engine", daemon=True)
         self._thread.start()
         self._commands.submit(lambda: None).result()
 
@@ -151,11 +137,16 @@ class VllmEngine:
         await asyncio.wrap_future(self._commands.submit(self._forget_prefixes))
 
     async def pulse(self) -> Pulse:
+        """Return the progress, as the computing thread reports it between two steps. Raises EngineError.
+
+        No request is added: it would change the shapes, and with them the last bits, of a synchronous run's batches.
+        """
         return await asyncio.wrap_future(
             self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
         )
 
     async def read_back(self) -> ReadBack:
+        """Compare the newest weights in the engine's memory with the ones that it received."""
         return await asyncio.wrap_future(self._commands.submit(self._read_back))
 
     def release(self, trajectory_id: str) -> None:
@@ -170,27 +161,23 @@ class VllmEngine:
         """
         return await self.load_prepared(await self.prepare_adapter(version, adapter))
 
-    async def prepare_adapter(self, version: int, adapter: bytes) -> PreparedAdapter:
-        """Hash, check and write an adapter while the engine continues to sample.
+    async def prepare_adapter(self, version: int, adapter: bytes) -> Callable[[], str]:
+        """Hash, check and write an adapter while the engine continues to sample, and return the rest of the work.
 
         Raises ValueError if it does not fit this model, or if there is no room for its files.
         """
 
-        def prepare() -> PreparedAdapter:
+        def prepare() -> Callable[[], str]:
             digest = hashlib.sha256(adapter).hexdigest()
             if self._native is None:
-                return PreparedAdapter(version=version, digest=digest, weights=self._merger.merged_weights(adapter))
-            return PreparedAdapter(version=version, digest=digest, weights=self._native.write(version, digest, adapter))
+                return partial(self._load, version, digest, self._merger.merged_weights(adapter))
+            return partial(self._load, version, digest, self._native.write(version, digest, adapter))
 
         return await asyncio.to_thread(prepare)
 
-    async def load_prepared(self, prepared: PreparedAdapter) -> str:
+    async def load_prepared(self, prepared: Callable[[], str]) -> str:
         """Do the rest of `load_adapter`, between two steps."""
-        return await asyncio.wrap_future(self._commands.submit(lambda: self._load(prepared)))
-
-    async def load_base(self) -> None:
-        """Finish the open requests and sample with the untouched model again."""
-        await asyncio.wrap_future(self._commands.submit(self._unload))
+        return await asyncio.wrap_future(self._commands.submit(prepared))
 
     def close(self) -> None:
         """Finish the open requests, end the thread and free the memory."""
@@ -200,22 +187,21 @@ class VllmEngine:
 
     # --- the engine's thread --------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _start(
+        self, model_path: Path, model: ModelConfig, seed: int, in_lockstep: bool, base: "ExportedBase | None"
+    ) -> None:
+        scale = model.lora_alpha / model.lora_rank
+        self._merger = AdapterMerger(model_path, scale, dtype=self._config.precision)
+        weights = base.joined() if base else None
+        self._llm = build_llm(model_path, self._config, model, seed, in_lockstep=in_lockstep, base_weights=weights)
+        self._scheduler = self._llm.engine_core.engine_core.scheduler
+        if self._config.adapter_mode == "native":
+            self._native = NativeAdapters(self._llm, self._merger)
+        self._count_work()
+
+    def _run(self, start: Callable[[], None]) -> None:
         try:
-            scale = self._model.lora_alpha / self._model.lora_rank
-            self._merger = AdapterMerger(self._model_path, scale, dtype=self._config.precision)
-            self._llm = build_llm(
-                self._model_path,
-                self._config,
-                self._model,
-                self._seed,
-                in_lockstep=self._in_lockstep,
-                base_weights=self._base.joined() if self._base else None,
-            )
-            self._scheduler = self._llm.engine_core.engine_core.scheduler
-            if self._config.adapter_mode == "native":
-                self._native = NativeAdapters(self._llm, self._merger)
-            self._count_work()
+            start()
             while not self._closing:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()
@@ -284,12 +270,8 @@ class VllmEngine:
         for key in ids:
             self._open.pop(key).future.set_exception(EngineError("the trajectory was released"))
 
-    def _drain(self) -> None:
-        while self._open:
-            self._step()
-
-    def _load(self, prepared: PreparedAdapter) -> str:
-        version, weights = prepared.version, prepared.weights
+    def _load(self, version: int, digest: str, weights: "Iterator[tuple[str, Tensor]] | LoRARequest") -> str:
+        """Load the weights of a model with the adapter folded in, or the request that names the adapter's files."""
         if version <= self.policy_version:
             if self._native is not None:
                 self._native.discard(weights)
@@ -300,21 +282,13 @@ class VllmEngine:
             self._native.load(version, weights)
             self._native.drop_unused({version, *(entry.policy_version for entry in self._open.values())})
         self.policy_version = version
-        return prepared.digest
+        return digest
 
     def _read_back(self) -> ReadBack:
         if self._native is not None:
             return self._native.read_back(self.policy_version)
         (read,) = self._llm.apply_model(self._merged.read)
         return read
-
-    def _unload(self) -> None:
-        self._drain()
-        if self._native is None:
-            self._reload(self._merger.base_weights(), BASE_VERSION)
-        else:
-            self._native.drop_unused(set())
-        self.policy_version = BASE_VERSION
 
     def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
         """Replace the weights in place, between two steps.
@@ -357,7 +331,8 @@ class VllmEngine:
         self._scheduler.update_from_output = counted_update
 
     def _stop(self) -> None:
-        self._drain()
+        while self._open:
+            self._step()
         if self._native is not None:
             self._native.close()
         self._closing = True

@@ -87,16 +87,13 @@ def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: boo
 
 def kv_cache_bytes(config: EngineConfig) -> int:
     """Return the memory that vLLM reserves for the KV cache. On a CPU it takes whole GiB."""
-    return int(config.kv_cache_gib * 2**30) if config.device == "cuda" else _cpu_cache_gib(config) * 2**30
+    gib = config.kv_cache_gib if config.device == "cuda" else max(1, round(config.kv_cache_gib))
+    return int(gib * 2**30)
 
 
 def batched_tokens(config: EngineConfig) -> int:
     """Return the most tokens of one step. On a CPU it is the least that takes the longest prompt in one step."""
     return max(CUDA_BATCHED_TOKENS if config.device == "cuda" else config.max_model_len, config.max_num_seqs)
-
-
-def _cpu_cache_gib(config: EngineConfig) -> int:
-    return max(1, round(config.kv_cache_gib))
 
 
 def build_llm(
@@ -113,7 +110,7 @@ def build_llm(
     `base_weights` are tensors by vLLM's names, on the device and in the engine's type, which are used in place; None
     loads the model's files. Raises ValueError if they do not fit the model.
     """
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(_cpu_cache_gib(config))
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_bytes(config) // 2**30)
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine

@@ -4,9 +4,9 @@ import asyncio
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask, wrong_plan
@@ -15,6 +15,9 @@ from rollout.chat import Chat, ChatFormat
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.types import Completion, Turn
 
+if TYPE_CHECKING:
+    from rollout.engines.vllm import VllmEngine
+
 
 def stream_seed(*names: object) -> int:
     """Return a seed below 2**32 for the random stream of these names.
@@ -22,11 +25,6 @@ def stream_seed(*names: object) -> int:
     Sums of a run's seed and a number would repeat streams of a run with the next seed.
     """
     return zlib.crc32("|".join(map(str, names)).encode())
-
-
-def engine_seed(seed: int, worker: int) -> int:
-    """Return the seed of one rollout worker's engine."""
-    return stream_seed(seed, "engine", worker)
 
 
 class SeededEngine:
@@ -64,30 +62,18 @@ class ReplayEngine:
         self._engine.release(trajectory_id)
 
 
-class BatchEngine(Engine, Protocol):
-    async def forget_prefixes(self) -> None: ...
-
-    async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    request: GenerationRequest
-    future: asyncio.Future[Completion]
-
-
 class LockstepEngine:
     """An `Engine` that samples one turn of all trajectories together, so that batches do not depend on timing.
 
     A round is `begin_round(n)` followed by exactly n trajectories.
     """
 
-    def __init__(self, engine: BatchEngine, *, seed: int) -> None:
+    def __init__(self, engine: "VllmEngine", *, seed: int) -> None:
         self._engine = engine
         self._seed = seed
         self._running = 0
         self._is_first = False
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[tuple[GenerationRequest, asyncio.Future[Completion]]] = []
         self._batches: set[asyncio.Task[None]] = set()
 
     def begin_round(self, num_trajectories: int) -> None:
@@ -99,44 +85,44 @@ class LockstepEngine:
     async def generate(self, request: GenerationRequest) -> Completion:
         """Wait until every running trajectory has called or ended, then sample all calls together."""
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(request, future))
+        self._waiting.append((request, future))
         self._sample_if_complete()
         return await future
 
     def release(self, trajectory_id: str) -> None:
-        self._waiting = [one for one in self._waiting if one.request.trajectory_id != trajectory_id]
+        self._waiting = [one for one in self._waiting if one[0].trajectory_id != trajectory_id]
         self._engine.release(trajectory_id)
         self._running -= 1
         self._sample_if_complete()
 
     def _sample_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._running:
-            batch = sorted(self._waiting, key=lambda one: one.request.trajectory_id)
+            batch = sorted(self._waiting, key=lambda one: one[0].trajectory_id)
             self._waiting = []
             task = asyncio.get_running_loop().create_task(self._sample(batch, first=self._is_first))
             self._is_first = False
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
 
-    async def _sample(self, batch: list[_Waiting], *, first: bool) -> None:
+    async def _sample(
+        self, batch: Sequence[tuple[GenerationRequest, asyncio.Future[Completion]]], *, first: bool
+    ) -> None:
+        # A trajectory's prompts grow with every call, so their length numbers its calls.
+        requests = [
+            replace(one, seed=stream_seed(self._seed, one.trajectory_id, len(one.prompt_token_ids))) for one, _ in batch
+        ]
         try:
             if first:
                 await self._engine.forget_prefixes()
-            completions = await self._engine.generate_together(
-                # A trajectory's prompts grow with every call, so their length numbers its calls.
-                [
-                    replace(one, seed=stream_seed(self._seed, one.trajectory_id, len(one.prompt_token_ids)))
-                    for one in (waiting.request for waiting in batch)
-                ]
-            )
+            completions = await self._engine.generate_together(requests)
         except Exception as error:
-            for one in batch:
-                if not one.future.done():
-                    one.future.set_exception(error)
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
             return
-        for one, completion in zip(batch, completions, strict=True):
-            if not one.future.done():
-                one.future.set_result(completion)
+        for (_, future), completion in zip(batch, completions, strict=True):
+            if not future.done():
+                future.set_result(completion)
 
 
 SYSTEM = "Answer the question in a few sentences."

@@ -18,11 +18,11 @@ import psutil
 import pytest
 
 from configs.loading import load_run_config
-from envs.sandbox import Sandbox, SandboxSettings
+from envs.sandbox import Sandbox, SandboxSettings, zygote
 from envs.sandbox.jail import make_folder, make_scratch, remove_folder, scratch_parent
 from envs.sandbox.sandbox import IdleMemory, resident_bytes
-from envs.sandbox.settings import choose_tier, lacking, refusal
-from envs.sandbox.warden import FolderFiles
+from envs.sandbox.settings import choose_tier, refusal
+from envs.sandbox.warden import EpisodeFiles
 from envs.types import ToolResult
 
 _HERE = Path(__file__).parent
@@ -56,35 +56,40 @@ def under_docker_profile(*command: object) -> subprocess.CompletedProcess[str]:
 # Choice of a tier
 
 
+JAIL, LANDLOCK, SECCOMP = {"namespaces": "forbidden"}, {"landlock": "too old"}, {"seccomp": "none"}
+
+
 @pytest.mark.parametrize(
-    ("wanted", "missing", "landlock_version", "tier"),
+    ("wanted", "of_namespaces", "of_landlock", "tier"),
     [
-        ("auto", {}, 7, "namespaces"),
-        ("auto", {"landlock": "none"}, 0, "namespaces"),
-        ("auto", {"namespaces": "forbidden"}, 6, "landlock"),
-        ("auto", {"namespaces": "forbidden"}, 5, None),
-        ("auto", {"namespaces": "forbidden", "landlock": "none"}, 0, None),
-        ("auto", {"seccomp": "none"}, 7, None),
-        ("landlock", {}, 6, "landlock"),
-        ("landlock", {}, 5, None),
-        ("namespaces", {"namespaces": "forbidden"}, 7, None),
+        ("auto", {}, {}, "namespaces"),
+        ("auto", {}, LANDLOCK, "namespaces"),
+        ("auto", JAIL, {}, "landlock"),
+        ("auto", JAIL, LANDLOCK, None),
+        ("auto", SECCOMP, SECCOMP, None),
+        ("landlock", {}, {}, "landlock"),
+        ("landlock", {}, LANDLOCK, None),
+        ("namespaces", JAIL, {}, None),
     ],
 )
 def test_the_stronger_tier_is_taken_and_none_is_weakened(
-    wanted: Any, missing: dict[str, str], landlock_version: int, tier: str | None
+    wanted: Any, of_namespaces: dict[str, str], of_landlock: dict[str, str], tier: str | None
 ) -> None:
-    assert choose_tier(wanted, lacking(missing, landlock_version=landlock_version)) == tier
+    lacks: Any = {"namespaces": of_namespaces, "landlock": of_landlock}
+    assert choose_tier(wanted, lacks) == tier
+    if tier is None:
+        said = refusal(wanted, lacks)
+        for setting in re.findall(r"[a-z_]+(?:\.[a-z_]+)+=\S+", said):
+            load_run_config(None, [setting.rstrip(",")])
+        assert ("set envs.sandbox=landlock" in said) == (of_landlock == {})
 
 
-def test_every_key_that_a_refusal_names_can_be_set_as_it_stands() -> None:
-    missing = {"namespaces": "forbidden", "landlock": "none", "seccomp": "none"}
-    for wanted in ("auto", "namespaces", "landlock"):
-        for lacked in (missing, {"namespaces": "forbidden"}, {"landlock": "none"}, {"seccomp": "none"}):
-            said = refusal(wanted, lacking(lacked, landlock_version=7))  # type: ignore[arg-type]
-            for setting in re.findall(r"[a-z_]+(?:\.[a-z_]+)+=\S+", said):
-                load_run_config(None, [setting.rstrip(",")])
-    only_landlock = refusal("namespaces", lacking({"namespaces": "forbidden"}, landlock_version=7))
-    assert only_landlock.endswith("allow user namespaces to this user or container, or set envs.sandbox=landlock")
+@pytest.mark.parametrize(("version", "usable"), [(0, False), (5, False), (6, True), (7, True)])
+def test_the_tier_landlock_needs_a_landlock_that_confines_signals(version: int, usable: bool) -> None:
+    lacks = zygote._missing_layers({}, version)
+    assert ("landlock" not in lacks["landlock"]) == usable
+    assert list(lacks) == ["namespaces", "landlock"]
+    assert "landlock" not in lacks["namespaces"]
 
 
 def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> None:
@@ -280,7 +285,7 @@ def test_files_of_an_episode_are_bounded_together_and_go_with_it(bare: Sandbox) 
 
 
 def test_all_of_a_flat_folder_is_counted(tmp_path: Path) -> None:
-    files = FolderFiles(str(tmp_path), max_mb=1, max_files=3)
+    files = EpisodeFiles(str(tmp_path), in_tmpfs=False, max_mb=1, max_files=3)
     (tmp_path / "a").write_bytes(bytes(1 << 20))
     assert not files.over_bound()
     (tmp_path / "b").write_bytes(b"x")

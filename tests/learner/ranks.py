@@ -5,6 +5,7 @@
 
 import multiprocessing
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from configs.learner import LearnerConfig, ModelConfig
 from learner import optim
 from learner.checkpoint import load_checkpoint, newest_checkpoint, save_checkpoint
 from learner.learner import Learner
-from learner.optim import MeetingPoint, Ranks, join
+from learner.optim import Ranks, join
 from learner.packing import build_batch
 from tests.changed import replace
 
@@ -109,7 +110,7 @@ def main(model_path, folder, size):
     import torch._inductor.compile_fx  # noqa: F401
     import transformers  # noqa: F401
 
-    meeting = MeetingPoint("127.0.0.1")
+    meeting = socket.create_server(("127.0.0.1", 0))
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=_rank, args=(model_path, folder, rank, size, meeting)) for rank in range(size)]
     for process in processes:
@@ -124,7 +125,7 @@ def _rank(model_path, folder, rank, size, meeting):
     optim.MAX_GRAD_NORM = MAX_GRAD_NORM
     ranks = Ranks(rank=rank, size=size)
     own = meeting if rank == 0 else None
-    join(ranks, ("127.0.0.1", meeting.port), device="cpu", own=own, here="127.0.0.1")
+    join(ranks, meeting.getsockname(), device="cpu", own=own, here="127.0.0.1")
     results = {}
     for loss, stage in CASES:
         learner = make_learner(model_path, loss, zero_stage=stage, ranks=ranks)

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from tiny import make_learner, make_samples, save_tiny_model
+from tiny import gradient_of, make_learner, make_samples, random_tree, save_tiny_model
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import flex_attention_hop
 
 from configs.learner import LearnerConfig
 from learner import tree_attention
-from learner.packing import PackedRow, build_batch
+from learner.packing import build_batch
 from learner.tree_attention import attend_by_block
 
 CPU = torch.device("cpu")
@@ -32,18 +32,6 @@ def intervals(ends):
     return (nodes[None, :] <= nodes[:, None]) & (nodes[:, None] < ends[None, :])
 
 
-def random_ends(num_nodes, seed):
-    """Of a tree in preorder: each node hangs on the one before it or on one of that one's ancestors."""
-    rng, path, parents = np.random.default_rng(seed), [], []
-    for node in range(num_nodes):
-        if rng.random() < 0.02:
-            path = path[: int(rng.integers(0, len(path) + 1))]
-        parents.append(path[-1] if path else -1)
-        path.append(node)
-    nothing = np.zeros(num_nodes, dtype=np.int64)
-    return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=()).ends()
-
-
 def table_of(mask):
     """`[N / 128, N / 128]`: 0 where a block is left out, 1 where the comparison is asked, 2 where all of it is read."""
     size = mask.kv_num_blocks.shape[-1]
@@ -59,7 +47,7 @@ def table_of(mask):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_blocks_that_are_left_out_hold_nothing_and_those_not_asked_about_everything(seed):
-    ends = tree_attention.padded_ends(random_ends(700, seed))
+    ends = tree_attention.padded_ends(random_tree(700, seed=seed).ends())
     assert len(ends) == 768
     table = table_of(tree_attention.interval_mask(ends, CPU))
     blocks = intervals(ends).reshape(6, 128, 6, 128).transpose(0, 2, 1, 3).reshape(6, 6, -1)
@@ -71,7 +59,7 @@ def test_blocks_that_are_left_out_hold_nothing_and_those_not_asked_about_everyth
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_the_kernel_gives_what_blocks_give_and_their_gradients(on_cpu, seed, dtype, bound):
-    ends = tree_attention.padded_ends(random_ends(300, seed))
+    ends = tree_attention.padded_ends(random_tree(300, seed=seed).ends())
     torch.manual_seed(seed)
     inputs = [torch.randn(1, heads, len(ends), 8).to(dtype) for heads in (4, 2, 2)]
     mask = tree_attention.interval_mask(ends, CPU)
@@ -93,7 +81,7 @@ def test_rows_of_every_length_need_one_compilation_or_two(monkeypatch, heads, co
     # torch refuses gradients on a CPU before it compiles anything.
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     for num_nodes in (500, 60, 1000, 128, 129):
-        ends = tree_attention.padded_ends(random_ends(num_nodes, 0))
+        ends = tree_attention.padded_ends(random_tree(num_nodes, seed=0).ends())
         inputs = [torch.randn(1, count, len(ends), 16).requires_grad_() for count in (heads, heads // 2, heads // 2)]
         tree_attention.fused_attention(*inputs, tree_attention.interval_mask(ends, CPU), 0.25)
     assert counter.frame_count == compilations
@@ -104,18 +92,13 @@ def model_path(tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp("tiny"), "qwen3")
 
 
-def gradient(learner, batch):
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    return torch.cat([one.grad.flatten() for one in learner.policy.trainable_parameters()])
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_step_with_the_kernel_is_the_step_with_blocks(on_cpu, model_path, recompute):
     gradients = []
     for attention in ("blocks", "fused"):
         learner = make_learner(model_path, gradient_checkpointing=recompute)
         learner.policy.attention = attention
-        gradients.append(gradient(learner, build_batch(make_samples(), microbatch_tokens=1000)))
+        gradients.append(gradient_of(learner, build_batch(make_samples(), microbatch_tokens=1000)))
     assert (gradients[0] - gradients[1]).abs().max() < 1e-5
     assert gradients[0].abs().max() > 1e-3
 

@@ -3,26 +3,19 @@ import json
 import numpy as np
 import pytest
 import torch
-from tiny import LOSSES, make_learner, make_samples, sample, save_tiny_model
+from tiny import LOSSES, gradient_of, make_learner, make_samples, sample, save_tiny_model
 
 from configs.errors import UserError
 from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.packing import build_batch
 from learner.tree_attention import plan_attention
-from learner.types import Adapter, GrammarSpan
+from learner.types import GrammarSpan
 from tests.changed import replace
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
-
-
-def gradient_of(learner, batch):
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    gradient = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
-    learner.optimizer.zero_grad()
-    return gradient
 
 
 def test_packed_logprobs_are_those_of_the_plain_model(model_path):
@@ -188,18 +181,6 @@ def test_batch_without_loss_tokens_changes_nothing_but_the_version_and_says_so(m
     assert result.policy_version == 1
     assert result.skipped.startswith("step skipped: the batch has no sampled tokens to train on")
     assert (result.metrics["policy/staleness_max"], result.metrics["policy/logprob_gap_abs"]) == (0, 0)
-
-
-def test_adapter_bytes_carry_their_digest_and_broken_ones_are_refused(model_path):
-    learner = make_learner(model_path)
-    adapter = learner.adapter()
-    other = make_learner(model_path, seed=1)
-    assert other.adapter().digest != adapter.digest
-    other.load_adapter(adapter)
-    assert other.adapter().digest == adapter.digest
-    broken = Adapter(policy_version=1, data=adapter.data[:-1] + b"x", digest=adapter.digest)
-    with pytest.raises(ValueError, match="digest"):
-        other.load_adapter(broken)
 
 
 def test_kl_of_the_first_rl_step_is_zero_after_a_cold_start_and_grows_from_there(model_path):

@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,21 +25,53 @@ ADVANTAGES = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
 
 
-def test_dapo_loss_and_gradient_match_the_hand_computed_example():
+MEANS = (1.5 * 0.9 * 1.1) ** (1 / 3), (0.7 * 1.3) ** 0.5
+"""Geometric means of the ratios, 1.14 and 0.95."""
+
+
+@pytest.mark.parametrize(
+    ("loss", "value", "gradient", "clipped"),
+    [
+        (dapo_loss, (-1.28 - 0.9 - 1.1 + 0.8 + 1.3) / 5, [[0.0, -0.18, -0.22], [0.0, 0.26, 0.0]], (1, 1)),
+        # Averaged over each trajectory first.
+        (
+            grpo_loss,
+            ((-1.2 - 0.9 - 1.1) / 3 + (0.8 + 1.3) / 2) / 2,
+            [[0.0, -0.9 / 6, -1.1 / 6], [0.0, 1.3 / 4, 0.0]],
+            (1, 1),
+        ),
+        # Weights are min(r, 1.2), and no token is clipped out of the gradient.
+        (
+            partial(cispo_loss, max_weight=1.2),
+            (-1.2 - 0.9 - 1.1 + 0.7 + 1.2) / 5,
+            [[-0.24, -0.18, -0.22], [0.14, 0.24, 0.0]],
+            (2, 0),
+        ),
+        # A trajectory has the weight of its mean, and is clipped as a whole.
+        (
+            partial(gspo_loss, clip_low=0.2, clip_high=0.28),
+            (MEANS[1] - MEANS[0]) / 2,
+            [[-MEANS[0] / 6] * 3, [MEANS[1] / 4, MEANS[1] / 4, 0.0]],
+            (0, 0),
+        ),
+        (partial(gspo_loss, clip_low=0.04, clip_high=0.1), (-1.1 + 0.96) / 2, [[0.0] * 3] * 2, (3, 2)),
+        # Every trajectory's sum over the same constant.
+        (
+            partial(dr_grpo_loss, length=10),
+            ((-1.2 - 0.9 - 1.1) + (0.8 + 1.3)) / 2 / 10,
+            [[0.0, -0.045, -0.055], [0.0, 0.065, 0.0]],
+            (1, 1),
+        ),
+    ],
+    ids=["dapo", "grpo", "cispo", "gspo", "gspo, clipped", "dr_grpo"],
+)
+def test_losses_and_gradients_match_the_examples_computed_by_hand(loss, value, gradient, clipped):
     new = NEW.clone().requires_grad_()
-    output = dapo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK))
+    output = loss(loss_inputs(new, OLD, ADVANTAGES, MASK))
     output.loss.backward()
-    # (-1.28 - 0.9 - 1.1 + 0.8 + 1.3) / 5
-    assert output.loss.item() == pytest.approx(-0.236, abs=1e-9)
-    expected = torch.tensor([[0.0, -0.18, -0.22], [0.0, 0.26, 0.0]], dtype=torch.float64)
-    assert torch.allclose(new.grad, expected, atol=1e-9)
-    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (1, 1)
-
-
-def test_grpo_loss_averages_each_trajectory_first():
-    output = grpo_loss(loss_inputs(NEW, OLD, ADVANTAGES, MASK))
-    # ((-1.2 - 0.9 - 1.1) / 3 + (0.8 + 1.3) / 2) / 2
-    assert output.loss.item() == pytest.approx(-0.0083333333333, abs=1e-9)
+    assert output.loss.item() == pytest.approx(value, abs=1e-9)
+    assert torch.allclose(new.grad, torch.tensor(gradient, dtype=torch.float64), atol=1e-9)
+    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == clipped
 
 
 def test_k3_matches_golden_values_and_gradient():
@@ -91,46 +124,3 @@ def test_as_a_loss_k3_estimates_one_kl_divergence_and_has_the_gradient_of_the_ot
     (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
     (expected,) = torch.autograd.grad((ref.exp() * (ref - learner)).sum(), logits)
     assert torch.allclose(gradient, expected)
-
-
-def test_cispo_bounds_every_weight_and_clips_no_token_out_of_the_gradient():
-    new = NEW.clone().requires_grad_()
-    output = cispo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), max_weight=1.2)
-    output.loss.backward()
-    # weights min(r, 1.2): 1.2 0.9 1.1 / 0.7 1.2; the gradient of a token is -weight * advantage / 5
-    assert output.loss.item() == pytest.approx((-1.2 - 0.9 - 1.1 + 0.7 + 1.2) / 5, abs=1e-9)
-    expected = torch.tensor([[-0.24, -0.18, -0.22], [0.14, 0.24, 0.0]], dtype=torch.float64)
-    assert torch.allclose(new.grad, expected, atol=1e-9)
-    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (2, 0)
-
-
-def test_gspo_weighs_a_trajectory_by_the_geometric_mean_of_its_ratios():
-    new = NEW.clone().requires_grad_()
-    output = gspo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), clip_low=0.2, clip_high=0.28)
-    output.loss.backward()
-    first, second = (1.5 * 0.9 * 1.1) ** (1 / 3), (0.7 * 1.3) ** 0.5
-    # 1.14 and 0.95, both inside: (-1.14 + 0.95) / 2; a token's gradient is its row's, over the row's length and 2
-    assert output.loss.item() == pytest.approx((-first + second) / 2, abs=1e-9)
-    expected = torch.tensor([[-first / 6] * 3, [second / 4, second / 4, 0.0]], dtype=torch.float64)
-    assert torch.allclose(new.grad, expected, atol=1e-9)
-    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (0, 0)
-
-
-def test_gspo_clips_a_whole_trajectory_or_nothing_of_it():
-    new = NEW.clone().requires_grad_()
-    output = gspo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), clip_low=0.04, clip_high=0.1)
-    output.loss.backward()
-    # 1.14 > 1.1 with a positive advantage, 0.954 < 0.96 with a negative one
-    assert output.loss.item() == pytest.approx((-1.1 + 0.96) / 2, abs=1e-9)
-    assert not new.grad.any()
-    assert (output.metrics["clip_high"], output.metrics["clip_low"]) == (3, 2)
-
-
-def test_dr_grpo_divides_every_trajectorys_sum_by_the_same_constant():
-    new = NEW.clone().requires_grad_()
-    output = dr_grpo_loss(loss_inputs(new, OLD, ADVANTAGES, MASK), length=10)
-    output.loss.backward()
-    # ((-1.2 - 0.9 - 1.1) + (0.8 + 1.3)) / 2 / 10; the clipped tokens 1.5 and 0.7 have no gradient
-    assert output.loss.item() == pytest.approx(-0.055, abs=1e-9)
-    expected = torch.tensor([[0.0, -0.045, -0.055], [0.0, 0.065, 0.0]], dtype=torch.float64)
-    assert torch.allclose(new.grad, expected, atol=1e-9)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from live_memory import LiveMemory
-from tiny import make_learner, sample, save_tiny_model
+from tiny import gradient_of, make_learner, sample, save_tiny_model
 
 from learner import policy
 from learner.packing import build_batch
@@ -29,9 +29,7 @@ def siblings(length):
 
 
 def gradient(learner, samples):
-    batch = build_batch(samples, microbatch_tokens=10_000)
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    return torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+    return gradient_of(learner, build_batch(samples, microbatch_tokens=10_000))
 
 
 def test_checkpointing_changes_no_gradient(model_path):

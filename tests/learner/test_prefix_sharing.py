@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-import torch
-from tiny import LOSSES, make_learner, sample, save_tiny_model
+from tiny import LOSSES, gradient_of, make_learner, sample, save_tiny_model
 
 from benchmarks.learner_efficiency import separate_batch, without_sharing
 from learner.packing import build_batch
@@ -51,14 +50,6 @@ def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def gradient(learner, batch):
-    """The flattened gradient of the adapter."""
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    flat = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
-    learner.optimizer.zero_grad()
-    return flat
-
-
 def near(learner, samples):
     """As if a sampler close to the learner had sampled them: no token is clipped, all have a gradient."""
     own = [learner.policy.logprobs([one]).detach()[0].numpy() for one in samples]
@@ -73,8 +64,8 @@ def near(learner, samples):
 def test_siblings_that_share_their_prefixes_have_the_gradient_of_siblings_apart(model_path, group, objective):
     learner = make_learner(model_path, loss=LOSSES[objective])
     samples = near(learner, group)
-    shared = gradient(learner, build_batch(samples, microbatch_tokens=128))
+    shared = gradient_of(learner, build_batch(samples, microbatch_tokens=128))
     with without_sharing():
-        apart = gradient(learner, separate_batch(samples, microbatch_tokens=128))
+        apart = gradient_of(learner, separate_batch(samples, microbatch_tokens=128))
     assert (shared - apart).abs().max() < 1e-5
     assert apart.abs().max() > 5e-4

@@ -78,7 +78,7 @@ def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_
 def test_what_a_server_answered_is_refused_by_name():
     completion = TextCompletion(text="{}", finish_reason="stop", num_prompt_tokens=9, num_tokens=2)
     turn = Turn.of(role="planner", prompt_token_ids=(), completion=completion, trainable=False)
-    with pytest.raises(ValueError, match=r"trajectory t was answered by a server.*never be trained on"):
+    with pytest.raises(ValueError, match="trajectory t"):
         samples_of(make_trajectory(turn), [1.0], temperature=1.0)
 
 

@@ -3,24 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from tiny import ancestors
+from tiny import ancestors, random_tree
 
 from learner import tree_attention
-from learner.packing import BLOCK_NODES, PackedRow
+from learner.packing import BLOCK_NODES
 
 SCALE = 0.3
 HEADS, KV_HEADS, WIDTH = 4, 2, 8
-
-
-def random_tree(num_nodes):
-    """A row in preorder: each node hangs on the one before it, or on one up to nine above it."""
-    rng, path, parents = np.random.default_rng(0), [], []
-    for node in range(num_nodes):
-        path = path[: len(path) - int(rng.integers(0, 10)) * (rng.random() < 0.3)]
-        parents.append(path[-1] if path else -1)
-        path.append(node)
-    nothing = np.zeros(num_nodes, dtype=np.int64)
-    return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=())
 
 
 def inputs(num_nodes, dtype):
@@ -46,7 +35,7 @@ def with_gradients(output, tensors, weights):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 0.03)])
 def test_blocks_give_what_plain_attention_gives_and_its_gradients(monkeypatch, attend, dtype, bound, recompute):
     monkeypatch.setattr(tree_attention, "_attend_on_cpu", getattr(tree_attention, attend))
-    row = random_tree(2 * BLOCK_NODES + 40)
+    row = random_tree(2 * BLOCK_NODES + 40, leaving=0.1)
     mask = ancestors(row)
     tensors, weights = inputs(len(mask), dtype)
     blocks = tree_attention.plan_attention(row.ends(), torch.device("cpu"))

@@ -103,6 +103,30 @@ def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **furt
     )
 
 
+def gradient_of(learner, batch):
+    """The flattened gradient of the adapter."""
+    import torch
+
+    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
+    gradient = torch.cat([parameter.grad.flatten() for parameter in learner.policy.trainable_parameters()])
+    learner.optimizer.zero_grad()
+    return gradient
+
+
+def random_tree(num_nodes, *, seed=0, leaving=0.02):
+    """A row in preorder: each node hangs on the one before it, or with a probability on an ancestor of that one."""
+    from learner.packing import PackedRow
+
+    rng, path, parents = np.random.default_rng(seed), [], []
+    for node in range(num_nodes):
+        if rng.random() < leaving:
+            path = path[: int(rng.integers(0, len(path) + 1))]
+        parents.append(path[-1] if path else -1)
+        path.append(node)
+    nothing = np.zeros(num_nodes, dtype=np.int64)
+    return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=())
+
+
 def ancestors(row):
     """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
     mask = np.eye(len(row.parents), dtype=bool)

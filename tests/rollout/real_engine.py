@@ -2,7 +2,7 @@
 
 import asyncio
 
-from rollout.engines.engine import GenerationRequest
+from rollout.engines.engine import BASE_VERSION, GenerationRequest
 
 ROUNDING = 0.2
 """Mean difference in nats that bfloat16 makes between learner and engine; 0.06 to 0.11 is usual with these adapters."""
@@ -52,6 +52,21 @@ def small_step(adapter, version, size=1e-6):
 
 async def load(engine, adapter):
     return await engine.load_adapter(adapter.policy_version, adapter.data)
+
+
+async def load_base(engine):
+    """Finish the open requests and sample with the untouched model again."""
+
+    def unload():
+        while engine._open:
+            engine._step()
+        if engine._native is None:
+            engine._reload(engine._merger.base_weights(), BASE_VERSION)
+        else:
+            engine._native.drop_unused(set())
+        engine.policy_version = BASE_VERSION
+
+    await asyncio.wrap_future(engine._commands.submit(unload))
 
 
 def learner_logprobs(learner, adapter, asked, completion):

@@ -48,7 +48,7 @@ def load(adapters, version, adapter):
 
 
 def folders(adapters):
-    return sorted(folder.name for place in adapters._folders for folder in place.path.iterdir())
+    return sorted(folder.name for folder in adapters._files.path.iterdir())
 
 
 def test_every_version_has_a_name_a_number_and_a_folder_of_its_own(llm, adapters):

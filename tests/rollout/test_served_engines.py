@@ -10,6 +10,7 @@ import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
 
+from configs.api_keys import ApiKeyError
 from configs.backend import ServedConfig
 from rollout.agent.planner import planner_grammar, planner_schema
 from rollout.chat import ServedChat
@@ -387,7 +388,7 @@ async def test_server_that_repeats_the_key_brings_it_into_no_error_and_no_log(
 def test_missing_key_is_refused_with_its_setting(monkeypatch):
     monkeypatch.delenv("MY_KEY", raising=False)
     config = ServedConfig(type="ollama", model="m", api_key_env="MY_KEY")
-    with pytest.raises(BackendError, match=r"backend\.api_key_env"):
+    with pytest.raises(ApiKeyError, match=r"backend\.api_key_env"):
         OllamaEngine(config, num_ctx=64, seed=0)
 
 

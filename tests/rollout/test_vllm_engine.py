@@ -11,6 +11,7 @@ from real_engine import (
     generate_from_cache,
     learner_logprobs,
     load,
+    load_base,
     make_adapter,
     mean_gap,
     request,
@@ -39,7 +40,7 @@ def merged(model_path):
 @pytest.fixture
 async def engine(merged):
     """Reset the engine to the base model and an empty cache."""
-    await merged.load_base()
+    await load_base(merged)
     return merged
 
 
@@ -64,7 +65,7 @@ async def test_running_requests_continue_with_new_weights_from_a_prefix_that_is_
     requests = sampling_requests([prompt] * 3)
     await load(engine, old)
     undisturbed = await engine.generate_together(requests)
-    await engine.load_base()
+    await load_base(engine)
     await load(engine, old)
     completions = await completions_around(engine, requests, new)
     for asked, one, whole in zip(requests, completions, undisturbed, strict=True):
@@ -127,7 +128,7 @@ async def test_update_changes_the_samples_and_the_base_is_restored_exactly(engin
     changed = await engine.generate(request(prompt))
     assert changed.policy_version == engine.policy_version == 0
     assert changed.logprobs != before.logprobs
-    await engine.load_base()
+    await load_base(engine)
     after = await engine.generate(request(prompt))
     assert (after.policy_version, after.token_ids, after.logprobs) == (-1, before.token_ids, before.logprobs)
 
@@ -140,7 +141,7 @@ async def test_weights_read_back_prove_the_smallest_step(engine, adapters):
     second = await engine.read_back()
     assert (first.fault, second.fault) == (None, None)
     assert first.held != second.held
-    await engine.load_base()
+    await load_base(engine)
     assert (await engine.read_back()).fault is None
 
 
@@ -162,6 +163,3 @@ def without_reload(rpc):
         return rpc(method, *arguments, **options)
 
     return called
-
-
-# The load.

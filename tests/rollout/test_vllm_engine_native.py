@@ -9,6 +9,7 @@ from real_engine import (
     build_engine,
     learner_logprobs,
     load,
+    load_base,
     make_adapter,
     mean_gap,
     sampling_requests,
@@ -36,13 +37,13 @@ def native(model_path):
 @pytest.fixture
 async def engine(native):
     """Reset the engine to the base model."""
-    await native.load_base()
+    await load_base(native)
     return native
 
 
 def folders_of(engine):
     """Return the folders of all adapters that have files."""
-    return [folder for place in engine._native._folders for folder in place.path.iterdir()]
+    return [*engine._native._files.path.iterdir()]
 
 
 @pytest.mark.usefixtures("endless")
