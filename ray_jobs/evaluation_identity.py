@@ -154,10 +154,8 @@ def _settings(config: RunConfig, tasks: Sequence[Task], *, seeds: int, temperatu
         },
         "adapter_mode": rollout.engine.adapter_mode if config.backend.type == "vllm" else None,
         "agent": config.agent.model_dump(mode="json", exclude={"memory"}),
-        # The choice of tasks and the recording of results do not change a tool.
-        "tools": config.envs.model_dump(
-            mode="json", exclude={"mix", "choice", "datasets", "data_path", "recording", "recording_mode"}
-        ),
+        # The choice of tasks does not change a tool.
+        "tools": config.envs.model_dump(mode="json", exclude={"mix", "choice", "datasets", "data_path"}),
         "memory": memory.model_dump(mode="json") if hints else None,
         "judge": judge and {"model": judge.model, "temperature": judge.temperature, "votes": judge.num_votes},
         "items": {

@@ -194,7 +194,7 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
 
 def check_paths(config: RunConfig, request: SubmitRequest) -> None:
     """Check that the recipe is uploaded, and that the outputs outlive the job's working directory."""
-    folder, envs, memory = request.working_dir.resolve(), config.envs, config.planner.memory
+    folder, memory = request.working_dir.resolve(), config.planner.memory
     if not folder.is_dir():
         raise UserError(f"--working-dir '{request.working_dir}' is not a folder")
     if request.phase == "resume":
@@ -203,7 +203,6 @@ def check_paths(config: RunConfig, request: SubmitRequest) -> None:
         raise UserError(f"recipe '{request.recipe}' is outside of --working-dir '{folder}', and is not uploaded")
     options = [part for word in request.phase_options for part in word.split("=", 1)]
     outputs = {
-        "envs.recording": envs.recording if envs.recording_mode == "record" else None,
         "agent.memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
         "--out": options[options.index("--out") + 1] if "--out" in options[:-1] else None,
     }

@@ -12,7 +12,7 @@ from configs.errors import UserError
 from envs.datasets.families import build_catalogue
 from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
 from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
-from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, Recording, faults_of, read_questions
+from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
 from envs.tools.http import ServiceLimits
 from envs.tools.search import OfflineSearchTool
 from envs.tools.web_fetch import PageFetcher
@@ -45,7 +45,6 @@ class Parts:
 
     config: EnvsConfig
     block_list: BlockList
-    recording: Recording | None
     own_model: AskModel | None
     sandbox: "Sandbox | None"
     finders: dict[str, PageFinder] = field(default_factory=dict)
@@ -68,10 +67,9 @@ class Parts:
         return self.finders[name]
 
     def guarded(self, tool: Tool) -> Tool:
-        """Return a guarded, and possibly recorded, tool whose results come from outside."""
+        """Return a guarded tool whose results come from outside."""
         # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
-        guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * TIME_LIMIT_S)
-        return RecordedTool(guarded, self.recording) if self.recording else guarded
+        return GuardedTool(tool, self.block_list, time_limit_s=20 * TIME_LIMIT_S)
 
     def shared(self, tool: Tool) -> OpenTool:
         """Return one guarded tool with a cache for all episodes."""
@@ -130,11 +128,6 @@ def _custom(name: str, parts: Parts) -> OpenTool:
     config = parts.config.tools[name]
     if function := function_tool(name, config):
         return _lent(parts.guarded(function))
-    if parts.recording and not config.stateless:
-        raise UserError(
-            f"envs.tools.{name} may keep state during a task, but envs.recording answers equal calls alike; set "
-            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording out"
-        )
     max_chars = parts.config.max_result_chars
     make = custom_tool_factory(name, config, time_limit_s=TIME_LIMIT_S, max_chars=max_chars)
 
@@ -178,8 +171,8 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         own_model: Asks the run's frozen base model, for `base_generator`.
 
     Raises:
-        UserError: If a tool cannot be switched on: a key is missing, a class cannot be imported, a recording does not
-            exist, or this machine cannot provide the sandbox of `code`.
+        UserError: If a tool cannot be switched on: a key is missing, a class cannot be imported, or this
+            machine cannot provide the sandbox of `code`.
     """
 
     def __init__(self, config: EnvsConfig, *, own_model: AskModel | None = None) -> None:
@@ -193,7 +186,6 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             parts = Parts(
                 config=config,
                 block_list=block_list,
-                recording=Recording(Path(path), config.recording_mode) if (path := config.recording) else None,
                 own_model=own_model,
                 sandbox=sandbox,
             )

@@ -205,8 +205,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         reward = reward.model_copy(update={"credit": credit})
     if _SUBMITTED not in os.environ:
         web = envs.web.model_copy(update={"blocked_questions": _absolute(envs.web.blocked_questions)})
-        paths = {"data_path": _absolute(envs.data_path), "recording": _absolute(envs.recording)}
-        envs = envs.model_copy(update={**paths, "web": web})
+        envs = envs.model_copy(update={"data_path": _absolute(envs.data_path), "web": web})
         changes: dict[str, object] = {"code_path": _absolute(config.code_path)}
         if isinstance(cold_start := config.cold_start, FileConfig):
             changes["cold_start"] = cold_start.model_copy(update={"path": _absolute(cold_start.path)})

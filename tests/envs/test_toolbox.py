@@ -1,7 +1,6 @@
 """Selection of tools, and the wrappers of those that return outside text."""
 
 import asyncio
-import json
 import sys
 
 import pytest
@@ -9,7 +8,7 @@ from pydantic import ValidationError
 
 from configs.envs import BUILT_IN_ACTIONS, EnvsConfig
 from configs.errors import UserError
-from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, RecordedTool, Recording, read_questions
+from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, read_questions
 from envs.tools.toolbox import BUILDERS, Toolbox
 from envs.types import ToolResult, ToolUnavailableError
 from rollout.agent.planner import system_prompt
@@ -361,83 +360,3 @@ async def test_a_cancelled_caller_does_not_cancel_the_request_of_the_others():
     await asyncio.sleep(0.01)
     hasty.cancel()
     assert (await patient).text == "yes"
-
-
-# Record and replay
-
-
-def recorded(path, mode, *answers):
-    tool = ScriptedTool(*answers)
-    return RecordedTool(tool, Recording(path, mode)), tool
-
-
-async def test_recorded_results_are_replayed_without_a_request(tmp_path):
-    path = tmp_path / "deep" / "results.jsonl"
-    recording, _ = recorded(path, "record", "first", ToolResult(text="refused", error="blocked"))
-    first, second = await recording.call("a"), await recording.call(" b\n")
-    replay, asked = recorded(path, "replay", "never")
-    assert await replay.call("a") == ToolResult(text="first", foreign=True) == ToolResult(text=first.text, foreign=True)
-    assert await replay.call("b") == ToolResult(text=second.text, error="blocked", foreign=True)
-    assert asked.calls == []
-    assert [json.loads(line)["arguments"] for line in path.read_text().splitlines()] == ["a", "b"]
-
-
-async def test_a_missing_result_is_a_fault_in_replay(tmp_path):
-    path = tmp_path / "results.jsonl"
-    await recorded(path, "record", "x")[0].call("a")
-    replay, asked = recorded(path, "replay", "never")
-    with pytest.raises(ToolUnavailableError):
-        await replay.call("other")
-    assert asked.calls == []
-
-
-async def test_the_first_result_of_a_call_stays_for_every_process(tmp_path):
-    path = tmp_path / "results.jsonl"
-    one, _ = recorded(path, "record", "from one")
-    two, asked = recorded(path, "record", "from two")
-    assert (await one.call("a")).text == "from one"
-    assert (await two.call("a")).text == "from one"
-    assert asked.calls == []
-    # Both request it before either has written; the first one to write wins.
-    assert {result.text for result in await asyncio.gather(one.call("b"), two.call("b"))} == {"from one"}
-    assert len(path.read_text().splitlines()) == 2
-
-
-async def test_a_line_that_a_crash_cut_is_replaced(tmp_path):
-    path = tmp_path / "results.jsonl"
-    await recorded(path, "record", "x")[0].call("a")
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[:10])
-    await recorded(path, "record", "y")[0].call("b")
-    replay, _ = recorded(path, "replay", "never")
-    assert [(await replay.call(query)).text for query in "ab"] == ["x", "y"]
-
-
-def test_an_unusable_recording_is_reported_at_the_start(tmp_path):
-    Recording(tmp_path / "a" / "b" / "results.jsonl", "record")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "broken").write_text('{"tool": "x"}\n')
-    for path, mode in (
-        (tmp_path / "broken" / "x", "record"),
-        (tmp_path / "none", "replay"),
-        (tmp_path / "broken", "replay"),
-    ):
-        with pytest.raises(UserError):
-            Recording(path, mode)
-
-
-async def test_a_recipe_records_the_tools_from_outside_only(tmp_path):
-    path = tmp_path / "results.jsonl"
-    config = own("weather", "Weather", recording=str(path))
-    with pytest.raises(UserError, match=r"envs\.tools\.weather\.stateless"):
-        Toolbox(config)
-    config.tools["weather"] = config.tools["weather"].model_copy(update={"stateless": True})
-    with Toolbox(config) as toolbox, toolbox.episode() as tools:
-        for tool in tools:
-            await tool.call("Oslo")
-    assert json.loads(path.read_text()) == {
-        "tool": "weather",
-        "arguments": "Oslo",
-        "text": "Oslo: 12 degrees",
-        "error": None,
-    }

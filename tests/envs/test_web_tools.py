@@ -288,7 +288,7 @@ async def test_a_long_question_is_scanned_once_for_an_address(part):
 
 def test_tools_share_one_service_and_its_pace():
     config = EnvsConfig(web=WebConfig(finder="google"))
-    parts = Parts(config=config, block_list=BlockList(), recording=None, own_model=None, sandbox=None)
+    parts = Parts(config=config, block_list=BlockList(), own_model=None, sandbox=None)
     assert parts.finder("google") is parts.finder("google")
     assert parts.limits.requests_per_minute == 60
 
