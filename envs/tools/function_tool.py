@@ -194,31 +194,20 @@ def _description(name: str, config: ToolConfig) -> str:
 
 
 def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
-    """Return a function that makes the tool for one episode.
+    """Return a function that makes the tool of a class or an MCP server for one episode.
 
-    Args:
-        name: The action.
-        config: The class or the MCP server.
-        time_limit_s: Limit of one call to an MCP server.
-        max_chars: Limit of a result that the planner reads.
-
-    Raises:
-        UserError: If the class cannot be loaded or the address of the server is wrong.
+    The limits are those of one call to an MCP server. Raises UserError if the class cannot be loaded or the server's
+    key is missing.
     """
     if not config.is_mcp:
         return load_own(config.source, key=f"envs.tools.{name}", kind="class")
-    from envs.tools.mcp import McpAddress, McpKey, McpLimits, McpTool
+    from envs.tools.mcp import McpTool
 
-    try:
-        address = McpAddress.parse(config.source)
-    except ValueError as error:
-        raise UserError(f"envs.tools.{name}: {error}") from None
     key = None
     if variable := config.api_key_env:
-        key = McpKey(variable, required_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
-    # The block list sees only the text that is left after this cut.
-    limits = McpLimits(time_limit_s=time_limit_s, max_chars=max(McpLimits().max_chars, max_chars))
-    return partial(McpTool, address, name=name, description=config.description, key=key, limits=limits)
+        key = variable, required_key(name, variable, f"or leave envs.tools.{name}.api_key_env out")
+    make = partial(McpTool, config.source, name=name, description=config.description)
+    return lambda: make(key=key, time_limit_s=time_limit_s, max_chars=max_chars)
 
 
 def check_custom_tool(name: str, tool: Any) -> None:

@@ -88,31 +88,25 @@ class CachedTool:
         self._tool = tool
         self._max_entries = max_entries
         self._max_age_s = max_age_s
-        self._entries: OrderedDict[str, tuple[ToolResult, float]] = OrderedDict()
-        self._running: dict[str, asyncio.Task[ToolResult]] = {}
+        self._entries: OrderedDict[str, tuple[asyncio.Task[ToolResult], float]] = OrderedDict()
 
     async def call(self, arguments: str) -> ToolResult:
         key = arguments.strip()
-        result, expires = self._entries.get(key, (None, 0.0))
-        if result is not None and expires > time.monotonic():
-            self._entries.move_to_end(key)
-            return result
-        task = self._running.get(key)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._ask(key))
-            self._running[key] = task
-            task.add_done_callback(lambda _: self._running.pop(key, None))
+        task, expires = self._entries.get(key, (None, 0.0))
+        if task is None or expires <= time.monotonic():
+            task = asyncio.ensure_future(self._tool.call(key))
+            task.add_done_callback(lambda done: self._drop_failure(key, done))
+            self._entries[key] = task, time.monotonic() + self._max_age_s
+            while len(self._entries) > self._max_entries:
+                self._entries.popitem(last=False)
+        self._entries.move_to_end(key)
         # Shielded, so that a caller that gives up does not cancel the request of the others.
         return await asyncio.shield(task)
 
-    async def _ask(self, key: str) -> ToolResult:
-        result = await self._tool.call(key)
-        if result.error is None:
-            self._entries[key] = result, time.monotonic() + self._max_age_s
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._max_entries:
-                self._entries.popitem(last=False)
-        return result
+    def _drop_failure(self, key: str, done: asyncio.Task[ToolResult]) -> None:
+        failed = done.cancelled() or done.exception() is not None or done.result().error is not None
+        if failed and self._entries.get(key, (None, 0.0))[0] is done:
+            del self._entries[key]
 
 
 class GuardedTool:

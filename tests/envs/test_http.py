@@ -1,18 +1,16 @@
 """The HTTP client of the tools over local servers: retries, pace, bounds, and secrecy of the key."""
 
 import asyncio
-import gzip
 import json
 import logging
 import socket
 import threading
 import zlib
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 
 import pytest
 
-from envs.tools.http import RefusedError, RequestError, Service, ServiceLimits, read_body
+from envs.tools.http import RefusedError, RequestError, Service, ServiceLimits
+from envs.tools.web_fetch import read_body
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, serving
 
@@ -83,14 +81,12 @@ async def test_a_refusal_is_not_retried(status):
     assert (error.status, error.passing, len(server.requests)) == (status, False, 2)
 
 
-@pytest.mark.parametrize("header", ["7", "7.0", "date"])
-async def test_the_server_can_ask_for_a_pause(header):
-    if header == "date":
-        header = format_datetime(datetime.now(UTC) + timedelta(seconds=8), usegmt=True)
+@pytest.mark.parametrize(("header", "pause_s"), [("7", 7), ("7.0", 7), ("a date", 0.5)])
+async def test_the_server_can_ask_for_a_pause(header, pause_s):
     pauses = Pauses()
     with serving(answer({}, 429, **{"Retry-After": header}), answer("there")) as server:
         assert await ask(server, pauses=pauses) == "there"
-    assert 5 < pauses[0] <= 8
+    assert pause_s <= pauses[0] <= 1.5 * pause_s
 
 
 @pytest.mark.parametrize(("header", "limit_s"), [("121", 1000.0), ("inf", 1000.0), ("31", 30.0)])
@@ -113,11 +109,8 @@ async def test_a_reply_that_trickles_exceeds_the_limit_of_an_attempt():
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
-@pytest.mark.parametrize("coding", ["", "gzip"])
-async def test_a_reply_that_is_too_large_is_cut_off(status, coding):
-    body = b" " * 2_000_000
-    large = Answer(status, {"Content-Encoding": coding}, gzip.compress(body, mtime=0) if coding else body)
-    with serving(large) as server:
+async def test_a_reply_that_is_too_large_is_cut_off(status):
+    with serving(Answer(status, body=b" " * 2_000_000)) as server:
         assert "100000" in str(await failure(server, max_bytes=100_000))
 
 
@@ -131,13 +124,11 @@ async def in_chunks(body, size):
         yield body[start : start + size]
 
 
-MEMBERS = [gzip.compress(b"copper ", mtime=0), gzip.compress(b""), gzip.compress(b"is a metal")]
 PACKED = {
-    "gzip of several members": ("gzip", b"".join(MEMBERS)),
-    "gzip and padding": ("gzip", b"".join(MEMBERS) + bytes(1000)),
-    "gzip called deflate": ("deflate", b"".join(MEMBERS)),
+    "gzip": ("gzip", packed(b"copper is a metal", 31)),
+    "gzip and padding": ("gzip", packed(b"copper is a metal", 31) + bytes(1000)),
+    "gzip called deflate": ("deflate", packed(b"copper is a metal", 31)),
     "deflate": ("deflate", packed(b"copper is a metal", 15)),
-    "bare deflate": ("deflate", packed(b"copper is a metal", -15)),
 }
 
 
@@ -151,30 +142,29 @@ async def test_a_compressed_body_is_read_in_chunks_of_any_size(coding, body, siz
 async def test_a_compressed_body_that_breaks_off_is_a_passing_failure(coding, body):
     length = len(body.rstrip(b"\0"))
     for size in (1, length // 2, length - 5):
-        with pytest.raises(RequestError) as caught:
+        with pytest.raises(RefusedError) as caught:
             await read_body(in_chunks(body[:size], 7), coding, 2000)
         assert caught.value.passing
     assert await read_body(in_chunks(b"", 1), coding, 2000) == (b"", False)
 
 
-async def test_a_body_of_many_members_is_cut_at_the_bound():
-    whole, body = b"copper " * 10_000, gzip.compress(b"copper " * 1000, mtime=0) * 10
+async def test_a_body_is_cut_at_the_bound():
+    whole, body = b"copper " * 10_000, packed(b"copper " * 10_000, 31)
     assert await read_body(in_chunks(body, 100), "gzip", 70_000) == (whole, False)
     assert await read_body(in_chunks(body, 100), "gzip", 69_999) == (whole[:69_999], True)
 
 
 @pytest.mark.parametrize(
-    ("coding", "body"), [("gzip", MEMBERS[0] + b"\x1f\x8bno"), ("deflate", b"no"), ("gzip", b"no"), ("br", b"x")]
+    ("coding", "body"), [("deflate", b"no"), ("gzip", b"no"), ("gzip", packed(b"x", -15)), ("br", b"x")]
 )
 async def test_broken_and_unsupported_compression_is_refused(coding, body):
-    with pytest.raises(RequestError) as caught:
+    with pytest.raises(RefusedError) as caught:
         await read_body(in_chunks(body, 1), coding, 2000)
     assert not caught.value.passing
 
 
 async def test_a_reply_that_breaks_off_is_requested_again():
-    body = gzip.compress(b'{"a": 1}', mtime=0)
-    cut, whole = (Answer(200, {"Content-Encoding": "gzip"}, part) for part in (body[:-3], body))
+    cut, whole = (Answer(200, {"Content-Length": "8"}, chunks=(part,)) for part in (b'{"a"', b'{"a": 1}'))
     with serving(cut, whole) as server:
         assert await ask(server, max_attempts=2) == {"a": 1}
     assert len(server.requests) == 2
@@ -182,8 +172,8 @@ async def test_a_reply_that_breaks_off_is_requested_again():
 
 @pytest.mark.parametrize(
     "broken",
-    [Answer(body=b"<html>"), Answer(body=b"[" * 100_000), Answer(200, {"Content-Encoding": "br"}, b"{}")],
-    ids=["html", "deep", "br"],
+    [Answer(body=b"<html>"), Answer(body=b"[" * 100_000), Answer(200, {"Content-Encoding": "gzip"}, packed(b"{}", 31))],
+    ids=["html", "deep", "compressed"],
 )
 async def test_an_unreadable_reply_is_not_requested_again(broken):
     with serving(broken) as server, pytest.raises(ToolUnavailableError):
@@ -240,10 +230,12 @@ def test_event_loops_of_several_threads_share_a_service():
     assert replies == ["there"] * 4
 
 
-@pytest.mark.parametrize("error", [KeyError("mine"), RefusedError("bad_query", "no")])
-async def test_other_errors_of_an_attempt_pass_through(error):
+@pytest.mark.parametrize(
+    ("error", "raised"), [(KeyError("mine"), ToolUnavailableError), (RefusedError("bad_query", "no"), RefusedError)]
+)
+async def test_a_reply_of_another_form_makes_the_tool_unavailable_and_a_refusal_passes_through(error, raised):
     async def attempt():
         raise error
 
-    with serving(answer({})) as server, pytest.raises(type(error)):
+    with serving(answer({})) as server, pytest.raises(raised):
         await service_of(server).ask(attempt)

@@ -1,6 +1,7 @@
 """`agentflow serve-tools` with the clients of FastMCP and of the protocol's own Python SDK."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,10 +17,8 @@ from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
 from scripted import ScriptedTool
 
 from configs.envs import EnvsConfig
-from configs.errors import UserError
 from envs.mcp_server import (
     MAX_SESSIONS,
-    NO_SESSION,
     TOKEN_VARIABLE,
     UNAVAILABLE,
     Sessions,
@@ -28,7 +27,7 @@ from envs.mcp_server import (
 from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolUnavailableError
 
-_TOOLS = {"search", "code", "open_session", "close_session"}
+_TOOLS = {"search", "code"}
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +46,8 @@ def _stdio() -> StdioTransport:
     return StdioTransport(STDIO_COMMAND[0], STDIO_COMMAND[1:], cwd=str(ROOT), keep_alive=False)
 
 
-async def _text(client: Client, tool: str, input: str, **more: str) -> str:
-    result = await client.call_tool(tool, {"input": input, **more}, raise_on_error=False)
+async def _text(client: Client, tool: str, input: str) -> str:
+    result = await client.call_tool(tool, {"input": input}, raise_on_error=False)
     return "\n".join(block.text for block in result.content)
 
 
@@ -94,17 +93,6 @@ async def test_a_closed_connection_frees_its_session() -> None:
         for _ in range(MAX_SESSIONS + 1):
             async with Client(server.url, mode="legacy") as client:
                 assert "kg" in await _text(client, "search", "weight of wool locks crate")
-
-
-async def test_an_open_session_is_shared_by_its_id_until_it_is_closed(server: HttpServer) -> None:
-    async with Client(server.url) as one, Client(server.url) as other:
-        session_id = (await one.call_tool("open_session", {})).content[0].text
-        await _text(one, "code", "x = 20", session=session_id)
-        assert await _text(other, "code", "x + 1", session=session_id) == "21\n"
-        await one.call_tool("close_session", {"session": session_id})
-        gone = await other.call_tool("code", {"input": "x", "session": session_id}, raise_on_error=False)
-    assert gone.is_error
-    assert gone.meta["error"] == NO_SESSION
 
 
 async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: HttpServer) -> None:
@@ -211,47 +199,17 @@ async def test_invalid_requests_are_refused_and_the_server_continues(server: Htt
 # Sessions
 
 
-def test_sessions_are_bounded_and_idle_ones_make_room(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox, max_sessions=2, idle_s=1000)
-    sessions.open("a")
-    sessions.open("b")
-    with pytest.raises(UserError):
-        sessions.open("c")
-    idle = Sessions(toolbox, max_sessions=1, idle_s=0)
-    with idle.lent("a"), pytest.raises(UserError):
-        idle.open("b")
-    idle.open("b")
-    assert (idle.holds("a"), idle.holds("b")) == (False, True)
-    sessions.close_all()
-    idle.close_all()
-
-
-def test_clients_share_the_sessions_fairly(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox, max_sessions=6, idle_s=1000)
-    for number in range(6):
-        sessions.open(f"greedy {number}", owner="greedy")
-    with pytest.raises(UserError):
-        sessions.open("greedy 6", owner="greedy")
-    with sessions.lent("greedy 0"):
-        for number in range(3):
-            sessions.open(f"other {number}", owner="other")
-        with pytest.raises(UserError):
-            sessions.open("other 3", owner="other")
-    assert [number for number in range(6) if sessions.holds(f"greedy {number}")] == [0, 4, 5]
-    assert all(sessions.holds(f"other {number}") for number in range(3))
-    sessions.open("third", owner="third")
-    assert len(sessions) == 6
-    sessions.close_all()
-
-
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_with_all_sessions_does_not_lock_others_out(server: HttpServer, mode: str) -> None:
-    async with Client(server.url, mode=mode) as greedy, Client(server.url, mode=mode) as other:
-        opened = [await greedy.call_tool("open_session", {}, raise_on_error=False) for _ in range(MAX_SESSIONS + 1)]
-        assert opened[-1].is_error
-        assert await _text(other, "code", "6 * 7") == "42\n"
-        for one in opened[:-1]:
-            await greedy.call_tool("close_session", {"session": one.content[0].text}, raise_on_error=False)
+async def test_sessions_are_bounded_and_a_closed_connection_makes_room(server: HttpServer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(MAX_SESSIONS):
+            client = await stack.enter_async_context(Client(server.url, mode="legacy"))
+            await _text(client, "search", "wool")
+        for mode in ("legacy", "auto"):
+            late = await stack.enter_async_context(Client(server.url, mode=mode))
+            refused = await late.call_tool("code", {"input": "6 * 7"}, raise_on_error=False)
+            assert refused.meta["error"] == UNAVAILABLE
+        await client.close()
+        assert await _text(late, "code", "6 * 7") == "42\n"
 
 
 class _ScriptedToolbox:
@@ -267,8 +225,8 @@ async def test_a_fault_of_the_tool_differs_from_a_mistake_of_the_caller() -> Non
 
 
 async def test_every_session_is_closed_with_the_server(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox)
+    sessions = Sessions(toolbox, transport="stdio")
     async with Client(build_server(toolbox, transport="stdio", sessions=sessions)) as client:
         await _text(client, "code", "1")
-        assert len(sessions) == 1
-    assert len(sessions) == 0
+        assert sessions.num_open == 1
+    assert sessions.num_open == 0

@@ -6,10 +6,10 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from configs.envs import BUILT_IN_ACTIONS, EnvsConfig
+from configs.envs import EnvsConfig
 from configs.errors import UserError
 from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, read_questions
-from envs.tools.toolbox import BUILDERS, Toolbox
+from envs.tools.toolbox import Toolbox
 from envs.types import ToolResult, ToolUnavailableError
 from rollout.agent.planner import system_prompt
 
@@ -95,7 +95,6 @@ def test_tools_and_prompt_follow_the_order_of_the_recipe():
     with Toolbox(config) as toolbox, toolbox.episode() as tools:
         assert tuple(tool.name for tool in tools) == config.actions
         assert "web_search: read web pages" in system_prompt(tools)
-    assert tuple(BUILDERS) == BUILT_IN_ACTIONS
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_a_call_of_a_server_has_the_limits_of_the_recipe(max_result_chars, kept)
         }
     )
     with Toolbox(config) as toolbox, toolbox.episode() as (tool, _):
-        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (30.0, kept)
+        assert (tool._tool._time_limit_s, tool._tool._max_chars) == (30.0, kept)
 
 
 @pytest.mark.parametrize(
