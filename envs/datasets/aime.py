@@ -14,17 +14,12 @@ from envs.types import Task
 PUBLIC_IDS: dict[Split, str] = {"train": "di-zhang-fdu/AIME_1983_2024", "eval": "Maxwell-Jia/AIME_2024"}
 EXPECTED_COUNTS: dict[Split, int] = {"train": 918, "eval": 30}
 EVAL_YEAR = 2024
-# Rows of the public training file: all, before the evaluation year, and of the evaluation year.
-EXPECTED_ROWS = (933, 919, 14)
 # Both 80 and 81 were accepted, so an exact scorer cannot decide.
 EXCLUDED_IDS = frozenset({"2022-II-8"})
 
 _ID = re.compile(r"(?P<year>[0-9]{4})-(?:I{1,2}-)?[0-9]{1,2}")
 _URL = re.compile(r"/(?P<year>[0-9]{4})_AIME_(?P<part>I{1,2})_Problems/Problem_(?P<number>[0-9]{1,2})$")
 _ANSWER = re.compile(r"[0-9]{1,3}")
-_REMEDY = "use the original file, or whole_file=False for a part of it"
-
-_Problem = tuple[str, str, str]
 
 
 def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True) -> list[Task]:
@@ -33,7 +28,7 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
     With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
     Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
     """
-    return _load(path, split, whole_file)[1]
+    return _of_split(_problems(path, split), split, path, whole_file)
 
 
 def load_aime_without_leaks(
@@ -45,42 +40,39 @@ def load_aime_without_leaks(
     the rule "year"; problems with the verdict "review" stay in training. Path, `whole_file` and errors are as in
     `load_aime`.
     """
-    problems, tasks = _load(path, "train", whole_file)
-    questions = [(id, question) for id, question, _ in problems if id not in EXCLUDED_IDS]
+    problems = _problems(path, "train")
     checks = [
         check if _year(check.id) < EVAL_YEAR else replace(check, verdict="leak", rule="year")
-        for check in check_leaks(questions, test_questions)
+        for check in check_leaks([(problem.id, problem.question) for problem in problems], test_questions)
     ]
     leaks = {check.id for check in checks if check.verdict == "leak"}
+    tasks = _of_split(problems, "train", path, whole_file)
     return [task for task in tasks if task.id not in leaks], checks
 
 
-def _load(path: Path | None, split: Split, whole_file: bool) -> tuple[list[_Problem], list[Task]]:
-    """Return all problems of the source, and the tasks of the split."""
-    source = path or PUBLIC_IDS[split]
-    rows = _rows(path, split)
-    problems = [_problem(row) for row in rows]
-    years = [_year(id) for id, _, _ in problems]
+def _problems(path: Path | None, split: Split) -> list[Task]:
+    """Return all problems of the source but EXCLUDED_IDS, whatever their year."""
+    problems = [_problem(row) for row in _rows(path, split)]
+    return [problem for problem in problems if problem.id not in EXCLUDED_IDS]
+
+
+def _of_split(problems: Sequence[Task], split: Split, path: Path | None, whole_file: bool) -> list[Task]:
     tasks = []
-    for year, (id, question, answer) in zip(years, problems, strict=True):
-        if id not in EXCLUDED_IDS and (year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR):
-            if not _ANSWER.fullmatch(answer):
-                raise ValueError(f"AIME {id}: an answer must have 1 to 3 digits, got {answer!r}")
-            tasks.append(Task(id=id, dataset="aime", question=question, answer=str(int(answer))))
+    for problem in problems:
+        year = _year(problem.id)
+        if year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR:
+            if not _ANSWER.fullmatch(problem.answer):
+                raise ValueError(f"AIME {problem.id}: an answer must have 1 to 3 digits, got {problem.answer!r}")
+            tasks.append(replace(problem, answer=str(int(problem.answer))))
+    source, expected = path or PUBLIC_IDS[split], EXPECTED_COUNTS[split]
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"AIME {split}: the same problem id occurs twice in {source}")
-    expected = EXPECTED_COUNTS[split]
     if whole_file and len(tasks) != expected:
-        raise ValueError(f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}; {_REMEDY}")
-    # A training file with rows of the evaluation year is the public one, or a changed one.
-    counts = (len(years), sum(year < EVAL_YEAR for year in years), years.count(EVAL_YEAR))
-    is_public = whole_file and split == "train" and "Year" in rows[0] and max(years) >= EVAL_YEAR
-    if is_public and counts != EXPECTED_ROWS:
         raise ValueError(
-            f"AIME train: expected {EXPECTED_ROWS} rows in all, before {EVAL_YEAR} and of {EVAL_YEAR}, "
-            f"found {counts} in {source}; {_REMEDY}"
+            f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}; use the original file, or "
+            "whole_file=False for a part of it"
         )
-    return problems, tasks
+    return tasks
 
 
 def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
@@ -96,8 +88,8 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
     raise ValueError(f"AIME files end in .csv or .jsonl, got {path}")
 
 
-def _problem(row: Mapping[str, Any]) -> _Problem:
-    """Read id, question and answer from the columns of the three known layouts."""
+def _problem(row: Mapping[str, Any]) -> Task:
+    """Read a problem from the columns of the three known layouts."""
     column = next((column for column in ("Question", "Problem") if column in row), None)
     if column is not None:
         id, question, answer = str(row["ID"]), row[column], str(row["Answer"])
@@ -108,7 +100,7 @@ def _problem(row: Mapping[str, Any]) -> _Problem:
         raise ValueError(f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}")
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"AIME {id}: a question must be a text, got {question!r}")
-    return id, question, answer
+    return Task(id=id, dataset="aime", question=question, answer=answer)
 
 
 def _year(id: str) -> int:

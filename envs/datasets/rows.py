@@ -32,12 +32,9 @@ _PURPOSES: tuple[Purpose, ...] = ("rl", "rl", "demonstrations", "prm")
 class TooFewTasksError(ValueError):
     """More tasks were requested than a data set has."""
 
-    available: int
-    """Number of tasks that the data set has."""
-
     def __init__(self, dataset: str, split: Split, *, wanted: int, available: int) -> None:
-        super().__init__(f"{dataset!r} has {available} {split} tasks, but {wanted} are needed")
-        self.available = available
+        advice = "add rows, or lower the number of tasks or the data set's share"
+        super().__init__(f"{dataset!r} has {available} {split} tasks, but {wanted} are needed: {advice}")
 
 
 def split_of(key: str) -> Split:

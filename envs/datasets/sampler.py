@@ -36,7 +36,7 @@ def load_tasks(
     path: Path | None = None,
     custom: CustomSources = NO_SOURCES,
 ) -> list[Task]:
-    """Return `count` different tasks of one split, or all for None; the same arguments give the same tasks.
+    """Return `count` different tasks of one split of a finite data set, or all for None; the same for the same seed.
 
     Args:
         path: A local file for "game24" (generated without it), for "aime" (downloaded without it), and for custom
@@ -48,13 +48,6 @@ def load_tasks(
         ValueError: The data set is unknown or cannot be read.
         OwnCodeError: The function of a custom data set fails.
     """
-    if dataset in FAMILIES:
-        if path is not None:
-            raise ValueError(f"{dataset!r} is generated and reads no file, got path={str(path)!r}")
-        if count is None:
-            raise ValueError(f"{dataset!r} has no end: set the number of tasks")
-        generated = sample_tasks({dataset: 1.0}, split=split, count=count, seed=seed)
-        return [custom.scored(drawn.task) for drawn in generated]
     if dataset == "game24" and path is None:
         tasks = game24.generate_game24(split=split, count=count, seed=seed)
     else:
@@ -71,17 +64,22 @@ def _all_tasks(dataset: str, split: Split, path: Path | None, custom: CustomSour
         return custom.tasks(dataset, split)
     if dataset in CUSTOM_FILES:
         return load_file(dataset, path, split=split, as_written=custom.scorer is not None)
-    if dataset == "aime" and split == "eval":
-        return load_aime(path, split="eval")
     if dataset == "aime":
-        # A local file may hold the training problems alone.
-        questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
-        return load_aime_without_leaks(path, test_questions=questions)[0]
+        return load_aime(path, split="eval") if split == "eval" else _aime_without_leaks(path)
     if dataset not in ("game24", game24.PUBLIC_ID):
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
     if dataset == game24.PUBLIC_ID and path is not None:
         raise ValueError(f"{game24.PUBLIC_ID!r} is downloaded; use 'game24' for a local file")
     return game24.of_split(game24.load_game24(path), split)
+
+
+def _aime_without_leaks(path: Path | None, leak_report: Path | None = None) -> list[Task]:
+    # A local file may hold the training problems alone.
+    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
+    tasks, checks = load_aime_without_leaks(path, test_questions=questions)
+    if leak_report is not None:
+        write_leak_report(leak_report, checks, questions)
+    return tasks
 
 
 class FixedShares:
@@ -181,19 +179,8 @@ def held_out_tasks(
     tasks = [custom.scored(task) for task in _generated(quotas, split="eval", seed=seed)]
     for name, quota in quotas.items():
         if name not in FAMILIES:
-            try:
-                tasks += load_tasks(name, split="eval", count=quota, seed=seed, path=path, custom=custom)
-            except TooFewTasksError as error:
-                most = _largest_count(mix, name, error.available, below=count)
-                advice = [f"set evaluation.num_tasks={most}"] * (most > 0) + ["add rows"] * (path is not None)
-                raise ValueError(f"{error}; {' or '.join(advice)}") from error
+            tasks += load_tasks(name, split="eval", count=quota, seed=seed, path=path, custom=custom)
     return tasks
-
-
-def _largest_count(mix: Mapping[str, float], name: str, available: int, *, below: int) -> int:
-    """Return the largest number of tasks, less than `below`, for which a data set has enough tasks."""
-    first = min(below - 1, int((available + 1) * sum(mix.values()) / mix[name]))
-    return next(count for count in range(first, -1, -1) if shared_out(mix, count)[name] <= available)
 
 
 def _generated(quotas: Mapping[str, int], *, split: Split, seed: int, purpose: Purpose | None = None) -> list[Task]:
@@ -284,44 +271,35 @@ def collection_tasks(
     return [custom.scored(task) for task in tasks]
 
 
-def _aime_without_leaks(path: Path | None, leak_report: Path | None) -> list[Task]:
-    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
-    tasks, checks = load_aime_without_leaks(path, test_questions=questions)
-    if leak_report is not None:
-        write_leak_report(leak_report, checks, questions)
-    return tasks
-
-
 def _at_most(tasks: list[Task], count: int, seed: int) -> list[Task]:
     return random.Random(f"collect|{seed}").sample(tasks, min(count, len(tasks)))
 
 
-def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig, *, with_teacher: bool = False) -> list[Task]:
+def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
     """Return the tasks that training on the mix of `envs` cannot ask, in their order.
 
-    The questions of generated families are never equal to those of other data sets. `with_teacher` does not change the
-    result, but reuses the data sets that a run with a teacher has loaded. Raises ValueError and OSError as
+    The questions of generated families are never equal to those of other data sets. Raises ValueError and OSError as
     `load_tasks`.
     """
     names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    trained = [task for name in names for task in _trained_on(name, envs, with_teacher)]
+    trained = [task for name in names for task in _trained_on(name, envs)]
     keys = {key for task in trained for key in (_task_key(task), _stem_key(task))}
-    return [task for task in tasks if keys.isdisjoint(_held_out_keys(task))]
+    # Custom data does not have the options and the form of the answer that benchmarks add to a question.
+    return [
+        task
+        for task in tasks
+        if _task_key(task) not in keys and not (names_its_form(task.question) and _stem_key(task) in keys)
+    ]
 
 
-def _trained_on(name: str, envs: EnvsConfig, with_teacher: bool) -> list[Task]:
+def _trained_on(name: str, envs: EnvsConfig) -> list[Task]:
     if name in envs.datasets:
         # RL, a teacher or a PRM uses each part that is not held out.
-        parts = module_tasks(name, envs.datasets[name], with_teacher)
+        parts = module_tasks(name, envs.datasets[name])
         return [task for part, tasks in parts.items() if part != "eval" for task in tasks]
     if name in CUSTOM_FILES:
         return file_tasks(name, _path_of(envs))["train"]
     return load_tasks(name, split="train", count=None, seed=0, path=_path_of(envs))
-
-
-def _held_out_keys(task: Task) -> set[str]:
-    # Custom data does not have the options and the form of the answer that benchmarks add to a question.
-    return {_task_key(task), *([_stem_key(task)] if names_its_form(task.question) else [])}
 
 
 def _stem_key(task: Task) -> str:

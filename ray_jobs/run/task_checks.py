@@ -57,7 +57,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         if training:
             _check_recordings_are_not_held_out(config, held_out)
             training_tasks(config)
-        _check_never_trained_on(config, held_out, with_teacher=own.with_teacher)
+        _check_never_trained_on(config, held_out)
         _check_references({*mix, *config.evaluation_mix}, path, own)
         if training:
             _check_plans(config, cold_start_tasks(config))
@@ -212,7 +212,7 @@ def _check_recordings_are_not_held_out(config: RunConfig, held_out: "Sequence[Ta
             )
 
 
-def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, with_teacher: bool) -> None:
+def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> None:
     """Check that no training question is also held out.
 
     The halves of one data set are apart by construction, and so are generated families; two other data sets may share
@@ -224,7 +224,7 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, wi
     drawn = (name for mix in (config.envs.mix, config.evaluation_mix) for name, share in mix.items() if share > 0)
     if len({*drawn} - FAMILIES.keys()) < 2:
         return
-    kept = never_trained_on(held_out, config.envs, with_teacher=with_teacher)
+    kept = never_trained_on(held_out, config.envs)
     first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
     if first is not None:
         raise PreflightError(

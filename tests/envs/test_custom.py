@@ -13,7 +13,7 @@ from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from configs.reward import CollectConfig
 from configs.run import RunConfig
-from envs.datasets.custom import CustomSources, file_tasks, load_file, module_tasks
+from envs.datasets.custom import CustomSources, file_tasks, load_file, module_tasks, read_source
 from envs.datasets.rows import question_key
 from envs.datasets.sampler import (
     cold_start_tasks,
@@ -223,7 +223,7 @@ def dated():
     return [{"question": "a?", "answer": "x", "when": datetime.date(2024, 5, 1)}]
 
 def repeated():
-    return [{"question": "Who?", "answer": "x"}, {"question": "who?", "answer": "y"}]
+    return [{"question": "Who is  it?", "answer": "x"}, {"question": "Who is it?", "answer": "y"}]
 
 def no_text():
     return [{"question": 3, "answer": "x"}]
@@ -268,7 +268,7 @@ TEACHER = ["agent.function=mine:solve", "reward.credit=outcome", "cold_start.fun
 def functions(tmp_path, monkeypatch):
     (tmp_path / "functions_of_the_test.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(tmp_path)
-    module_tasks.cache_clear()
+    read_source.cache_clear()
 
 
 def source(name, **further):
@@ -387,7 +387,7 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     assert sum(map(len, ids)) == len(set.union(*ids))
     assert {(task.scorer, task.scoring_limit_s) for task in (*trained, *held_out, *collected)} == {("some:one", 3.0)}
     assert never_trained_on([*trained, *held_out], config.envs) == held_out
-    assert module_tasks.cache_info().misses == 1
+    assert read_source.cache_info().misses == 1
     assert custom.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
 
 
