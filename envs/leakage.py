@@ -95,44 +95,11 @@ def write_leak_report(path: Path, checks: Sequence[LeakCheck], test_questions: S
     path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retrieved:
-    """Texts that the tools of one attempt at a task retrieved."""
-
-    id: str
-    question: str
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalAudit:
-    """Shares of the questions in the retrieved texts."""
-
-    shares: tuple[tuple[str, float], ...]
-    """Id and share in [0, 1] of each attempt."""
-    num_searched: int
-    """Number of attempts that retrieved a text."""
-    leaked: tuple[str, ...]
-    """Ids with a share of at least CONTAINMENT_LEAK: the question was retrieved, most likely with its answer."""
-
-
-def audit_retrieved(attempts: Iterable[Retrieved]) -> RetrievalAudit:
-    """Return the leakage audit of an evaluation, for all attempts with a search tool."""
-    rows = [
-        (attempt.id, question_share(attempt.question, attempt.texts), any(map(str.strip, attempt.texts)))
-        for attempt in attempts
-    ]
-    return RetrievalAudit(
-        shares=tuple((id, share) for id, share, _ in rows),
-        num_searched=sum(searched for _, _, searched in rows),
-        leaked=tuple(id for id, share, _ in rows if share >= CONTAINMENT_LEAK),
-    )
-
-
 def question_share(question: str, texts: Iterable[str]) -> float:
-    """Return the share of a question's character 13-grams that are in any of `texts`, in [0, 1].
+    """Return the share of a question's character 13-grams that are in any of the retrieved `texts`, in [0, 1].
 
-    LaTeX commands, stock phrases, case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
+    From CONTAINMENT_LEAK on the question was retrieved, most likely with its answer. LaTeX commands, stock phrases,
+    case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
     """
     retrieved = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
     return containment(_Text.of(question).long_grams, retrieved)
@@ -178,43 +145,34 @@ class _Tests:
         self._texts = texts
         self._plain, self._short, self._long = (defaultdict[str, list[int]](list) for _ in range(3))
         for index, text in enumerate(texts):
-            if text.plain:
-                self._plain[text.plain].append(index)
-            for gram in text.short_grams:
-                self._short[gram].append(index)
-            for gram in text.long_grams:
-                self._long[gram].append(index)
+            self._plain[text.plain].append(index)
+            for grams, holders in ((text.short_grams, self._short), (text.long_grams, self._long)):
+                for gram in grams:
+                    holders[gram].append(index)
 
     def check(self, id: str, question: _Text) -> LeakCheck:
-        equal = self._plain.get(question.plain, [])
+        equal = self._plain.get(question.plain, []) if question.plain else []
         short = Counter(chain.from_iterable(self._short.get(gram, ()) for gram in question.short_grams))
         long = Counter(chain.from_iterable(self._long.get(gram, ()) for gram in question.long_grams))
-        matches = [
-            (*self._compare(question, index, short[index], long[index], is_equal=index in equal), index)
-            for index in sorted({*equal, *short, *long})
-        ]
-        rule, score, index = max(matches, key=lambda match: (match[0] is not None, match[1]), default=(None, 0.0, 0))
-        verdict: Verdict = "leak" if rule else "review" if score >= JACCARD_REVIEW else "clear"
-        return LeakCheck(id=id, verdict=verdict, rule=rule, score=score, test_index=index if score else None)
-
-    def _compare(
-        self, question: _Text, index: int, short: int, long: int, *, is_equal: bool
-    ) -> tuple[str | None, float]:
-        """Return the first rule that matches with its similarity, or else None with the Jaccard similarity.
-
-        `short` and `long` are the numbers of shared n-grams.
-        """
-        test = self._texts[index]
-        if is_equal:
-            return "equal", 1.0
-        union = len(question.short_grams) + len(test.short_grams) - short
-        similarity = short / union if short else 0.0
-        if similarity >= JACCARD_LEAK:
-            return "jaccard", similarity
-        contained = long / len(test.long_grams) if long else 0.0
-        if contained >= CONTAINMENT_LEAK:
-            return "containment", contained
-        return None, similarity
+        rule: str | None = None
+        best, place = 0.0, 0
+        for index in sorted({*equal, *short, *long}):
+            test = self._texts[index]
+            jaccard = short[index] / (len(question.short_grams) + len(test.short_grams) - short[index] or 1)
+            contained = long[index] / (len(test.long_grams) or 1)
+            found: str | None
+            if index in equal:
+                found, score = "equal", 1.0
+            elif jaccard >= JACCARD_LEAK:
+                found, score = "jaccard", jaccard
+            elif contained >= CONTAINMENT_LEAK:
+                found, score = "containment", contained
+            else:
+                found, score = None, jaccard
+            if (found is not None, score) > (rule is not None, best):
+                rule, best, place = found, score, index
+        verdict: Verdict = "leak" if rule else "review" if best >= JACCARD_REVIEW else "clear"
+        return LeakCheck(id=id, verdict=verdict, rule=rule, score=best, test_index=place if best else None)
 
 
 def _entry(check: LeakCheck, test_questions: Sequence[str]) -> dict[str, str | float | None]:

@@ -33,8 +33,10 @@ class TooFewTasksError(ValueError):
     """More tasks were requested than a data set has."""
 
     def __init__(self, dataset: str, split: Split, *, wanted: int, available: int) -> None:
-        advice = "add rows, or lower the number of tasks or the data set's share"
-        super().__init__(f"{dataset!r} has {available} {split} tasks, but {wanted} are needed: {advice}")
+        lower = "evaluation.num_tasks" if split == "eval" else "their number"
+        super().__init__(
+            f"{dataset!r} has {available} {split} tasks, but {wanted} are needed; lower {lower} or add rows"
+        )
 
 
 def split_of(key: str) -> Split:

@@ -9,8 +9,6 @@ from real_data import REAL_DATA, needs
 from envs.datasets.aime import load_aime, load_aime_without_leaks
 from envs.leakage import (
     LeakCheck,
-    Retrieved,
-    audit_retrieved,
     char_grams,
     check_leaks,
     containment,
@@ -193,8 +191,6 @@ def test_the_text_alone_catches_all_real_leaks_and_nothing_else():
 
 # The leakage audit of retrieved texts
 
-TRUCK = "A truck carries 35 crates of wool locks. One crate weighs as much as the catalogue says. What is the load?"
-
 
 def test_the_share_counts_the_questions_own_grams_over_all_texts():
     # Without spaces: 16 letters, so 4 runs of 13; each text holds two of them.
@@ -204,17 +200,3 @@ def test_the_share_counts_the_questions_own_grams_over_all_texts():
     assert question_share(question, ["bcdefghijklm"]) == 0.0
     assert question_share("short", ["short"]) == 0.0
     assert question_share(question, []) == 0.0
-
-
-def test_the_audit_names_the_attempts_that_found_their_question_and_counts_those_that_searched():
-    audit = audit_retrieved(
-        [
-            Retrieved(id="a", question=TRUCK, texts=("One crate of wool locks weighs 47 kg.",)),
-            Retrieved(id="b", question=TRUCK, texts=("Forum.", f"{TRUCK} 1645")),
-            Retrieved(id="c", question=TRUCK, texts=()),
-            Retrieved(id="d", question=TRUCK, texts=(" ",)),
-        ]
-    )
-    assert (audit.leaked, audit.num_searched) == (("b",), 2)
-    assert [id for id, _ in audit.shares] == ["a", "b", "c", "d"]
-    assert audit.shares[2] == ("c", 0.0)
