@@ -2,13 +2,12 @@
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from envs.datasets.rows import Split, local_rows
-from envs.leakage import LeakCheck, check_leaks
 from envs.types import Task
 
 PUBLIC_IDS: dict[Split, str] = {"train": "di-zhang-fdu/AIME_1983_2024", "eval": "Maxwell-Jia/AIME_2024"}
@@ -28,39 +27,10 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
     With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
     Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
     """
-    return _of_split(_problems(path, split), split, path, whole_file)
-
-
-def load_aime_without_leaks(
-    path: Path | None, *, test_questions: Sequence[str], whole_file: bool = True
-) -> tuple[list[Task], list[LeakCheck]]:
-    """Load the training problems that leak none of `test_questions`, with the checks for the leak report.
-
-    All rows but EXCLUDED_IDS are checked, in the order of the file. Rows of the evaluation year and later are leaks by
-    the rule "year"; problems with the verdict "review" stay in training. Path, `whole_file` and errors are as in
-    `load_aime`.
-    """
-    problems = _problems(path, "train")
-    checks = [
-        check if _year(check.id) < EVAL_YEAR else replace(check, verdict="leak", rule="year")
-        for check in check_leaks([(problem.id, problem.question) for problem in problems], test_questions)
-    ]
-    leaks = {check.id for check in checks if check.verdict == "leak"}
-    tasks = _of_split(problems, "train", path, whole_file)
-    return [task for task in tasks if task.id not in leaks], checks
-
-
-def _problems(path: Path | None, split: Split) -> list[Task]:
-    """Return all problems of the source but EXCLUDED_IDS, whatever their year."""
-    problems = [_problem(row) for row in _rows(path, split)]
-    return [problem for problem in problems if problem.id not in EXCLUDED_IDS]
-
-
-def _of_split(problems: Sequence[Task], split: Split, path: Path | None, whole_file: bool) -> list[Task]:
     tasks = []
-    for problem in problems:
+    for problem in map(_problem, _rows(path, split)):
         year = _year(problem.id)
-        if year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR:
+        if problem.id not in EXCLUDED_IDS and (year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR):
             if not _ANSWER.fullmatch(problem.answer):
                 raise ValueError(f"AIME {problem.id}: an answer must have 1 to 3 digits, got {problem.answer!r}")
             tasks.append(replace(problem, answer=str(int(problem.answer))))

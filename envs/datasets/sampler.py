@@ -11,16 +11,16 @@ from configs.learner import FileConfig, TeacherConfig
 from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets import game24
-from envs.datasets.aime import load_aime, load_aime_without_leaks
+from envs.datasets.aime import load_aime
 from envs.datasets.benchmarks import names_its_form, stem_of
 from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, load_file, module_tasks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.rows import Purpose, Split, TooFewTasksError, kept_with, question_key
-from envs.leakage import write_leak_report
+from envs.leakage import find_leaks
 from envs.types import Task
 
-BUILT_IN = (*FAMILIES, "game24", game24.PUBLIC_ID, "aime", *CUSTOM_FILES)
+BUILT_IN = (*FAMILIES, "game24", "aime", *CUSTOM_FILES)
 """Names of data sets that need no table `envs.datasets.NAME`."""
 BLOCK = 1000
 """Number of consecutive ordinals in which each data set comes exactly as often as its share."""
@@ -66,20 +66,17 @@ def _all_tasks(dataset: str, split: Split, path: Path | None, custom: CustomSour
         return load_file(dataset, path, split=split, as_written=custom.scorer is not None)
     if dataset == "aime":
         return load_aime(path, split="eval") if split == "eval" else _aime_without_leaks(path)
-    if dataset not in ("game24", game24.PUBLIC_ID):
+    if dataset != "game24":
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
-    if dataset == game24.PUBLIC_ID and path is not None:
-        raise ValueError(f"{game24.PUBLIC_ID!r} is downloaded; use 'game24' for a local file")
     return game24.of_split(game24.load_game24(path), split)
 
 
-def _aime_without_leaks(path: Path | None, leak_report: Path | None = None) -> list[Task]:
+def _aime_without_leaks(path: Path | None) -> list[Task]:
     # A local file may hold the training problems alone.
     questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
-    tasks, checks = load_aime_without_leaks(path, test_questions=questions)
-    if leak_report is not None:
-        write_leak_report(leak_report, checks, questions)
-    return tasks
+    tasks = load_aime(path, split="train")
+    leaks = set(find_leaks([(task.id, task.question) for task in tasks], questions))
+    return [task for task in tasks if task.id not in leaks]
 
 
 class FixedShares:
@@ -249,13 +246,12 @@ def _teacher_tasks(mix: Mapping[str, float], custom: CustomSources, *, count: in
 
 
 def collection_tasks(
-    envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path | None, custom: CustomSources = NO_SOURCES
+    envs: EnvsConfig, collect: CollectConfig, *, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
     """Return `collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
 
-    Neither RL nor the demonstrations draw the generated tasks, and RL does not draw those of custom sources. AIME
-    problems that leak the evaluation's questions are dropped, and listed in `leak_report`. Raises ValueError for a data
-    set that cannot be read.
+    Neither RL nor the demonstrations draw the generated tasks, and RL does not draw those of custom sources. Raises
+    ValueError for a data set that cannot be read.
     """
     path = _path_of(envs)
     quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
@@ -263,8 +259,6 @@ def collection_tasks(
     for name in (name for name in quotas if name not in FAMILIES):
         if name in custom.datasets:
             available = custom.tasks(name, "prm")
-        elif name == "aime":
-            available = _aime_without_leaks(path, leak_report)
         else:
             available = load_tasks(name, split="train", count=None, seed=seed, path=path, custom=custom)
         tasks += _at_most(available, quotas[name], seed)

@@ -68,7 +68,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         ) from error
 
 
-def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Task]":
+def prm_tasks(config: RunConfig) -> "list[Task]":
     """Return the tasks of the trajectories that a PRM is trained on, as `collection_tasks` draws them.
 
     Raises:
@@ -79,7 +79,7 @@ def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Ta
 
     own = CustomSources.of(config)
     try:
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, custom=own)
+        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, custom=own)
     except (ValueError, OSError, KeyError) as error:
         raise PreflightError(
             f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"

@@ -94,7 +94,7 @@ def test_custom_scorer_gets_further_columns_and_unchanged_answers(file, tmp_path
     path = file({"question": "Write double.", "answer": CODE, "split": "train"}, {**CAPITALS[0], "split": "eval"})
     envs = EnvsConfig(mix={"own_text": 1.0}, data_path=str(path))
     drawn = load_tasks("own_text", split="train", count=None, seed=0, path=path, custom=custom)
-    drawn += collection_tasks(envs, CollectConfig(num_tasks=2), seed=0, leak_report=None, custom=custom)
+    drawn += collection_tasks(envs, CollectConfig(num_tasks=2), seed=0, custom=custom)
     assert [task.answer for task in drawn] == [CODE, CODE]
     [compared] = load_tasks("own_text", split="train", count=None, seed=0, path=path)
     assert compared.answer == "def double(x): return 2 * x"
@@ -382,7 +382,7 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     trained = [sampler.task(ordinal) for ordinal in range(100)]
     held_out = evaluation_tasks(config)
     collect = CollectConfig(num_tasks=5)
-    collected = collection_tasks(config.envs, collect, seed=0, leak_report=None, custom=custom)
+    collected = collection_tasks(config.envs, collect, seed=0, custom=custom)
     ids = [{task.id for task in tasks} for tasks in (trained, held_out, collected)]
     assert sum(map(len, ids)) == len(set.union(*ids))
     assert {(task.scorer, task.scoring_limit_s) for task in (*trained, *held_out, *collected)} == {("some:one", 3.0)}
@@ -410,7 +410,7 @@ class ScriptedSources:
 def test_collected_tasks_have_the_order_of_the_mix_in_every_process():
     envs = EnvsConfig.model_construct(mix=dict.fromkeys(ScriptedSources.datasets, 1.0), data_path=None)
     collect, custom = CollectConfig(num_tasks=8), ScriptedSources()
-    collected = collection_tasks(envs, collect, seed=0, leak_report=None, custom=custom)
+    collected = collection_tasks(envs, collect, seed=0, custom=custom)
     assert "".join(task.dataset for task in collected) == "hgfedcba"
 
 
