@@ -154,7 +154,7 @@ def splits(seed: int) -> Measured:
     purposes = [
         [generated.task for generated in cold_start_tasks(config)],
         [sampler.task(ordinal) for ordinal in range(10_000)],
-        collection_tasks(config.envs, config.collect, seed=seed),
+        collection_tasks(config.envs.mix, count=config.collect.num_tasks, seed=seed),
         evaluation_tasks(config),
     ]
     names = [{task.id for task in tasks} | {question_key(task.question) for task in tasks} for tasks in purposes]

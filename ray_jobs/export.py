@@ -151,9 +151,8 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     """Return the system and user messages of the planner's first turn on held-out tasks; none for a custom agent."""
     if not count or not isinstance(config.agent, PlannerAgentConfig):
         return []
-    path = Path(config.envs.data_path) if config.envs.data_path else None
     own = CustomSources.of(config)
-    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, custom=own)
+    tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, custom=own)
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
         agent = config.agent
         return [opening(tools, task, agent.max_steps, prompt=agent.prompt) for task in tasks]

@@ -34,17 +34,6 @@ _TAKEN = ("id", "answer", "split", "scorer")
 """Columns with a meaning, besides the question."""
 
 
-def load_file(dataset: str, path: Path | None, *, split: Split, as_written: bool = False) -> list[Task]:
-    """Return the tasks of one split of a file, in its order. Raises ValueError for an empty split."""
-    splits = file_tasks(dataset, path, as_written=as_written)
-    if not splits[split]:
-        raise ValueError(
-            f"{path}: none of its {sum(map(len, splits.values()))} rows is in the split '{split}'; add rows, or add "
-            'a field "split" with the value "train" or "eval" to every row'
-        )
-    return splits[split]
-
-
 def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Split, list[Task]]:
     """Return the tasks of a file by split.
 
@@ -79,6 +68,8 @@ class CustomSources:
 
     datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
     """Data sets by name."""
+    path: Path | None = None
+    """File of CUSTOM_FILES, of AIME and of Game of 24."""
     scorer: str | None = None
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
@@ -89,6 +80,7 @@ class CustomSources:
     def of(cls, config: RunConfig) -> "CustomSources":
         return cls(
             datasets=config.envs.datasets,
+            path=Path(config.envs.data_path) if config.envs.data_path else None,
             scorer=config.reward.scorer,
             scoring_limit_s=config.reward.timeout_s,
             with_teacher=isinstance(config.cold_start, TeacherConfig),
@@ -100,12 +92,17 @@ class CustomSources:
         return task if scorer is None else replace(task, scorer=scorer, scoring_limit_s=self.scoring_limit_s)
 
     def tasks(self, name: str, part: Part) -> list[Task]:
-        """Return the tasks of one part of a data set. Raises ValueError and OwnCodeError."""
-        parts = module_tasks(name, self.datasets[name], self.with_teacher)
+        """Return the tasks of one part of a data set or file. Raises ValueError and OwnCodeError."""
+        parts: Mapping[str, list[Task]]
+        if name in self.datasets:
+            source = f"envs.datasets.{name} ({self.datasets[name].source})"
+            parts = module_tasks(name, self.datasets[name], self.with_teacher)
+        else:
+            source, parts = str(self.path), file_tasks(name, self.path, as_written=self.scorer is not None)
         if not parts[part]:
             raise ValueError(
-                f"envs.datasets.{name} ({self.datasets[name].source}) has {sum(map(len, parts.values()))} tasks and "
-                f"none for '{part}'; return more, or set 'split' to one of {listed(PARTS)} in every task"
+                f"{source} has {sum(map(len, parts.values()))} tasks and none for '{part}'; add some, or set 'split' "
+                f"to one of {listed(parts)} in every task"
             )
         return [self.scored(task) for task in parts[part]]
 

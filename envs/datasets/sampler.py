@@ -8,12 +8,11 @@ from pathlib import Path
 
 from configs.envs import EnvsConfig
 from configs.learner import FileConfig, TeacherConfig
-from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets import game24
 from envs.datasets.aime import load_aime
 from envs.datasets.benchmarks import names_its_form, stem_of
-from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, load_file, module_tasks
+from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, module_tasks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.rows import Purpose, Split, TooFewTasksError, kept_with, question_key
@@ -28,30 +27,22 @@ EVALUATION_SEED_OFFSET = 1_000_000
 
 
 def load_tasks(
-    dataset: str,
-    *,
-    split: Split,
-    count: int | None,
-    seed: int,
-    path: Path | None = None,
-    custom: CustomSources = NO_SOURCES,
+    dataset: str, *, split: Split, count: int | None, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
     """Return `count` different tasks of one split of a finite data set, or all for None; the same for the same seed.
 
-    Args:
-        path: A local file for "game24" (generated without it), for "aime" (downloaded without it), and for custom
-            files, which need it.
-        custom: The custom data sets and the scorer of a recipe.
+    The file of `custom` is used for "game24" (generated without it), for "aime" (downloaded without it), and for custom
+    files, which need it.
 
     Raises:
         TooFewTasksError: The data set has fewer tasks.
         ValueError: The data set is unknown or cannot be read.
         OwnCodeError: The function of a custom data set fails.
     """
-    if dataset == "game24" and path is None:
+    if dataset == "game24" and custom.path is None:
         tasks = game24.generate_game24(split=split, count=count, seed=seed)
     else:
-        tasks = _all_tasks(dataset, split, path, custom)
+        tasks = _all_tasks(dataset, split, custom)
         count = len(tasks) if count is None else count
         if count > len(tasks):
             raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
@@ -59,16 +50,14 @@ def load_tasks(
     return [custom.scored(task) for task in tasks]
 
 
-def _all_tasks(dataset: str, split: Split, path: Path | None, custom: CustomSources) -> list[Task]:
-    if dataset in custom.datasets:
+def _all_tasks(dataset: str, split: Split, custom: CustomSources) -> list[Task]:
+    if dataset in (*custom.datasets, *CUSTOM_FILES):
         return custom.tasks(dataset, split)
-    if dataset in CUSTOM_FILES:
-        return load_file(dataset, path, split=split, as_written=custom.scorer is not None)
     if dataset == "aime":
-        return load_aime(path, split="eval") if split == "eval" else _aime_without_leaks(path)
-    if dataset != "game24":
-        raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
-    return game24.of_split(game24.load_game24(path), split)
+        return load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
+    if dataset == "game24":
+        return game24.of_split(game24.load_game24(custom.path), split)
+    raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
 
 
 def _aime_without_leaks(path: Path | None) -> list[Task]:
@@ -126,14 +115,12 @@ class TaskSampler:
     no task repeats before all tasks were drawn. Raises ValueError as `FixedShares` and `load_tasks`.
     """
 
-    def __init__(
-        self, mix: Mapping[str, float], *, seed: int, path: Path | None = None, custom: CustomSources = NO_SOURCES
-    ) -> None:
+    def __init__(self, mix: Mapping[str, float], *, seed: int, custom: CustomSources = NO_SOURCES) -> None:
         self._shares = FixedShares(mix, seed=seed)
         self._seed = seed
         self._custom = custom
         self._finite = {
-            name: load_tasks(name, split="train", count=None, seed=seed, path=path, custom=custom)
+            name: load_tasks(name, split="train", count=None, seed=seed, custom=custom)
             for name in self._shares.names
             if name not in FAMILIES
         }
@@ -160,23 +147,18 @@ def _round(name: str, size: int, seed: int, number: int) -> tuple[int, ...]:
 
 def training_tasks(config: RunConfig) -> TaskSampler:
     """Return the training tasks of a recipe."""
-    path, custom = _path_of(config.envs), CustomSources.of(config)
-    return TaskSampler(config.envs.mix, seed=config.seed, path=path, custom=custom)
-
-
-def _path_of(envs: EnvsConfig) -> Path | None:
-    return Path(envs.data_path) if envs.data_path else None
+    return TaskSampler(config.envs.mix, seed=config.seed, custom=CustomSources.of(config))
 
 
 def held_out_tasks(
-    mix: Mapping[str, float], *, count: int, seed: int, path: Path | None = None, custom: CustomSources = NO_SOURCES
+    mix: Mapping[str, float], *, count: int, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
     """Return `count` evaluation tasks in the shares of `mix`; none can occur in training. Raises ValueError."""
     quotas = shared_out(mix, count)
     tasks = [custom.scored(task) for task in _generated(quotas, split="eval", seed=seed)]
     for name, quota in quotas.items():
         if name not in FAMILIES:
-            tasks += load_tasks(name, split="eval", count=quota, seed=seed, path=path, custom=custom)
+            tasks += load_tasks(name, split="eval", count=quota, seed=seed, custom=custom)
     return tasks
 
 
@@ -194,7 +176,6 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
         config.evaluation_mix,
         count=config.evaluation.num_tasks,
         seed=config.seed + EVALUATION_SEED_OFFSET,
-        path=_path_of(config.envs),
         custom=CustomSources.of(config),
     )
 
@@ -246,21 +227,20 @@ def _teacher_tasks(mix: Mapping[str, float], custom: CustomSources, *, count: in
 
 
 def collection_tasks(
-    envs: EnvsConfig, collect: CollectConfig, *, seed: int, custom: CustomSources = NO_SOURCES
+    mix: Mapping[str, float], *, count: int, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
-    """Return `collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
+    """Return `count` training tasks for a PRM in the shares of `mix`, fewer where a data set has no more.
 
     Neither RL nor the demonstrations draw the generated tasks, and RL does not draw those of custom sources. Raises
     ValueError for a data set that cannot be read.
     """
-    path = _path_of(envs)
-    quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
+    quotas = {name: quota for name, quota in shared_out(mix, count).items() if quota}
     tasks = _generated(quotas, split="train", seed=seed, purpose="prm")
     for name in (name for name in quotas if name not in FAMILIES):
         if name in custom.datasets:
             available = custom.tasks(name, "prm")
         else:
-            available = load_tasks(name, split="train", count=None, seed=seed, path=path, custom=custom)
+            available = load_tasks(name, split="train", count=None, seed=seed, custom=custom)
         tasks += _at_most(available, quotas[name], seed)
     return [custom.scored(task) for task in tasks]
 
@@ -275,8 +255,17 @@ def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
     The questions of generated families are never equal to those of other data sets. Raises ValueError and OSError as
     `load_tasks`.
     """
-    names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    trained = [task for name in names for task in _trained_on(name, envs)]
+    path = Path(envs.data_path) if envs.data_path else None
+    trained: list[Task] = []
+    for name in (name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES):
+        if name in envs.datasets:
+            # RL, a teacher or a PRM uses each part that is not held out.
+            parts = module_tasks(name, envs.datasets[name])
+            trained += [task for part, tasks_of in parts.items() if part != "eval" for task in tasks_of]
+        elif name in CUSTOM_FILES:
+            trained += file_tasks(name, path)["train"]
+        else:
+            trained += load_tasks(name, split="train", count=None, seed=0, custom=CustomSources(path=path))
     keys = {key for task in trained for key in (_task_key(task), _stem_key(task))}
     # Custom data does not have the options and the form of the answer that benchmarks add to a question.
     return [
@@ -284,16 +273,6 @@ def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
         for task in tasks
         if _task_key(task) not in keys and not (names_its_form(task.question) and _stem_key(task) in keys)
     ]
-
-
-def _trained_on(name: str, envs: EnvsConfig) -> list[Task]:
-    if name in envs.datasets:
-        # RL, a teacher or a PRM uses each part that is not held out.
-        parts = module_tasks(name, envs.datasets[name])
-        return [task for part, tasks in parts.items() if part != "eval" for task in tasks]
-    if name in CUSTOM_FILES:
-        return file_tasks(name, _path_of(envs))["train"]
-    return load_tasks(name, split="train", count=None, seed=0, path=_path_of(envs))
 
 
 def _stem_key(task: Task) -> str:

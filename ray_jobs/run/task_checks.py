@@ -79,7 +79,7 @@ def prm_tasks(config: RunConfig) -> "list[Task]":
 
     own = CustomSources.of(config)
     try:
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, custom=own)
+        tasks = collection_tasks(config.envs.mix, count=config.collect.num_tasks, seed=config.seed, custom=own)
     except (ValueError, OSError, KeyError) as error:
         raise PreflightError(
             f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"

@@ -7,9 +7,8 @@ from string import ascii_lowercase
 
 import pytest
 
-from configs.envs import EnvsConfig
-from configs.reward import CollectConfig
 from configs.run import RunConfig
+from envs.datasets.custom import CustomSources
 from envs.datasets.rows import question_key
 from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_tasks, evaluation_tasks, load_tasks
 
@@ -26,8 +25,7 @@ def hands(tmp_path_factory):
 
 
 def collect(*, mix=MIX, data_path=None, seed=0, num_tasks=100):
-    envs = EnvsConfig(mix=mix, data_path=None if data_path is None else str(data_path))
-    return collection_tasks(envs, CollectConfig(num_tasks=num_tasks), seed=seed)
+    return collection_tasks(mix, count=num_tasks, seed=seed, custom=CustomSources(path=data_path))
 
 
 # Generated tasks.
@@ -91,7 +89,7 @@ def test_aime_problems_that_leak_the_evaluation_are_dropped_for_rl_and_a_prm(tmp
     (_, first), (_, second), *_ = test_rows
     rows = public_rows(leaking=[first.upper(), f"$ {second} $"])
     path = write_csv(tmp_path / "aime.csv", [*rows, *test_rows, ("2022-II-8", question(random.Random(2)))])
-    trained = load_tasks("aime", split="train", count=None, seed=0, path=path)
+    trained = load_tasks("aime", split="train", count=None, seed=0, custom=CustomSources(path=path))
     for tasks in (trained, collect(mix={"aime": 1.0}, data_path=path, num_tasks=918)):
         assert len(tasks) == 916
         assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}
