@@ -21,7 +21,6 @@ Sleep = Callable[[float], Awaitable[object]]
 
 USER_AGENT = "agentflow-ray/0.1"
 MAX_REPLY_BYTES = 4 * 2**20
-LONGEST_PAUSE_S = 120.0
 
 
 class RequestError(Exception):
@@ -29,17 +28,13 @@ class RequestError(Exception):
 
     Attributes:
         passing: Whether the same request may succeed later.
-        wait_s: The pause that the server asks for.
         status: The HTTP status, or None without a reply.
         body: The beginning of the server's reply. It is untrusted and never shown.
     """
 
-    def __init__(
-        self, problem: str, *, passing: bool = False, wait_s: float = 0.0, status: int | None = None, body: str = ""
-    ) -> None:
+    def __init__(self, problem: str, *, passing: bool = False, status: int | None = None, body: str = "") -> None:
         super().__init__(problem)
         self.passing = passing
-        self.wait_s = wait_s
         self.status = status
         self.body = body
 
@@ -51,8 +46,8 @@ class RefusedError(RequestError):
         category: The category of the tool result's error.
     """
 
-    def __init__(self, category: str, message: str, *, passing: bool = False, wait_s: float = 0.0) -> None:
-        super().__init__(message, passing=passing, wait_s=wait_s)
+    def __init__(self, category: str, message: str, *, passing: bool = False) -> None:
+        super().__init__(message, passing=passing)
         self.category = category
 
 
@@ -86,19 +81,16 @@ class Attempts:
         """
         limits, pause_s = self.limits, self.limits.first_pause_s
         await self._wait_for_turn()
-        async with asyncio.timeout(limits.time_limit_s) as limit:
+        async with asyncio.timeout(limits.time_limit_s):
             for number in range(1, limits.max_attempts + 1):
                 try:
                     return await attempt()
                 except RequestError as error:
-                    # Jitter keeps workers that were refused together from returning together.
-                    wait_s = max(pause_s * random.uniform(1, 1.5), error.wait_s)
-                    left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
-                    again = error.passing and number < limits.max_attempts
-                    if not again or wait_s > min(LONGEST_PAUSE_S, left_s):
+                    if not error.passing or number == limits.max_attempts:
                         raise
-                await self._sleep(wait_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S / 2)
+                # Jitter keeps workers that were refused together from returning together.
+                await self._sleep(pause_s * random.uniform(1, 1.5))
+                pause_s *= 2
                 await self._wait_for_turn()
         raise AssertionError("the last attempt returns or raises")
 
@@ -254,7 +246,6 @@ class ServiceClient(BoundedClient):
             failure = RequestError(
                 f"status {status}",
                 passing=is_passing(status),
-                wait_s=retry_after_s(response.headers.get("Retry-After", "")),
                 status=status,
                 body=response.content[:2000].decode(errors="replace"),
             )
@@ -265,14 +256,6 @@ class ServiceClient(BoundedClient):
 def is_passing(status: int) -> bool:
     """Return whether the same request may get another status later."""
     return status in (408, 425, 429) or status >= 500
-
-
-def retry_after_s(header: str) -> float:
-    """Return the seconds that a Retry-After header asks for; 0 for a date, which few servers send."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        return 0.0
 
 
 @cache

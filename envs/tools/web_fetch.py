@@ -22,7 +22,6 @@ from envs.tools.http import (
     RequestError,
     ServiceLimits,
     is_passing,
-    retry_after_s,
     tls_context,
 )
 from envs.types import ToolUnavailableError
@@ -144,8 +143,6 @@ def is_public(text: str) -> bool:
 class Page:
     """A fetched page."""
 
-    url: str
-    """The address after all redirects."""
     media_type: str
     """The declared type, in lower case; may be empty."""
     text: str
@@ -249,14 +246,13 @@ class PageFetcher:
                 "status",
                 f"its server answered with status {response.status}",
                 passing=is_passing(response.status),
-                wait_s=retry_after_s(headers.get("retry-after", "")),
             )
         kind, charset = _media_type(headers.get("content-type", ""))
         if kind and not kind.startswith("text/") and kind not in _TEXT_TYPES:
             raise RefusedError("content_type", f"it is of type {kind[:60]}, not text")
         coding = headers.get("content-encoding", "").strip().lower()
         body, cut = await read_body(response.aiter_stream(), coding, self.limits.max_bytes)
-        return Page(url=str(url), media_type=kind, text=decode_body(body, charset), cut=cut)
+        return Page(media_type=kind, text=decode_body(body, charset), cut=cut)
 
 
 def _media_type(content_type: str) -> tuple[str, str]:

@@ -56,7 +56,7 @@ class GoogleFinder:
     Fields: https://developers.google.com/custom-search/v1/reference/rest/v1/Search
     """
 
-    def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL, max_results: int = MAX_RESULTS) -> None:
+    def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL) -> None:
         keyless = "or switch on `wikipedia_search`, which needs no key"
         key = required_key("google_search", GOOGLE_KEY_VARIABLE, keyless)
         self._engine_id = required_key("google_search", ENGINE_VARIABLE, keyless)
@@ -70,10 +70,9 @@ class GoogleFinder:
             advice=f"check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}",
             takes_queries=True,
         )
-        self._max_results = max_results
 
     async def find(self, query: str) -> list[FoundPage]:
-        params = {"cx": self._engine_id, "q": query, "num": str(self._max_results)}
+        params = {"cx": self._engine_id, "q": query, "num": str(MAX_RESULTS)}
 
         async def attempt() -> list[FoundPage]:
             reply = await self._service.send("GET", "", params=params)
@@ -97,7 +96,6 @@ class TavilyFinder:
         limits: ServiceLimits,
         *,
         base_url: str = TAVILY_URL,
-        max_results: int = MAX_RESULTS,
         excluded_hosts: tuple[str, ...] = (),
     ) -> None:
         # Imported now, and only where it is used: the import takes a second.
@@ -107,17 +105,14 @@ class TavilyFinder:
         advice = f"check the key in {TAVILY_KEY_VARIABLE}"
         self._service = Service("Tavily search", base_url, limits, key=key, advice=advice, takes_queries=True)
         self._new_client = partial(AsyncTavilyClient, key, api_base_url=base_url)
-        self._max_results = max_results
         self._excluded_hosts = list(excluded_hosts)
 
     async def find(self, query: str) -> list[FoundPage]:
         """Return the pages for a query; the service leaves out the excluded hosts."""
-        results = await self._ask(
-            "search", query=query, max_results=self._max_results, exclude_domains=self._excluded_hosts
-        )
+        results = await self._ask("search", query=query, max_results=MAX_RESULTS, exclude_domains=self._excluded_hosts)
         return [
             FoundPage(title=str(page.get("title") or ""), url=page["url"], text=str(page.get("content") or ""))
-            for page in results[: self._max_results]
+            for page in results[:MAX_RESULTS]
         ]
 
     async def extract(self, urls: Sequence[str]) -> dict[str, str]:
@@ -142,9 +137,8 @@ class WikipediaFinder:
     Modules `search`, `extracts` and `info`, format version 2: https://www.mediawiki.org/wiki/API:Query
     """
 
-    def __init__(self, limits: ServiceLimits, *, base_url: str, max_results: int = MAX_RESULTS) -> None:
+    def __init__(self, limits: ServiceLimits, *, base_url: str) -> None:
         self._service = Service("Wikipedia", base_url, limits)
-        self._max_results = max_results
 
     async def find(self, query: str) -> list[FoundPage]:
         return await self._service.ask(lambda: self._attempt(query))
@@ -156,7 +150,7 @@ class WikipediaFinder:
             "formatversion": "2",
             "generator": "search",
             "gsrsearch": query,
-            "gsrlimit": str(self._max_results),
+            "gsrlimit": str(MAX_RESULTS),
             "prop": "extracts|info",
             "exintro": "1",
             "explaintext": "1",
@@ -231,7 +225,6 @@ class WebSearchTool:
         *,
         block_list: BlockList,
         max_chars: int,
-        max_passages: int = MAX_RESULTS,
     ) -> None:
         # Imported now: at the first page it would take up that page's time.
         import trafilatura
@@ -242,7 +235,6 @@ class WebSearchTool:
         self._finder = finder
         self._block_list = block_list
         self._max_chars = max_chars
-        self._max_passages = max_passages
 
     async def call(self, arguments: str) -> ToolResult:
         if found := _URL.search(arguments):
@@ -261,7 +253,7 @@ class WebSearchTool:
             return ToolResult(text=f"The page was not read: {error}.", error=error.category)
         note = f"(page cut after {self._fetcher.limits.max_bytes} bytes)\n" if page.cut else ""
         room = self._max_chars - len(note)
-        passages = self._best(split_passages(text, max(MIN_PASSAGE_CHARS, room // self._max_passages - 1)), query)
+        passages = self._best(split_passages(text, max(MIN_PASSAGE_CHARS, room // MAX_RESULTS - 1)), query)
         return ToolResult(text=note + "\n".join(passages)[:room])
 
     async def _read_all(self, pages: list[FoundPage], query: str) -> ToolResult:
@@ -269,7 +261,7 @@ class WebSearchTool:
             texts = await self._extracted(self._finder, pages)
         else:
             texts = await asyncio.gather(*map(self._fetched_text, pages))
-        chars = max(MIN_PASSAGE_CHARS, self._max_chars // self._max_passages - 1)
+        chars = max(MIN_PASSAGE_CHARS, self._max_chars // MAX_RESULTS - 1)
         passages = [
             f"{page.title}: {passage}"[:chars]
             for page, text in zip(pages, texts, strict=True)
@@ -312,7 +304,7 @@ class WebSearchTool:
 
     def _best(self, passages: list[str], query: str) -> list[str]:
         """Return the best passages, or the first ones if none shares a word with the query."""
-        return PassageIndex(passages).find(query, self._max_passages) or passages[: self._max_passages]
+        return PassageIndex(passages).find(query, MAX_RESULTS) or passages[:MAX_RESULTS]
 
 
 def readable_text(page: Page) -> str:

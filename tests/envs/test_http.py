@@ -81,21 +81,6 @@ async def test_a_refusal_is_not_retried(status):
     assert (error.status, error.passing, len(server.requests)) == (status, False, 2)
 
 
-@pytest.mark.parametrize(("header", "pause_s"), [("7", 7), ("7.0", 7), ("a date", 0.5)])
-async def test_the_server_can_ask_for_a_pause(header, pause_s):
-    pauses = Pauses()
-    with serving(answer({}, 429, **{"Retry-After": header}), answer("there")) as server:
-        assert await ask(server, pauses=pauses) == "there"
-    assert pause_s <= pauses[0] <= 1.5 * pause_s
-
-
-@pytest.mark.parametrize(("header", "limit_s"), [("121", 1000.0), ("inf", 1000.0), ("31", 30.0)])
-async def test_a_pause_beyond_the_bounds_is_not_waited_for(header, limit_s):
-    with serving(answer({}, 429, **{"Retry-After": header})) as server, pytest.raises(ToolUnavailableError):
-        await ask(server, time_limit_s=limit_s)
-    assert len(server.requests) == 1
-
-
 async def test_the_time_limit_covers_all_attempts():
     busy = Answer(503, {}, chunks=(b"a", b"b"), pause_s=0.1)
     with serving(busy) as server, pytest.raises(ToolUnavailableError, match=r"0\.3 s"):

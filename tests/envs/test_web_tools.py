@@ -60,7 +60,7 @@ WIKI = {
 
 
 async def wikipedia(server, query="copper bolts"):
-    return await WikipediaFinder(LIMITS, base_url=f"{server.url}/w/api.php", max_results=2).find(query)
+    return await WikipediaFinder(LIMITS, base_url=f"{server.url}/w/api.php").find(query)
 
 
 async def test_wikipedia_gets_a_full_text_search_for_plain_introductions():
@@ -74,7 +74,7 @@ async def test_wikipedia_gets_a_full_text_search_for_plain_introductions():
         "action": "query",
         "generator": "search",
         "gsrsearch": "copper bolts",
-        "gsrlimit": "2",
+        "gsrlimit": "3",
     }.items() <= sent.items()
     assert {"format": "json", "formatversion": "2", "exintro": "1", "explaintext": "1"}.items() <= sent.items()
 
