@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -176,11 +176,9 @@ def _divided(
             )
         other, same = seen.setdefault(question_key(kept_with(task)), (part, task))
         if other != part:
-            group = task.metadata.get("kept_with")
-            shared = f"kept_with = {group!r:.80}" if group else "the question"
             raise ValueError(
-                f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', but they have the same {shared} "
-                "except for case, spacing or punctuation; keep one of them, or give both the same 'split'"
+                f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', but they have the same question or "
+                "'kept_with', except for case, spacing or punctuation; keep one, or give both the same 'split'"
             )
         divided[part].append(task)
     return divided
@@ -190,13 +188,13 @@ def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
     key = f"envs.datasets.{name}.source"
     function = own_function(config.source, key=key, takes="")
     try:
-        returned = function()
-        rows = list(returned) if isinstance(returned, Iterable) else None
+        rows: list[object] = list(function())
     except Exception as error:
         raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
     if not rows:
-        what = "no task" if rows is not None else f"a {type(returned).__name__}"
-        raise OwnCodeError(f"{key}: '{config.source}' returned {what}; return a list or an iterator of tasks or tables")
+        raise OwnCodeError(
+            f"{key}: '{config.source}' returned nothing; return a list or an iterator of tasks or tables"
+        )
     return rows
 
 
@@ -265,14 +263,10 @@ def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) 
         columns = dict(row)
     # Without a scorer reward.scorer scores it, a function that reads the text as it is written.
     task = replace(_row_task(name, columns, place, number, several, as_written), scorer=scorer)
-    for key, value in task.metadata.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError(
-                f"{place}: '{key}' holds a {type(value).__name__}, which JSON cannot hold; use a text, a number or a "
-                "list of these"
-            ) from None
+    try:
+        json.dumps(task.metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: the further columns must be texts, numbers or lists of these: {error}") from None
     return task
 
 
