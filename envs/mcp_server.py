@@ -29,18 +29,17 @@ MAX_INPUT_CHARS = 100_000
 MAX_SESSIONS = 64
 
 
-class Sessions:
-    """The tools of each connection, at most `max_sessions`: they share variables and files, and no other connection's.
+class _Sessions:
+    """The tools of each connection, at most MAX_SESSIONS: they share variables and files, and no other connection's.
 
     Over HTTP a connection of the protocol with a handshake lasts until its client closes it or was idle for the time
     that the protocol's SDK sets; without a handshake each request is a connection. Over stdio there is one.
     """
 
-    def __init__(self, toolbox: Toolbox, *, transport: Transport, max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, toolbox: Toolbox, transport: Transport) -> None:
         self._toolbox = toolbox
         self._transport = transport
-        self._max_sessions = max_sessions
-        self.num_open = 0
+        self._num_open = 0
         self._of_process: dict[str, Any] = {}
         self._ends_with_process = AsyncExitStack()
 
@@ -55,29 +54,29 @@ class Sessions:
         state, stack = self._of_process, self._ends_with_process
         request = get_context().request_context
         if self._transport == "http" and request is not None:
-            # FastMCP's own session state survives a connection, so it could not close an interpreter.
+            # An interpreter ends with its connection; FastMCP's own session state closes nothing.
             connection = request.session._connection
             state, stack = connection.state, connection.exit_stack
         if "tools" not in state:
-            if self.num_open >= self._max_sessions:
-                raise UserError(f"all {self._max_sessions} sessions are in use; close a connection")
-            self.num_open += 1
+            if self._num_open >= MAX_SESSIONS:
+                raise UserError(f"all {MAX_SESSIONS} sessions are in use; close a connection")
+            self._num_open += 1
             stack.callback(self._count_closed)
             state["tools"] = {tool.name: tool for tool in stack.enter_context(self._toolbox.episode())}
         tools: dict[str, Tool] = state["tools"]
         return tools
 
     def _count_closed(self) -> None:
-        self.num_open -= 1
+        self._num_open -= 1
 
 
-def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions | None = None) -> FastMCP:
+def build_server(toolbox: Toolbox, *, transport: Transport) -> FastMCP:
     """Return a FastMCP server that offers the toolbox's tools, except the planner's own moves `think` and `answer`.
 
     Every failure is a result with `isError` and its category in `_meta.error`; the category UNAVAILABLE is a fault that
     the caller's input did not cause. The caller closes the toolbox.
     """
-    sessions = sessions or Sessions(toolbox, transport=transport)
+    sessions = _Sessions(toolbox, transport)
     server = FastMCP("agentflow-tools", lifespan=sessions.lifespan)
     with toolbox.episode() as tools:
         for tool in tools:
@@ -86,7 +85,7 @@ def build_server(toolbox: Toolbox, *, transport: Transport, sessions: Sessions |
     return server
 
 
-def _offer(server: FastMCP, sessions: Sessions, name: str, description: str) -> None:
+def _offer(server: FastMCP, sessions: _Sessions, name: str, description: str) -> None:
     async def call(
         input: Annotated[str, Field(max_length=MAX_INPUT_CHARS, description="the input of the tool, as plain text")],
     ) -> McpResult:

@@ -53,16 +53,13 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
     if path.suffix == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file))
-    if path.suffix == ".jsonl":
-        return local_rows(path)
-    raise ValueError(f"AIME files end in .csv or .jsonl, got {path}")
+    return local_rows(path)
 
 
 def _problem(row: Mapping[str, Any]) -> Task:
     """Read a problem from the columns of the three known layouts."""
-    column = next((column for column in ("Question", "Problem") if column in row), None)
-    if column is not None:
-        id, question, answer = str(row["ID"]), row[column], str(row["Answer"])
+    if "ID" in row:
+        id, question, answer = str(row["ID"]), row.get("Question", row.get("Problem")), str(row["Answer"])
     elif "url" in row and (match := _URL.search(row["url"])):
         id = "{year}-{part}-{number}".format(**match.groupdict())
         question, answer = row["problem"], str(row["answer"])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,48 +64,41 @@ def read_questions(path: Path) -> list[str]:
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
-    questions = []
-    for number, line in enumerate(lines, 1):
-        try:
-            questions.append(str(json.loads(line)["question"]) if line.startswith("{") else line)
-        except (ValueError, KeyError):
-            raise ValueError(f"line {number} of '{path}' is not a JSON object with the field 'question'") from None
+        questions = [str(json.loads(line)["question"]) if line.startswith("{") else line for line in lines]
+    except (OSError, ValueError, KeyError) as error:
+        problem = f"the questions to block cannot be read from '{path}'"
+        raise ValueError(f"{problem}, plain or as JSON with the field 'question': {reason(error)}") from None
     return [question for question in questions if question.strip()]
 
 
 class CachedTool:
-    """A cache in front of a tool. Equal calls share one answer for `max_age_s`, and one request while it is running.
+    """A cache in front of a tool: equal calls share one answer, and one request while it is running.
 
     Failures are not cached. Above `max_entries` the least recently used answer is dropped.
     """
 
-    def __init__(self, tool: Tool, *, max_entries: int, max_age_s: float) -> None:
+    def __init__(self, tool: Tool, *, max_entries: int) -> None:
         self.name = tool.name
         self.description = tool.description
         self._tool = tool
         self._max_entries = max_entries
-        self._max_age_s = max_age_s
-        self._entries: OrderedDict[str, tuple[asyncio.Task[ToolResult], float]] = OrderedDict()
+        self._answers: OrderedDict[str, asyncio.Future[ToolResult]] = OrderedDict()
 
     async def call(self, arguments: str) -> ToolResult:
         key = arguments.strip()
-        task, expires = self._entries.get(key, (None, 0.0))
-        if task is None or expires <= time.monotonic():
-            task = asyncio.ensure_future(self._tool.call(key))
-            task.add_done_callback(lambda done: self._drop_failure(key, done))
-            self._entries[key] = task, time.monotonic() + self._max_age_s
-            while len(self._entries) > self._max_entries:
-                self._entries.popitem(last=False)
-        self._entries.move_to_end(key)
+        if key not in self._answers:
+            answer = self._answers[key] = asyncio.ensure_future(self._tool.call(key))
+            answer.add_done_callback(lambda done: self._drop_failure(key, done))
+            while len(self._answers) > self._max_entries:
+                self._answers.popitem(last=False)
+        self._answers.move_to_end(key)
         # Shielded, so that a caller that gives up does not cancel the request of the others.
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._answers[key])
 
-    def _drop_failure(self, key: str, done: asyncio.Task[ToolResult]) -> None:
+    def _drop_failure(self, key: str, done: asyncio.Future[ToolResult]) -> None:
         failed = done.cancelled() or done.exception() is not None or done.result().error is not None
-        if failed and self._entries.get(key, (None, 0.0))[0] is done:
-            del self._entries[key]
+        if failed and self._answers.get(key) is done:
+            del self._answers[key]
 
 
 class GuardedTool:

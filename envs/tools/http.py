@@ -17,7 +17,6 @@ from configs.errors import each_text
 from envs.types import ToolUnavailableError
 
 Answer = TypeVar("Answer")
-Sleep = Callable[[float], Awaitable[object]]
 
 USER_AGENT = "agentflow-ray/0.1"
 MAX_REPLY_BYTES = 4 * 2**20
@@ -69,9 +68,8 @@ class ServiceLimits:
 class Attempts:
     """Attempts that start at an even pace and are repeated after a passing failure. Event loops can share an object."""
 
-    def __init__(self, limits: ServiceLimits, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
-        self._sleep = sleep
         self._next_start = 0.0
 
     async def repeat(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -89,7 +87,7 @@ class Attempts:
                     if not error.passing or number == limits.max_attempts:
                         raise
                 # Jitter keeps workers that were refused together from returning together.
-                await self._sleep(pause_s * random.uniform(1, 1.5))
+                await asyncio.sleep(pause_s * random.uniform(1, 1.5))
                 pause_s *= 2
                 await self._wait_for_turn()
         raise AssertionError("the last attempt returns or raises")
@@ -99,7 +97,7 @@ class Attempts:
         start = max(now, self._next_start)
         self._next_start = start + 60 / self.limits.requests_per_minute
         if start > now:
-            await self._sleep(start - now)
+            await asyncio.sleep(start - now)
 
 
 class Service(Attempts):
@@ -113,7 +111,6 @@ class Service(Attempts):
         key_header: The header of the key; Authorization carries it as a bearer token.
         advice: The remedy if it refuses a request.
         takes_queries: Whether status 400 is the fault of the query, and not of the request around it.
-        sleep: The function that waits.
     """
 
     def __init__(
@@ -126,9 +123,8 @@ class Service(Attempts):
         key_header: str = "Authorization",
         advice: str = "",
         takes_queries: bool = False,
-        sleep: Sleep = asyncio.sleep,
     ) -> None:
-        super().__init__(limits, sleep=sleep)
+        super().__init__(limits)
         self._name = name
         self._base_url = base_url
         self._key = key

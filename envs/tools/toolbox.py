@@ -27,7 +27,6 @@ WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
 TIME_LIMIT_S = 30.0
 """Wall-clock limit of one request to a service, attempts and pauses included, and of a call of an MCP server's tool; a
 page has half of it. A call that takes 20 times as long leaves its attempt unscored."""
-CACHE_AGE_S = 3600.0
 CACHE_ENTRIES = 1024
 REQUESTS_PER_MINUTE = 60.0
 """Pace of one worker's requests to one service."""
@@ -155,7 +154,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
 
     def _shared(self, tool: Tool) -> OpenTool:
         """Return one guarded tool with a cache for all episodes."""
-        return _lent(self._guarded(CachedTool(tool, max_entries=CACHE_ENTRIES, max_age_s=CACHE_AGE_S)))
+        return _lent(self._guarded(CachedTool(tool, max_entries=CACHE_ENTRIES)))
 
     def _custom(self, name: str) -> OpenTool:
         """Return a custom tool, guarded: a function is shared, any other tool is made for every episode."""

@@ -27,15 +27,22 @@ def answer(value, status=200, **headers):
     return Answer(status, headers, json.dumps(value).encode())
 
 
-class Pauses(list):
-    async def __call__(self, seconds):
-        self.append(seconds)
-        await asyncio.sleep(0)
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """The pauses between requests, which are not waited for."""
+    sleep, waited = asyncio.sleep, []
+
+    async def pause(seconds):
+        waited.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    return waited
 
 
-def service_of(server, *, key="", pauses=None, **limits):
+def service_of(server, *, key="", **limits):
     chosen = ServiceLimits(**({"requests_per_minute": float("inf"), "time_limit_s": 1000} | limits))
-    return Service("Service", server.url, chosen, key=key, sleep=Pauses() if pauses is None else pauses)
+    return Service("Service", server.url, chosen, key=key)
 
 
 async def ask(server, **settings):
@@ -64,10 +71,9 @@ async def test_a_proxy_of_the_environment_is_used_only_for_other_machines(monkey
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 503, 599])
-async def test_a_passing_failure_is_retried_with_growing_pauses(status):
-    pauses = Pauses()
+async def test_a_passing_failure_is_retried_with_growing_pauses(status, pauses):
     with serving(answer({}, status)) as server, pytest.raises(ToolUnavailableError):
-        await ask(server, pauses=pauses, max_attempts=4, first_pause_s=2.0)
+        await ask(server, max_attempts=4, first_pause_s=2.0)
     assert len(server.requests) == 4
     assert [low <= pause <= 1.5 * low for pause, low in zip(pauses, (2, 4, 8), strict=True)] == [True] * 3
 
@@ -192,10 +198,9 @@ async def test_an_error_of_the_connection_holds_nothing_of_the_request():
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
-async def test_requests_start_at_an_even_pace():
-    pauses = Pauses()
+async def test_requests_start_at_an_even_pace(pauses):
     with serving(answer({})) as server:
-        service = service_of(server, pauses=pauses, requests_per_minute=6)
+        service = service_of(server, requests_per_minute=6)
         await asyncio.gather(*(service.ask(lambda: service.send("GET", "/")) for _ in range(3)))
     assert [round(pause, -1) for pause in sorted(pauses)] == [10, 20]
 

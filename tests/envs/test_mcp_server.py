@@ -16,15 +16,12 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
 from scripted import ScriptedTool
 
-from configs.envs import EnvsConfig
 from envs.mcp_server import (
     MAX_SESSIONS,
     TOKEN_VARIABLE,
     UNAVAILABLE,
-    Sessions,
     build_server,
 )
-from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolUnavailableError
 
 _TOOLS = {"search", "code"}
@@ -34,12 +31,6 @@ _TOOLS = {"search", "code"}
 def server() -> Iterator[HttpServer]:
     with http_server() as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def toolbox() -> Iterator[Toolbox]:
-    with Toolbox(EnvsConfig()) as opened:
-        yield opened
 
 
 def _stdio() -> StdioTransport:
@@ -213,20 +204,18 @@ async def test_sessions_are_bounded_and_a_closed_connection_makes_room(server: H
 
 
 class _ScriptedToolbox:
+    num_open = 0
+
     @contextmanager
     def episode(self) -> Iterator[list[Tool]]:
+        self.num_open += 1
         yield [ScriptedTool("code", {"1": ToolUnavailableError("the sandbox failed")})]
+        self.num_open -= 1
 
 
-async def test_a_fault_of_the_tool_differs_from_a_mistake_of_the_caller() -> None:
-    async with Client(build_server(_ScriptedToolbox(), transport="stdio")) as client:
+async def test_a_fault_of_the_tool_differs_from_a_mistake_and_sessions_are_closed_with_the_server() -> None:
+    toolbox = _ScriptedToolbox()
+    async with Client(build_server(toolbox, transport="stdio")) as client:
         result = await client.call_tool("code", {"input": "1"}, raise_on_error=False)
-    assert result.meta["error"] == UNAVAILABLE
-
-
-async def test_every_session_is_closed_with_the_server(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox, transport="stdio")
-    async with Client(build_server(toolbox, transport="stdio", sessions=sessions)) as client:
-        await _text(client, "code", "1")
-        assert sessions.num_open == 1
-    assert sessions.num_open == 0
+        assert (result.meta["error"], toolbox.num_open) == (UNAVAILABLE, 1)
+    assert toolbox.num_open == 0

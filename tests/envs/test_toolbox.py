@@ -312,7 +312,7 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
         "Four?",
     ]
     file.write_text('One?\n{"answer": 2}\n')
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(ValueError, match="question"):
         read_questions(file)
     with pytest.raises(UserError, match=r"envs\.web\.blocked_questions"):
         Toolbox(EnvsConfig(actions=("answer",), web={"blocked_questions": str(tmp_path / "none")}))
@@ -321,8 +321,8 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
 # The cache
 
 
-def cached(tool, **settings):
-    return CachedTool(tool, **({"max_entries": 10, "max_age_s": 60.0} | settings))
+def cached(tool, max_entries=10):
+    return CachedTool(tool, max_entries=max_entries)
 
 
 async def test_equal_calls_at_the_same_time_share_one_request():
@@ -339,17 +339,12 @@ async def test_answers_are_cached_and_failures_are_not():
     assert [(await tool.call("q")).text, (await tool.call("q")).text] == ["yes", "yes"]
 
 
-async def test_old_and_least_used_answers_are_dropped():
+async def test_the_least_used_answers_are_dropped():
     tool = ScriptedTool("1", "2", "3", "4")
     small = cached(tool, max_entries=2)
     for query in ("a", "b", "a", "c", "a", "b"):
         await small.call(query)
     assert tool.calls == ["a", "b", "c", "b"]
-    stale = ScriptedTool("1")
-    brief = cached(stale, max_age_s=0.0)
-    await brief.call("a")
-    await brief.call("a")
-    assert len(stale.calls) == 2
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_request_of_the_others():
