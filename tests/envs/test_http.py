@@ -124,7 +124,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize(("coding", "body"), PACKED.values(), ids=PACKED)
-@pytest.mark.parametrize("size", [1, 2, 20, 10_000])
+@pytest.mark.parametrize("size", [1, 20, 10_000])
 async def test_a_compressed_body_is_read_in_chunks_of_any_size(coding, body, size):
     assert await read_body(in_chunks(body, size), coding, 2000) == (b"copper is a metal", False)
 
