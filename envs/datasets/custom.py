@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from configs.envs import OwnDatasetConfig
 from configs.errors import listed, whole_letters
@@ -93,7 +93,7 @@ class CustomSources:
 
     def tasks(self, name: str, part: Part) -> list[Task]:
         """Return the tasks of one part of a data set or file. Raises ValueError and OwnCodeError."""
-        parts: Mapping[str, list[Task]]
+        parts: Mapping[Any, list[Task]]
         if name in self.datasets:
             source = f"envs.datasets.{name} ({self.datasets[name].source})"
             parts = module_tasks(name, self.datasets[name], self.with_teacher)
@@ -144,7 +144,7 @@ def read_source(name: str, config: OwnDatasetConfig) -> tuple[list[Task], list[o
     rows = _hub_rows(name, config) if config.is_hub else _returned_rows(name, config)
     tasks = [_source_task(name, config, row, number) for number, row in enumerate(rows, start=1)]
     columns = (row.metadata if isinstance(row, Task) else row for row in rows)
-    return tasks, [row.get("split") for row in columns]
+    return tasks, [row.get("split") if isinstance(row, Mapping) else None for row in columns]
 
 
 def _divided(

@@ -11,10 +11,9 @@ import json
 from collections.abc import Callable
 from functools import partial
 from types import NoneType, UnionType
-from typing import Any, Literal, NotRequired, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
+from pydantic import TypeAdapter, ValidationError
 
 from configs.api_keys import required_key, without_secrets
 from configs.envs import EnvsConfig, ToolConfig
@@ -38,16 +37,14 @@ class FunctionTool:
         """Read the function's arguments; raises TypeError for an argument that the planner could not write."""
         self.name = name
         self._function = function
-        self._schemas = {parameter.name: _schema_of(parameter) for parameter in signature.parameters.values()}
-        self._takes_text = list(self._schemas.values()) == [{"type": "string"}]
+        self._signature = signature
         parameters = signature.parameters.values()
-        self._defaults = {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
-        types = {
-            one.name: NotRequired[one.annotation] if one.name in self._defaults else one.annotation
-            for one in parameters
+        self._schemas = {parameter.name: _schema_of(parameter) for parameter in parameters}
+        self._types: dict[str, TypeAdapter[object]] = {
+            parameter.name: TypeAdapter(parameter.annotation) for parameter in parameters
         }
-        arguments = with_config(ConfigDict(strict=True, extra="forbid"))(TypedDict("arguments", types))  # type: ignore[misc]
-        self._type: TypeAdapter[dict[str, object]] = TypeAdapter(arguments)
+        self._defaults = {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
+        self._takes_text = list(self._schemas.values()) == [{"type": "string"}]
         summary = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         if not summary:
             raise TypeError("has no docstring; the planner reads there what the tool does")
@@ -97,12 +94,19 @@ class FunctionTool:
             values = None
         if not isinstance(values, dict):
             raise ValueError("not a JSON object")
-        given = {name: value for name, value in values.items() if value is not None or name not in self._defaults}
         try:
-            return self._type.validate_python(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            self._signature.bind(**values)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        parsed = {}
+        for name, value in values.items():
+            if value is None and name in self._defaults:
+                continue
+            try:
+                parsed[name] = self._types[name].validate_python(value, strict=True)
+            except ValidationError as error:
+                raise ValueError(f"{name}: {error.errors()[0]['msg']}") from None
+        return parsed
 
 
 def _schema_of(parameter: inspect.Parameter) -> Schema:

@@ -137,7 +137,7 @@ class McpTool:
     async def _open(self, mode: str) -> Client[ClientTransport]:
         transport: ClientTransport
         if self._command:
-            environment = dict([self._key] if self._key else [])
+            environment = {self._key[0]: self._key[1]} if self._key else {}
             program, *arguments = self._command
             # The process gets PATH, HOME and the like, and its key, but no other variable of this process.
             transport = StdioTransport(
@@ -229,7 +229,10 @@ def _text_of(answer: CallToolResult) -> str:
 
 
 def _http_client(
-    headers: dict[str, str] | None = None, auth: httpx2.Auth | None = None, **_: Any
+    headers: dict[str, str] | None = None,
+    timeout: httpx2.Timeout | None = None,
+    auth: httpx2.Auth | None = None,
+    **_: Any,
 ) -> httpx2.AsyncClient:
     """Return a client whose uncompressed responses are bounded, because the protocol's own reads any size.
 
@@ -238,7 +241,7 @@ def _http_client(
     """
     return httpx2.AsyncClient(
         headers=(headers or {}) | {"accept-encoding": "identity"},
-        timeout=_HTTP_TIMEOUT_S,
+        timeout=timeout or _HTTP_TIMEOUT_S,
         auth=auth,
         transport=httpx2.AsyncHTTPTransport(),
         event_hooks={"response": [_bound]},
