@@ -55,7 +55,7 @@ def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> 
         raise ValueError(f"{dataset!r} reads a custom file: set envs.data_path to it")
     rows = local_rows(path)
     tasks = [
-        _row_task(dataset, row, f"{path}, row {number}", number, dataset == "own_text", as_written)
+        _row_task(dataset, row, f"{path}, row {number}", number, several=dataset == "own_text", as_written=as_written)
         for number, row in enumerate(rows, start=1)
     ]
     named = [row.get("split") for row in rows]
@@ -255,14 +255,15 @@ def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) 
     scorer = config.scorer if named in (None, "") else named
     if scorer is not None and not isinstance(scorer, str):
         raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
-    several, as_written = scorer in (None, "text"), scorer != "text"
     if isinstance(row, Task):
-        columns = {**row.metadata, "id": row.id, "question": row.question, "answer": row.answer}
-        several, as_written = False, True
+        columns = {"id": row.id, "question": row.question, "answer": row.answer}
+        metadata = {key: value for key, value in row.metadata.items() if key != "split"}
+        task = _row_task(name, columns, place, number, several=False, as_written=True)
+        task = replace(task, metadata=metadata, scoring_limit_s=row.scoring_limit_s)
     else:
-        columns = dict(row)
-    # Without a scorer reward.scorer scores it, a function that reads the text as it is written.
-    task = replace(_row_task(name, columns, place, number, several, as_written), scorer=scorer)
+        # Without a scorer reward.scorer scores it, a function that reads the text as it is written.
+        task = _row_task(name, row, place, number, several=scorer in (None, "text"), as_written=scorer != "text")
+    task = replace(task, scorer=scorer)
     try:
         json.dumps(task.metadata)
     except (TypeError, ValueError, RecursionError) as error:
@@ -270,7 +271,9 @@ def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) 
     return task
 
 
-def _row_task(name: str, row: Mapping[str, object], place: str, number: int, several: bool, as_written: bool) -> Task:
+def _row_task(
+    name: str, row: Mapping[str, object], place: str, number: int, *, several: bool, as_written: bool
+) -> Task:
     """Return the task of a table; its `metadata` are all columns but question, answer, id, split and scorer.
 
     `several` permits a list of accepted answers; `as_written` keeps the lines and spaces of an answer.
