@@ -39,7 +39,7 @@ class _Sessions:
     def __init__(self, toolbox: Toolbox, transport: Transport) -> None:
         self._toolbox = toolbox
         self._transport = transport
-        self._num_open = 0
+        self._open: set[int] = set()
         self._of_process: dict[str, Any] = {}
         self._ends_with_process = AsyncExitStack()
 
@@ -58,16 +58,13 @@ class _Sessions:
             connection = request.session._connection
             state, stack = connection.state, connection.exit_stack
         if "tools" not in state:
-            if self._num_open >= MAX_SESSIONS:
+            if len(self._open) >= MAX_SESSIONS:
                 raise UserError(f"all {MAX_SESSIONS} sessions are in use; close a connection")
-            self._num_open += 1
-            stack.callback(self._count_closed)
+            self._open.add(id(state))
+            stack.callback(self._open.discard, id(state))
             state["tools"] = {tool.name: tool for tool in stack.enter_context(self._toolbox.episode())}
         tools: dict[str, Tool] = state["tools"]
         return tools
-
-    def _count_closed(self) -> None:
-        self._num_open -= 1
 
 
 def build_server(toolbox: Toolbox, *, transport: Transport) -> FastMCP:

@@ -29,7 +29,10 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
     """
     tasks = []
     for problem in map(_problem, _rows(path, split)):
-        year = _year(problem.id)
+        match = _ID.fullmatch(problem.id)
+        if match is None:
+            raise ValueError(f"an AIME problem id must look like 1983-1 or 2022-II-8, got {problem.id!r}")
+        year = int(match["year"])
         if problem.id not in EXCLUDED_IDS and (year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR):
             if not _ANSWER.fullmatch(problem.answer):
                 raise ValueError(f"AIME {problem.id}: an answer must have 1 to 3 digits, got {problem.answer!r}")
@@ -68,10 +71,3 @@ def _problem(row: Mapping[str, Any]) -> Task:
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"AIME {id}: a question must be a text, got {question!r}")
     return Task(id=id, dataset="aime", question=question, answer=answer)
-
-
-def _year(id: str) -> int:
-    match = _ID.fullmatch(id)
-    if match is None:
-        raise ValueError(f"an AIME problem id must look like 1983-1 or 2022-II-8, got {id!r}")
-    return int(match["year"])

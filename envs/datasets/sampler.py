@@ -41,23 +41,19 @@ def load_tasks(
     """
     if dataset == "game24" and custom.path is None:
         tasks = game24.generate_game24(split=split, count=count, seed=seed)
-    else:
-        tasks = _all_tasks(dataset, split, custom)
-        count = len(tasks) if count is None else count
-        if count > len(tasks):
-            raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
-        tasks = random.Random(f"pick|{seed}").sample(tasks, count)
-    return [custom.scored(task) for task in tasks]
-
-
-def _all_tasks(dataset: str, split: Split, custom: CustomSources) -> list[Task]:
+        return [custom.scored(task) for task in tasks]
     if dataset in (*custom.datasets, *CUSTOM_FILES):
-        return custom.tasks(dataset, split)
-    if dataset == "aime":
-        return load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
-    if dataset == "game24":
-        return game24.of_split(game24.load_game24(custom.path), split)
-    raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
+        tasks = custom.tasks(dataset, split)
+    elif dataset == "aime":
+        tasks = load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
+    elif dataset == "game24":
+        tasks = game24.of_split(game24.load_game24(custom.path), split)
+    else:
+        raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
+    count = len(tasks) if count is None else count
+    if count > len(tasks):
+        raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
+    return [custom.scored(task) for task in random.Random(f"pick|{seed}").sample(tasks, count)]
 
 
 def _aime_without_leaks(path: Path | None) -> list[Task]:

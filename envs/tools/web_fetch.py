@@ -171,7 +171,7 @@ class PageFetcher:
         self.limits = limits
         self._attempts = Attempts(limits)
         self._block_list = block_list
-        self._allowed_hosts = frozenset(map(_normal_host_port, allowed_hosts))
+        self._allowed_hosts = frozenset(_host_port(httpx.URL(f"http://{allowed}")) for allowed in allowed_hosts)
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
 
     async def fetch(self, url: str) -> Page:
@@ -306,11 +306,3 @@ def _port(url: httpx.URL) -> int:
 
 def _host_port(url: httpx.URL) -> str:
     return f"{url.raw_host.decode()}:{_port(url)}"
-
-
-def _normal_host_port(allowed: str) -> str:
-    """Return an allowed "host:port" in the form in which an address names it."""
-    try:
-        return _host_port(httpx.URL(f"http://{allowed}"))
-    except httpx.InvalidURL:
-        return allowed
