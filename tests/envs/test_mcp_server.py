@@ -79,13 +79,6 @@ async def test_clients_of_both_protocol_versions_have_separate_sessions(server: 
         assert kept == "1\n" if mode == "legacy" else "NameError" in kept
 
 
-async def test_a_closed_connection_frees_its_session() -> None:
-    with http_server() as server:
-        for _ in range(MAX_SESSIONS + 1):
-            async with Client(server.url, mode="legacy") as client:
-                assert "kg" in await _text(client, "search", "weight of wool locks crate")
-
-
 async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: HttpServer) -> None:
     async with Client(server.url) as client:
         result = await client.call_tool("code", {"input": "1/0"}, raise_on_error=False)
@@ -94,15 +87,6 @@ async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: Htt
         assert result.meta["error"] == "exception"
         too_long = await client.call_tool("code", {"input": "#" * 100_001}, raise_on_error=False)
         assert too_long.is_error
-
-
-async def test_fifty_clients_at_once_get_their_own_answers(server: HttpServer) -> None:
-    async def ask(number: int) -> str:
-        async with Client(server.url, mode="legacy") as client:
-            await _text(client, "code", f"x = {number}")
-            return await _text(client, "code", "x * 2")
-
-    assert await asyncio.gather(*map(ask, range(50))) == [f"{2 * number}\n" for number in range(50)]
 
 
 # Start, end and access

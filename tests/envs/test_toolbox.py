@@ -167,25 +167,14 @@ def test_a_class_in_the_folder_of_the_call_is_found(tmp_path, monkeypatch):
     Toolbox(EnvsConfig(actions=("mine", "answer"), tools=tools)).close()
 
 
-def test_an_mcp_tool_has_the_description_of_the_recipe():
+def test_an_mcp_tool_has_the_description_and_the_limits_of_the_recipe():
     tools = {"lookup": {"source": "mcp:https://example.org/mcp#find", "description": "look it up"}}
-    with Toolbox(EnvsConfig(actions=("lookup", "answer"), tools=tools)) as toolbox, toolbox.episode() as opened:
+    config = EnvsConfig(actions=("lookup", "answer"), tools=tools, max_result_chars=9000)
+    with Toolbox(config) as toolbox, toolbox.episode() as opened:
         assert "lookup: look it up" in system_prompt(opened)
+        assert (opened[0]._tool._time_limit_s, opened[0]._tool._max_chars) == (30.0, 9000)
     with pytest.raises(UserError, match=r"envs\.tools\.lookup"):
         Toolbox(EnvsConfig(actions=("lookup", "answer"), tools={"lookup": tools["lookup"] | {"source": "mcp:x://y"}}))
-
-
-@pytest.mark.parametrize(("max_result_chars", "kept"), [(400, 4000), (9000, 9000)])
-def test_a_call_of_a_server_has_the_limits_of_the_recipe(max_result_chars, kept):
-    config = EnvsConfig.model_validate(
-        {
-            "actions": ["lookup", "answer"],
-            "tools": {"lookup": {"source": "mcp:https://example.org/mcp", "description": "look it up"}},
-            "max_result_chars": max_result_chars,
-        }
-    )
-    with Toolbox(config) as toolbox, toolbox.episode() as (tool, _):
-        assert (tool._tool._time_limit_s, tool._tool._max_chars) == (30.0, kept)
 
 
 @pytest.mark.parametrize(
