@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from configs.envs import OwnDatasetConfig
 from configs.errors import listed, whole_letters
@@ -93,12 +93,13 @@ class CustomSources:
 
     def tasks(self, name: str, part: Part) -> list[Task]:
         """Return the tasks of one part of a data set or file. Raises ValueError and OwnCodeError."""
-        parts: Mapping[Any, list[Task]]
         if name in self.datasets:
             source = f"envs.datasets.{name} ({self.datasets[name].source})"
             parts = module_tasks(name, self.datasets[name], self.with_teacher)
         else:
-            source, parts = str(self.path), file_tasks(name, self.path, as_written=self.scorer is not None)
+            source = str(self.path)
+            by_split = file_tasks(name, self.path, as_written=self.scorer is not None)
+            parts = cast(Mapping[Part, list[Task]], by_split)
         if not parts[part]:
             raise ValueError(
                 f"{source} has {sum(map(len, parts.values()))} tasks and none for '{part}'; add some, or set 'split' "

@@ -204,7 +204,8 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
 
 def check_custom_tool(name: str, tool: Any) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
-    place, call = f"envs.tools.{name}", getattr(tool, "call", None)
+    place = f"envs.tools.{name}"
+    call: Any = getattr(tool, "call", None)
     if getattr(tool, "name", None) != name:
         raise UserError(f"{place}: the tool has no name or another one; use the same name in the recipe")
     try:
