@@ -151,13 +151,12 @@ def splits(seed: int) -> Measured:
 
     config = load_run_config(RECIPES / "prm_cpu.toml", [f"seed={seed}"])
     sampler = TaskSampler(config.envs.mix, seed=seed)
-    with tempfile.TemporaryDirectory() as folder:
-        purposes = [
-            [generated.task for generated in cold_start_tasks(config)],
-            [sampler.task(ordinal) for ordinal in range(10_000)],
-            collection_tasks(config.envs, config.collect, seed=seed, leak_report=Path(folder) / "leaks.json"),
-            evaluation_tasks(config),
-        ]
+    purposes = [
+        [generated.task for generated in cold_start_tasks(config)],
+        [sampler.task(ordinal) for ordinal in range(10_000)],
+        collection_tasks(config.envs.mix, count=config.collect.num_tasks, seed=seed),
+        evaluation_tasks(config),
+    ]
     names = [{task.id for task in tasks} | {question_key(task.question) for task in tasks} for tasks in purposes]
     shared = sum(len(one & other) for one, other in combinations(names, 2))
     return Measured(f"{shared} shared by two purposes, of {sum(map(len, purposes)):,} tasks", holds=not shared)

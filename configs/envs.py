@@ -79,9 +79,6 @@ class ToolConfig(Config):
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
-    stateless: bool = False
-    """Whether a class or an MCP server answers equal calls alike, whatever came before: required by `envs.recording`.
-    Functions are always treated as stateless."""
 
     @property
     def is_mcp(self) -> bool:
@@ -188,12 +185,6 @@ class EnvsConfig(Config):
     them, and works in a container with the default profile (Linux 6.12 or later). `auto` takes the first that the
     machine supports."""
     web: WebConfig = WebConfig()
-    recording: OwnPath | None = None
-    """File of tool results as JSON lines, so that two policies get the same results; none: nothing is recorded. Not for
-    tools that remember earlier calls."""
-    recording_mode: Literal["record", "replay"] = "record"
-    """`record` requests the results that the file lacks and adds them; `replay` requests nothing, and an attempt that
-    needs a missing result ends unscored."""
     base_generator: ServerConfig | None = None
     """Server of the model behind the tool `base_generator`; none: the run's own frozen base model."""
 
@@ -205,12 +196,6 @@ class EnvsConfig(Config):
         if len(set(actions)) != len(actions):
             raise ValueError("actions must not contain an action twice")
         return actions
-
-    @model_validator(mode="after")
-    def _replay_has_a_file(self) -> "EnvsConfig":
-        if self.recording_mode == "replay" and self.recording is None:
-            raise ValueError("recording_mode = 'replay' needs recording, the file to replay")
-        return self
 
     @model_validator(mode="after")
     def _actions_are_known(self) -> "EnvsConfig":

@@ -1,16 +1,11 @@
 """Leak checks: training questions equal or similar to test questions, and test questions in retrieved texts."""
 
-import json
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Literal
-
-Verdict = Literal["leak", "review", "clear"]
 
 # Calibrated on the AIME problems up to 2023 (919, no leaks) and the 14 of 2024 in the same public file (all
 # leaks), each against the 30 problems of AIME 2024:
@@ -19,11 +14,9 @@ Verdict = Literal["leak", "review", "clear"]
 #   containment           .27                   .48
 JACCARD_CHARS = 5
 JACCARD_LEAK = 0.45
-JACCARD_REVIEW = 0.30
 CONTAINMENT_CHARS = 13
 CONTAINMENT_LEAK = 0.60
 
-_SHOWN_CHARS = 80
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _LATEX = re.compile(r"\\(?:begin|end) ?\{[^}]*\}|\\[a-z]+\*?|\\.|[${}]", re.DOTALL)
 _WORD = re.compile(r"[^\W_]+")
@@ -45,94 +38,44 @@ _BOILERPLATE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeakCheck:
-    """Result of comparing one training question with all test questions."""
+def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[str]:
+    """Return the ids in `train`, (id, question) pairs, whose question leaks a test question, in order.
 
-    id: str
-    verdict: Verdict
-    rule: str | None
-    """Rule that makes it a leak: "equal", "jaccard", "containment", or one of the data set; None without a leak."""
-    score: float
-    """Similarity in [0, 1] by that rule, or the Jaccard similarity without a leak."""
-    test_index: int | None
-    """Index of the most similar test question, None without any similarity."""
-
-
-def check_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[LeakCheck]:
-    """Check each (id, question) of `train`, in order.
-
-    A question leaks when it equals a test question up to case, spaces, punctuation and figures. Without
-    LaTeX commands and stock phrases, it leaks when the character 5-grams of the two have a Jaccard similarity
-    of at least JACCARD_LEAK, or when it has at least CONTAINMENT_LEAK of the test question's character
-    13-grams. A similarity of JACCARD_REVIEW or more needs a manual review. Texts too short for an n-gram can only be
-    equal; empty texts never match.
+    A question leaks when it equals a test question up to case, spaces, punctuation and figures. Without LaTeX commands
+    and stock phrases, it leaks when the character 5-grams of the two have a Jaccard similarity of at least
+    JACCARD_LEAK, or when it has at least CONTAINMENT_LEAK of the test question's character 13-grams. Texts too short
+    for an n-gram can only be equal; empty texts never match.
 
     The rule compares words rather than numbers: problems made from one template leak into each other.
     """
-    tests = _Tests([_Text.of(question) for question in test_questions])
-    return [tests.check(id, _Text.of(question)) for id, question in train]
+    tests = [_Text.of(question) for question in test_questions]
+    plain = {test.plain for test in tests if test.plain}
+    # Indexed by their n-grams, so that the cost of a check grows with the shared n-grams only.
+    short, long = (defaultdict[str, list[int]](list) for _ in range(2))
+    for index, test in enumerate(tests):
+        for gram in test.short_grams:
+            short[gram].append(index)
+        for gram in test.long_grams:
+            long[gram].append(index)
 
+    def leaks(question: _Text) -> bool:
+        if question.plain in plain:
+            return True
+        num_short = Counter(chain.from_iterable(short.get(gram, ()) for gram in question.short_grams))
+        num_long = Counter(chain.from_iterable(long.get(gram, ()) for gram in question.long_grams))
+        return any(
+            shared / (len(question.short_grams) + len(tests[index].short_grams) - shared) >= JACCARD_LEAK
+            for index, shared in num_short.items()
+        ) or any(shared / len(tests[index].long_grams) >= CONTAINMENT_LEAK for index, shared in num_long.items())
 
-def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[str]:
-    """Return the ids in `train`, (id, question) pairs, that leak by the rule of `check_leaks`, in order."""
-    return [check.id for check in check_leaks(train, test_questions) if check.verdict == "leak"]
-
-
-def write_leak_report(path: Path, checks: Sequence[LeakCheck], test_questions: Sequence[str]) -> None:
-    """Write the leaks and the cases for review as JSON, each with the start of its test question.
-
-    `test_questions` are those of the checks. Raises OSError if `path` cannot be written.
-    """
-    report = {
-        "thresholds": {"jaccard": JACCARD_LEAK, "containment": CONTAINMENT_LEAK, "review": JACCARD_REVIEW},
-        "checked": len(checks),
-        "test_questions": len(test_questions),
-        "dropped": [_entry(check, test_questions) for check in checks if check.verdict == "leak"],
-        "review": [_entry(check, test_questions) for check in checks if check.verdict == "review"],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retrieved:
-    """Texts that the tools of one attempt at a task retrieved."""
-
-    id: str
-    question: str
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetrievalAudit:
-    """Shares of the questions in the retrieved texts."""
-
-    shares: tuple[tuple[str, float], ...]
-    """Id and share in [0, 1] of each attempt."""
-    num_searched: int
-    """Number of attempts that retrieved a text."""
-    leaked: tuple[str, ...]
-    """Ids with a share of at least CONTAINMENT_LEAK: the question was retrieved, most likely with its answer."""
-
-
-def audit_retrieved(attempts: Iterable[Retrieved]) -> RetrievalAudit:
-    """Return the leakage audit of an evaluation, for all attempts with a search tool."""
-    rows = [
-        (attempt.id, question_share(attempt.question, attempt.texts), any(map(str.strip, attempt.texts)))
-        for attempt in attempts
-    ]
-    return RetrievalAudit(
-        shares=tuple((id, share) for id, share, _ in rows),
-        num_searched=sum(searched for _, _, searched in rows),
-        leaked=tuple(id for id, share, _ in rows if share >= CONTAINMENT_LEAK),
-    )
+    return [id for id, question in train if leaks(_Text.of(question))]
 
 
 def question_share(question: str, texts: Iterable[str]) -> float:
-    """Return the share of a question's character 13-grams that are in any of `texts`, in [0, 1].
+    """Return the share of a question's character 13-grams that are in any of the retrieved `texts`, in [0, 1].
 
-    LaTeX commands, stock phrases, case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
+    From CONTAINMENT_LEAK on the question was retrieved, most likely with its answer. LaTeX commands, stock phrases,
+    case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
     """
     retrieved = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
     return containment(_Text.of(question).long_grams, retrieved)
@@ -169,60 +112,3 @@ class _Text:
         core = _NOT_COMPARED.sub("", _BOILERPLATE.sub(" ", words))
         plain = _NOT_COMPARED.sub("", folded)
         return cls(plain, char_grams(core, JACCARD_CHARS), char_grams(core, CONTAINMENT_CHARS))
-
-
-class _Tests:
-    """Test questions indexed by their n-grams: the cost of a check grows with the shared n-grams only."""
-
-    def __init__(self, texts: Sequence[_Text]) -> None:
-        self._texts = texts
-        self._plain, self._short, self._long = (defaultdict[str, list[int]](list) for _ in range(3))
-        for index, text in enumerate(texts):
-            if text.plain:
-                self._plain[text.plain].append(index)
-            for gram in text.short_grams:
-                self._short[gram].append(index)
-            for gram in text.long_grams:
-                self._long[gram].append(index)
-
-    def check(self, id: str, question: _Text) -> LeakCheck:
-        equal = self._plain.get(question.plain, [])
-        short = Counter(chain.from_iterable(self._short.get(gram, ()) for gram in question.short_grams))
-        long = Counter(chain.from_iterable(self._long.get(gram, ()) for gram in question.long_grams))
-        matches = [
-            (*self._compare(question, index, short[index], long[index], is_equal=index in equal), index)
-            for index in sorted({*equal, *short, *long})
-        ]
-        rule, score, index = max(matches, key=lambda match: (match[0] is not None, match[1]), default=(None, 0.0, 0))
-        verdict: Verdict = "leak" if rule else "review" if score >= JACCARD_REVIEW else "clear"
-        return LeakCheck(id=id, verdict=verdict, rule=rule, score=score, test_index=index if score else None)
-
-    def _compare(
-        self, question: _Text, index: int, short: int, long: int, *, is_equal: bool
-    ) -> tuple[str | None, float]:
-        """Return the first rule that matches with its similarity, or else None with the Jaccard similarity.
-
-        `short` and `long` are the numbers of shared n-grams.
-        """
-        test = self._texts[index]
-        if is_equal:
-            return "equal", 1.0
-        union = len(question.short_grams) + len(test.short_grams) - short
-        similarity = short / union if short else 0.0
-        if similarity >= JACCARD_LEAK:
-            return "jaccard", similarity
-        contained = long / len(test.long_grams) if long else 0.0
-        if contained >= CONTAINMENT_LEAK:
-            return "containment", contained
-        return None, similarity
-
-
-def _entry(check: LeakCheck, test_questions: Sequence[str]) -> dict[str, str | float | None]:
-    index = check.test_index
-    return {
-        "id": check.id,
-        "rule": check.rule,
-        "score": round(check.score, 4),
-        "test_index": index,
-        "test_question": None if index is None else test_questions[index][:_SHOWN_CHARS],
-    }

@@ -1,10 +1,11 @@
 """Helpers shared by the HTTP servers: binding a socket, and bearer-token authentication."""
 
-import json
 import secrets
 import socket
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import urlencode
 
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from configs.errors import UserError
@@ -57,28 +58,18 @@ class TokenGate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        own = [scope["scheme"].encode() + b"://" + host for host in _headers(scope, b"host")]
-        if any(origin not in own for origin in _headers(scope, b"origin")):
-            await _refuse(send, 403, "this server answers no page of another origin")
-        elif scope["path"].startswith(self._open_paths) or self._has_token(scope):
-            await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        own = [f"{scope['scheme']}://{host}" for host in headers.getlist("host")]
+        if any(origin not in own for origin in headers.getlist("origin")):
+            answer: ASGIApp = JSONResponse({"error": "this server answers no page of another origin"}, 403)
+        elif scope["path"].startswith(self._open_paths) or self._has_token(scope, headers):
+            answer = self._app
         else:
             address = f"use the address that it printed, which ends in ?{PARAMETER}=..."
-            await _refuse(send, 401, f"this server needs its token: {address}")
+            answer = JSONResponse({"error": f"this server needs its token: {address}"}, 401)
+        await answer(scope, receive, send)
 
-    def _has_token(self, scope: Scope) -> bool:
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        tokens = [value.encode(errors="replace") for value in query.get(PARAMETER, [])]
-        tokens += [value[7:] for value in _headers(scope, b"authorization") if value[:7].lower() == b"bearer "]
-        return any(secrets.compare_digest(token, self._token) for token in tokens)
-
-
-def _headers(scope: Scope, wanted: bytes) -> list[bytes]:
-    return [value for name, value in scope["headers"] if name == wanted]
-
-
-async def _refuse(send: Send, status: int, message: str) -> None:
-    body = json.dumps({"error": message}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    def _has_token(self, scope: Scope, headers: Headers) -> bool:
+        tokens = QueryParams(scope["query_string"]).getlist(PARAMETER)
+        tokens += [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
+        return any(secrets.compare_digest(token.encode(errors="replace"), self._token) for token in tokens)

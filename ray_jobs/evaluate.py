@@ -21,7 +21,7 @@ from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS, load_benchmark, stem_of
 from envs.datasets.families import FAMILIES
 from envs.datasets.sampler import evaluation_tasks, never_trained_on
-from envs.leakage import Retrieved, audit_retrieved
+from envs.leakage import CONTAINMENT_LEAK, question_share
 from envs.types import Task
 from ray_jobs.evaluation import (
     ITEMS,
@@ -239,9 +239,7 @@ def _results(items: Sequence[Item]) -> Rates:
     rates = [mean(item.solved for item in scored if item.seed == seed) for seed in seeds]
     partial = [item.f1 for item in scored if item.f1 is not None]
     asked = [item for item in scored if item.judge_asked]
-    audit = audit_retrieved(
-        Retrieved(id=item.key, question=stem_of(item.question), texts=item.retrieved) for item in items
-    )
+    leaked = [item.key for item in items if question_share(stem_of(item.question), item.retrieved) >= CONTAINMENT_LEAK]
     return {
         **_rate(items),
         "num_unscored": len(items) - len(scored),
@@ -259,9 +257,9 @@ def _results(items: Sequence[Item]) -> Rates:
         if asked
         else None,
         "leaks": {
-            "searched": audit.num_searched,
-            "leaked": list(audit.leaked),
-            "share": len(audit.leaked) / len(items),
+            "searched": sum(any(map(str.strip, item.retrieved)) for item in items),
+            "leaked": leaked,
+            "share": len(leaked) / len(items),
         },
     }
 

@@ -189,8 +189,8 @@ def identity_of(
     hints = memory.type != "none" and memory.in_evaluation
     engine = (rollout.engine.max_model_len, rollout.engine.adapter_mode)
     sampling = (config.evaluation.temperature, rollout.max_turn_tokens, rollout.episode_timeout_s, *engine)
-    # The choice of tasks and the recording of results do not change a tool.
-    not_tools = {"mix", "choice", "datasets", "data_path", "recording", "recording_mode"}
+    # The choice of tasks does not change a tool.
+    not_tools = {"mix", "choice", "datasets", "data_path"}
     fixed: dict[str, object] = {
         "version": version("agentflow-ray"),
         "seeds": num_seeds,

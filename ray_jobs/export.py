@@ -119,10 +119,9 @@ def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
     """
     if not count or not isinstance(config.agent, PlannerAgentConfig):
         return []
-    path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
         own = CustomSources.of(config)
-        tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, path=path, custom=own)
+        tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, custom=own)
     except (ValueError, OSError, KeyError) as error:
         raise UserError(
             f"no held-out task can be drawn for a planner prompt: {reason(error)}; start in the folder with the data, "

@@ -165,14 +165,13 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
 
 def check_paths(config: RunConfig, request: SubmitRequest) -> None:
     """Check that the recipe is uploaded, and that the outputs outlive the job's working directory."""
-    folder, envs, memory = request.working_dir.resolve(), config.envs, config.planner.memory
+    folder, memory = request.working_dir.resolve(), config.planner.memory
     if request.phase == "resume":
         return
     if request.recipe.exists() and not request.recipe.resolve().is_relative_to(folder):
         raise UserError(f"recipe '{request.recipe}' is outside of --working-dir '{folder}', and is not uploaded")
     options = [part for word in request.phase_options for part in word.split("=", 1)]
     outputs = {
-        "envs.recording": envs.recording if envs.recording_mode == "record" else None,
         "agent.memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
         "--out": options[options.index("--out") + 1] if "--out" in options[:-1] else None,
     }

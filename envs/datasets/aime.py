@@ -2,29 +2,23 @@
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from envs.datasets.rows import Split, local_rows
-from envs.leakage import LeakCheck, check_leaks
 from envs.types import Task
 
 PUBLIC_IDS: dict[Split, str] = {"train": "di-zhang-fdu/AIME_1983_2024", "eval": "Maxwell-Jia/AIME_2024"}
 EXPECTED_COUNTS: dict[Split, int] = {"train": 918, "eval": 30}
 EVAL_YEAR = 2024
-# Rows of the public training file: all, before the evaluation year, and of the evaluation year.
-EXPECTED_ROWS = (933, 919, 14)
 # Both 80 and 81 were accepted, so an exact scorer cannot decide.
 EXCLUDED_IDS = frozenset({"2022-II-8"})
 
 _ID = re.compile(r"(?P<year>[0-9]{4})-(?:I{1,2}-)?[0-9]{1,2}")
 _URL = re.compile(r"/(?P<year>[0-9]{4})_AIME_(?P<part>I{1,2})_Problems/Problem_(?P<number>[0-9]{1,2})$")
 _ANSWER = re.compile(r"[0-9]{1,3}")
-_REMEDY = "use the original file, or whole_file=False for a part of it"
-
-_Problem = tuple[str, str, str]
 
 
 def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True) -> list[Task]:
@@ -33,54 +27,25 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
     With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
     Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
     """
-    return _load(path, split, whole_file)[1]
-
-
-def load_aime_without_leaks(
-    path: Path | None, *, test_questions: Sequence[str], whole_file: bool = True
-) -> tuple[list[Task], list[LeakCheck]]:
-    """Load the training problems that leak none of `test_questions`, with the checks for the leak report.
-
-    All rows but EXCLUDED_IDS are checked, in the order of the file. Rows of the evaluation year and later are leaks by
-    the rule "year"; problems with the verdict "review" stay in training. Path, `whole_file` and errors are as in
-    `load_aime`.
-    """
-    problems, tasks = _load(path, "train", whole_file)
-    questions = [(id, question) for id, question, _ in problems if id not in EXCLUDED_IDS]
-    checks = [
-        check if _year(check.id) < EVAL_YEAR else replace(check, verdict="leak", rule="year")
-        for check in check_leaks(questions, test_questions)
-    ]
-    leaks = {check.id for check in checks if check.verdict == "leak"}
-    return [task for task in tasks if task.id not in leaks], checks
-
-
-def _load(path: Path | None, split: Split, whole_file: bool) -> tuple[list[_Problem], list[Task]]:
-    """Return all problems of the source, and the tasks of the split."""
-    source = path or PUBLIC_IDS[split]
-    rows = _rows(path, split)
-    problems = [_problem(row) for row in rows]
-    years = [_year(id) for id, _, _ in problems]
     tasks = []
-    for year, (id, question, answer) in zip(years, problems, strict=True):
-        if id not in EXCLUDED_IDS and (year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR):
-            if not _ANSWER.fullmatch(answer):
-                raise ValueError(f"AIME {id}: an answer must have 1 to 3 digits, got {answer!r}")
-            tasks.append(Task(id=id, dataset="aime", question=question, answer=str(int(answer))))
+    for problem in map(_problem, _rows(path, split)):
+        match = _ID.fullmatch(problem.id)
+        if match is None:
+            raise ValueError(f"an AIME problem id must look like 1983-1 or 2022-II-8, got {problem.id!r}")
+        year = int(match["year"])
+        if problem.id not in EXCLUDED_IDS and (year == EVAL_YEAR if split == "eval" else year < EVAL_YEAR):
+            if not _ANSWER.fullmatch(problem.answer):
+                raise ValueError(f"AIME {problem.id}: an answer must have 1 to 3 digits, got {problem.answer!r}")
+            tasks.append(replace(problem, answer=str(int(problem.answer))))
+    source, expected = path or PUBLIC_IDS[split], EXPECTED_COUNTS[split]
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"AIME {split}: the same problem id occurs twice in {source}")
-    expected = EXPECTED_COUNTS[split]
     if whole_file and len(tasks) != expected:
-        raise ValueError(f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}; {_REMEDY}")
-    # A training file with rows of the evaluation year is the public one, or a changed one.
-    counts = (len(years), sum(year < EVAL_YEAR for year in years), years.count(EVAL_YEAR))
-    is_public = whole_file and split == "train" and "Year" in rows[0] and max(years) >= EVAL_YEAR
-    if is_public and counts != EXPECTED_ROWS:
         raise ValueError(
-            f"AIME train: expected {EXPECTED_ROWS} rows in all, before {EVAL_YEAR} and of {EVAL_YEAR}, "
-            f"found {counts} in {source}; {_REMEDY}"
+            f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}; use the original file, or "
+            "whole_file=False for a part of it"
         )
-    return problems, tasks
+    return tasks
 
 
 def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
@@ -91,16 +56,13 @@ def _rows(path: Path | None, split: Split) -> list[Mapping[str, Any]]:
     if path.suffix == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(csv.DictReader(file))
-    if path.suffix == ".jsonl":
-        return local_rows(path)
-    raise ValueError(f"AIME files end in .csv or .jsonl, got {path}")
+    return local_rows(path)
 
 
-def _problem(row: Mapping[str, Any]) -> _Problem:
-    """Read id, question and answer from the columns of the three known layouts."""
-    column = next((column for column in ("Question", "Problem") if column in row), None)
-    if column is not None:
-        id, question, answer = str(row["ID"]), row[column], str(row["Answer"])
+def _problem(row: Mapping[str, Any]) -> Task:
+    """Read a problem from the columns of the three known layouts."""
+    if "ID" in row:
+        id, question, answer = str(row["ID"]), row.get("Question", row.get("Problem")), str(row["Answer"])
     elif "url" in row and (match := _URL.search(row["url"])):
         id = "{year}-{part}-{number}".format(**match.groupdict())
         question, answer = row["problem"], str(row["answer"])
@@ -108,11 +70,4 @@ def _problem(row: Mapping[str, Any]) -> _Problem:
         raise ValueError(f"an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer: {[*row]}")
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"AIME {id}: a question must be a text, got {question!r}")
-    return id, question, answer
-
-
-def _year(id: str) -> int:
-    match = _ID.fullmatch(id)
-    if match is None:
-        raise ValueError(f"an AIME problem id must look like 1983-1 or 2022-II-8, got {id!r}")
-    return int(match["year"])
+    return Task(id=id, dataset="aime", question=question, answer=answer)

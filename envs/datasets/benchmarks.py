@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from configs.errors import did_you_mean
@@ -24,48 +25,52 @@ GAIA = (
 _OPTION = re.compile(r"^([A-J])[.)] +(\S.*)$", re.MULTILINE)
 
 
-def read_short_answer(name: str, index: int, row: Row) -> Task:
+Reading = tuple[str, str]
+"""Question and reference answer."""
+
+
+def read_short_answer(row: Row) -> Reading:
     """Read a question with one or more accepted answers."""
     answers = _strings(row["golden_answers"] if "golden_answers" in row else row["answer"])
-    aliases = list(dict.fromkeys(" ".join(text.split()) for text in (*answers, *_strings(row.get("aliases", [])))))
-    return _task(name, index, row, f"{_text(row, 'question')}\n{SHORT}", "\n".join(filter(None, aliases)))
+    aliases = dict.fromkeys(" ".join(text.split()) for text in (*answers, *_strings(row.get("aliases", []))))
+    return f"{_text(row, 'question')}\n{SHORT}", "\n".join(filter(None, aliases))
 
 
-def read_gaia(name: str, index: int, row: Row) -> Task | None:
+def read_gaia(row: Row) -> Reading | None:
     """Read a question of GAIA; None for a question with an attachment, which is not text only."""
     if row.get("file_name"):
         return None
     question = _text(row, "Question" if "Question" in row else "question")
-    answer = " ".join(_without_null(row["Final answer"] if "Final answer" in row else row["answer"]).split())
-    return _task(name, index, row, f"{question}\n{GAIA}", answer)
+    [answer] = _strings(row["Final answer"] if "Final answer" in row else row["answer"])
+    return f"{question}\n{GAIA}", " ".join(answer.split())
 
 
-def read_number(name: str, index: int, row: Row) -> Task:
+def read_number(row: Row) -> Reading:
     """Read a numeric answer without the `.0` that the column type adds to integers."""
-    answer = re.sub(r"\.0+$", "", _without_null(row["answer"]).strip())
-    return _task(name, index, row, _text(row, "question"), answer)
+    [answer] = _strings(row["answer"])
+    return _text(row, "question"), re.sub(r"\.0+$", "", answer.strip())
 
 
-def read_medqa(name: str, index: int, row: Row) -> Task:
+def read_medqa(row: Row) -> Reading:
     """Read a multiple-choice question with a table of options, or with options in the question."""
     options = row.get("options")
     if isinstance(options, Mapping):
-        return _choice(name, index, row, _text(row, "question"), dict(options), str(row["answer_idx"]))
-    return _listed_choice(name, index, row)
+        return _choice(_text(row, "question"), dict(options), str(row["answer_idx"]))
+    return _listed_choice(row)
 
 
-def read_gpqa(name: str, index: int, row: Row) -> Task:
+def read_gpqa(row: Row) -> Reading:
     """Read a question of GPQA.
 
     The public rows have the right option first; here each question has a fixed random order.
     """
     if "Correct Answer" not in row:
-        return _listed_choice(name, index, row)
+        return _listed_choice(row)
     right = str(row["Correct Answer"]).strip()
     texts = [right, *(str(row[f"Incorrect Answer {number}"]).strip() for number in (1, 2, 3))]
     random.Random(f"gpqa|{row['Question']}").shuffle(texts)
     letters = dict(zip("ABCD", texts, strict=True))
-    return _choice(name, index, row, _text(row, "Question"), letters, "ABCD"[texts.index(right)])
+    return _choice(_text(row, "Question"), letters, "ABCD"[texts.index(right)])
 
 
 def names_its_form(question: str) -> bool:
@@ -83,29 +88,22 @@ def stem_of(question: str) -> str:
     return "\n".join(lines)
 
 
-def _listed_choice(name: str, index: int, row: Row) -> Task:
+def _listed_choice(row: Row) -> Reading:
     """Read a question that lists its options, one `A. text` per line; the answer is a letter or an option."""
     question, answer = _text(row, "question"), str(row["answer"]).strip()
     options = dict(_OPTION.findall(question))
     letters = [letter for letter, text in options.items() if answer in (letter, text.strip())]
     if len(letters) != 1:
-        raise ValueError(f"{name} row {index}: the answer {answer!r} is {len(letters)} of the options in the question")
+        raise ValueError(f"the answer {answer!r} is {len(letters)} of the options in the question")
     stem = question[: next(_OPTION.finditer(question)).start()].rstrip()
-    return _choice(name, index, row, stem, options, letters[0])
+    return _choice(stem, options, letters[0])
 
 
-def _choice(name: str, index: int, row: Row, stem: str, options: Mapping[str, str], letter: str) -> Task:
+def _choice(stem: str, options: Mapping[str, str], letter: str) -> Reading:
     if letter not in options:
-        raise ValueError(f"{name} row {index}: {letter!r} is not one of the options {', '.join(options)}")
+        raise ValueError(f"{letter!r} is not one of the options {', '.join(options)}")
     lines = [f"{key}. {' '.join(options[key].split())}" for key in sorted(options)]
-    return _task(name, index, row, "\n".join((stem, *lines, LETTER)), lines[sorted(options).index(letter)])
-
-
-def _task(name: str, index: int, row: Row, question: str, answer: str) -> Task:
-    if not answer:
-        raise ValueError(f"{name} row {index} has no reference answer")
-    id = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
-    return Task(id=f"{id}", dataset=name, question=question, answer=answer)
+    return "\n".join((stem, *lines, LETTER)), lines[sorted(options).index(letter)]
 
 
 def _text(row: Row, column: str) -> str:
@@ -115,23 +113,9 @@ def _text(row: Row, column: str) -> str:
     return text.strip()
 
 
-def _without_null(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _strings(value: object) -> Sequence[str]:
-    return [_without_null(text) for text in value] if isinstance(value, list | tuple) else [_without_null(value)]
-
-
-@dataclass(frozen=True, slots=True)
-class PublicSet:
-    """A data set of the Hugging Face hub."""
-
-    id: str
-    split: str
-    config: str | None = None
-    gated: bool = False
-    """Whether a login is needed, and its terms must be accepted."""
+def _strings(value: object) -> list[str]:
+    """Return one or several values as texts; a null is an empty one."""
+    return ["" if text is None else str(text) for text in (value if isinstance(value, list | tuple) else [value])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,56 +123,46 @@ class Benchmark:
     """One benchmark."""
 
     title: str
-    file: str
-    """Name of its file in a folder of local data."""
-    source: PublicSet
+    source: str
+    """Its data set of the Hugging Face hub."""
+    split: str
     count: int
     """Number of items."""
+    read: Callable[[Row], Reading | None] | None
+    """Reads a row. AIME and Game of 24 have their loaders instead."""
+    config: str | None = None
     subset: int | None = None
     """Number of items that AgentFlow evaluates on, if fewer."""
     asks_facts: bool = False
     """Whether most items need a search outside."""
-    read: Callable[[str, int, Row], Task | None] | None = None
-    """Function that makes a task from the benchmark's name, the number of the row and the row. AIME and Game of 24 have
-    their loaders instead."""
+    is_gated: bool = False
+    """Whether a login is needed, and its terms must be accepted."""
+    file: str = ""
+    """Name of its file in a folder of local data, if not NAME.jsonl."""
 
 
-def _flash_rag(title: str, file: str, config: str, split: str, count: int, subset: int | None = None) -> Benchmark:
-    source = PublicSet("RUC-NLPIR/FlashRAG_datasets", split, config)
-    return Benchmark(title, file, source, count, subset, asks_facts=True, read=read_short_answer)
-
+_flash_rag = partial(Benchmark, source="RUC-NLPIR/FlashRAG_datasets", read=read_short_answer, asks_facts=True)
 
 BENCHMARKS = {
-    "bamboogle": _flash_rag("Bamboogle", "bamboogle.jsonl", "bamboogle", "test", 125),
-    "2wiki": _flash_rag("2WikiMultihopQA", "2wiki.jsonl", "2wikimultihopqa", "dev", 12_576, 200),
-    "hotpotqa": _flash_rag("HotpotQA", "hotpotqa.jsonl", "hotpotqa", "dev", 7_405, 100),
-    "musique": _flash_rag("MuSiQue", "musique.jsonl", "musique", "dev", 2_417, 200),
+    "bamboogle": _flash_rag("Bamboogle", config="bamboogle", split="test", count=125),
+    "2wiki": _flash_rag("2WikiMultihopQA", config="2wikimultihopqa", split="dev", count=12_576, subset=200),
+    "hotpotqa": _flash_rag("HotpotQA", config="hotpotqa", split="dev", count=7_405, subset=100),
+    "musique": _flash_rag("MuSiQue", config="musique", split="dev", count=2_417, subset=200),
     "gaia": Benchmark(
         "GAIA, text only",
-        "gaia.jsonl",
-        PublicSet("gaia-benchmark/GAIA", "validation", "2023_all", gated=True),
-        count=127,
+        "gaia-benchmark/GAIA",
+        "validation",
+        127,
+        read_gaia,
+        "2023_all",
         asks_facts=True,
-        read=read_gaia,
+        is_gated=True,
     ),
-    "aime24": Benchmark("AIME 2024", "aime24.jsonl", PublicSet(PUBLIC_IDS["eval"], "train"), count=30),
-    "amc23": Benchmark("AMC 2023", "amc23.jsonl", PublicSet("math-ai/amc23", "test"), count=40, read=read_number),
-    "game24": Benchmark("Game of 24", "gameof24.jsonl", PublicSet(PUBLIC_ID, "train"), count=1_362, subset=300),
-    "gpqa": Benchmark(
-        "GPQA Diamond",
-        "gpqa.jsonl",
-        PublicSet("Idavidrein/gpqa", "train", "gpqa_diamond", gated=True),
-        count=198,
-        read=read_gpqa,
-    ),
-    "medqa": Benchmark(
-        "MedQA",
-        "medqa.jsonl",
-        PublicSet("GBaker/MedQA-USMLE-4-options", "test"),
-        count=1_273,
-        subset=200,
-        read=read_medqa,
-    ),
+    "aime24": Benchmark("AIME 2024", PUBLIC_IDS["eval"], "train", 30, None),
+    "amc23": Benchmark("AMC 2023", "math-ai/amc23", "test", 40, read_number),
+    "game24": Benchmark("Game of 24", PUBLIC_ID, "train", 1_362, None, subset=300, file="gameof24.jsonl"),
+    "gpqa": Benchmark("GPQA Diamond", "Idavidrein/gpqa", "train", 198, read_gpqa, config="gpqa_diamond", is_gated=True),
+    "medqa": Benchmark("MedQA", "GBaker/MedQA-USMLE-4-options", "test", 1_273, read_medqa, subset=200),
 }
 
 
@@ -202,7 +176,7 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
-    path = None if folder is None else folder / benchmark.file
+    path = None if folder is None else folder / (benchmark.file or f"{name}.jsonl")
     if path is not None and not path.is_file():
         raise FileNotFoundError(f"{benchmark.title} needs the file '{path}'; omit --data to download it")
     if name == "aime24":
@@ -210,28 +184,43 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     elif benchmark.read is None:
         tasks = load_game24(path)
     else:
-        rows = _public_rows(benchmark.source) if path is None else local_rows(path)
-        items = (benchmark.read(name, index, row) for index, row in enumerate(rows))
-        tasks = [task for task in items if task is not None]
+        tasks = _read_tasks(name, benchmark.read, _public_rows(benchmark) if path is None else local_rows(path))
     if len({task.id for task in tasks}) != len(tasks):
-        raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source.id}")
-    counts = [count for count in (benchmark.count, benchmark.subset) if count is not None]
-    if whole and len(tasks) not in counts:
+        raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source}")
+    if whole and len(tasks) not in (benchmark.count, benchmark.subset):
+        counts = " or ".join(str(count) for count in (benchmark.count, benchmark.subset) if count)
         raise ValueError(
-            f"{benchmark.title}: expected {' or '.join(map(str, counts))} items, found {len(tasks)} in "
-            f"{path or benchmark.source.id}; use the original file, or --part for a part of it"
+            f"{benchmark.title}: expected {counts} items, found {len(tasks)} in {path or benchmark.source}; use the "
+            "original file, or --part for a part of it"
         )
     return tasks
 
 
-def _public_rows(source: PublicSet) -> list[Row]:
+def _read_tasks(name: str, read: Callable[[Row], Reading | None], rows: Sequence[Row]) -> list[Task]:
+    tasks = []
+    for index, row in enumerate(rows):
+        try:
+            reading = read(row)
+        except ValueError as error:
+            raise ValueError(f"{name} row {index}: {error}") from None
+        if reading is None:
+            continue
+        question, answer = reading
+        if not answer:
+            raise ValueError(f"{name} row {index} has no reference answer")
+        id = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
+        tasks.append(Task(id=f"{id}", dataset=name, question=question, answer=answer))
+    return tasks
+
+
+def _public_rows(benchmark: Benchmark) -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return list(load_dataset(source.id, source.config, split=source.split))
+        return list(load_dataset(benchmark.source, benchmark.config, split=benchmark.split))
     except Exception as error:
-        gated = "; it is gated: accept its terms and log in to the hub first" if source.gated else ""
+        gated = "; it is gated: accept its terms and log in to the hub first" if benchmark.is_gated else ""
         raise ValueError(
-            f"the public data set {source.id} could not be loaded ({type(error).__name__}){gated}; "
+            f"the public data set {benchmark.source} could not be loaded ({type(error).__name__}){gated}; "
             "or set --data to a folder with its file"
         ) from error

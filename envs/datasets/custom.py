@@ -2,11 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from configs.envs import OwnDatasetConfig
 from configs.errors import listed, whole_letters
@@ -30,16 +30,8 @@ PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
 
 AnyPart = TypeVar("AnyPart", bound=str)
 
-
-def load_file(dataset: str, path: Path | None, *, split: Split, as_written: bool = False) -> list[Task]:
-    """Return the tasks of one split of a file, in its order. Raises ValueError for an empty split."""
-    splits = file_tasks(dataset, path, as_written=as_written)
-    if not splits[split]:
-        raise ValueError(
-            f"{path}: none of its {sum(map(len, splits.values()))} rows is in the split '{split}'; add rows, or add "
-            'a field "split" with the value "train" or "eval" to every row'
-        )
-    return splits[split]
+_TAKEN = ("id", "answer", "split", "scorer")
+"""Columns with a meaning, besides the question."""
 
 
 def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Split, list[Task]]:
@@ -63,19 +55,11 @@ def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> 
         raise ValueError(f"{dataset!r} reads a custom file: set envs.data_path to it")
     rows = local_rows(path)
     tasks = [
-        _row_task(dataset, row, number, f"{path}, row {number}", "split", dataset == "own_text", as_written)
+        _row_task(dataset, row, f"{path}, row {number}", number, several=dataset == "own_text", as_written=as_written)
         for number, row in enumerate(rows, start=1)
     ]
-    _check_distinct("question", [" ".join(task.question.split()) for task in tasks], path)
-    _check_distinct("id", [task.id for task in tasks], path)
     named = [row.get("split") for row in rows]
-    is_hashed = all(name is None for name in named)
-    splits: dict[Split, list[Task]] = {split: [] for split in SPLITS}
-    for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
-        hashed = split_of(question_key(kept_with(task)))
-        splits[hashed if is_hashed else _named(name, SPLITS, f"{path}, row {number}")].append(task)
-    _check_disjoint(splits, path)
-    return splits
+    return _divided(tasks, named, SPLITS, lambda task: split_of(question_key(kept_with(task))), path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +68,8 @@ class CustomSources:
 
     datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
     """Data sets by name."""
+    path: Path | None = None
+    """File of CUSTOM_FILES, of AIME and of Game of 24."""
     scorer: str | None = None
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
@@ -94,6 +80,7 @@ class CustomSources:
     def of(cls, config: RunConfig) -> "CustomSources":
         return cls(
             datasets=config.envs.datasets,
+            path=Path(config.envs.data_path) if config.envs.data_path else None,
             scorer=config.reward.scorer,
             scoring_limit_s=config.reward.timeout_s,
             with_teacher=isinstance(config.cold_start, TeacherConfig),
@@ -105,12 +92,18 @@ class CustomSources:
         return task if scorer is None else replace(task, scorer=scorer, scoring_limit_s=self.scoring_limit_s)
 
     def tasks(self, name: str, part: Part) -> list[Task]:
-        """Return the tasks of one part of a data set. Raises ValueError and OwnCodeError."""
-        parts = module_tasks(name, self.datasets[name], self.with_teacher)
+        """Return the tasks of one part of a data set or file. Raises ValueError and OwnCodeError."""
+        if name in self.datasets:
+            source = f"envs.datasets.{name} ({self.datasets[name].source})"
+            parts = module_tasks(name, self.datasets[name], self.with_teacher)
+        else:
+            source = str(self.path)
+            by_split = file_tasks(name, self.path, as_written=self.scorer is not None)
+            parts = cast(Mapping[Part, list[Task]], by_split)
         if not parts[part]:
             raise ValueError(
-                f"envs.datasets.{name} ({self.datasets[name].source}) has {sum(map(len, parts.values()))} tasks and "
-                f"none for '{part}'; return more, or set 'split' to one of {listed(PARTS)} in every task"
+                f"{source} has {sum(map(len, parts.values()))} tasks and none for '{part}'; add some, or set 'split' "
+                f"to one of {listed(parts)} in every task"
             )
         return [self.scored(task) for task in parts[part]]
 
@@ -118,7 +111,6 @@ class CustomSources:
 NO_SOURCES = CustomSources()
 
 
-@lru_cache(maxsize=16)
 def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> Mapping[Part, list[Task]]:
     """Return all tasks of a function or of the hub by part; the source is read once per process.
 
@@ -131,41 +123,79 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
             two parts have the same question.
         OwnCodeError: The function fails or returns no tasks.
     """
+    tasks, named = read_source(name, config)
+
+    def part_for_training(task: Task) -> Part:
+        purpose = purpose_of(kept_with(task))
+        if purpose == "rl" or (purpose == "demonstrations" and not with_teacher):
+            return "train"
+        return purpose
+
+    def hashed(task: Task) -> Part:
+        return "eval" if split_of(question_key(kept_with(task))) == "eval" else part_for_training(task)
+
+    if config.eval_split:
+        named = [part or part_for_training(task) for part, task in zip(named, tasks, strict=True)]
+    return _divided(tasks, named, PARTS, hashed, config.source)
+
+
+@lru_cache(maxsize=16)
+def read_source(name: str, config: OwnDatasetConfig) -> tuple[list[Task], list[object]]:
+    """Return the tasks of a function or of the hub, and the `split` of each; raises as `module_tasks`."""
     rows = _hub_rows(name, config) if config.is_hub else _returned_rows(name, config)
     tasks = [_source_task(name, config, row, number) for number, row in enumerate(rows, start=1)]
-    _check_distinct("id", [task.id for task in tasks], config.source)
-    _check_distinct("question", [" ".join(task.question.casefold().split()) for task in tasks], config.source)
-    is_named = config.eval_split is None and any(task.metadata.get("split") for task in tasks)
-    parts: dict[Part, list[Task]] = {part: [] for part in PARTS}
-    part: Part
-    for number, task in enumerate(tasks, start=1):
-        split = task.metadata.get("split")
-        purpose = purpose_of(kept_with(task))
-        if is_named:
-            part = _named(split, PARTS, f"{config.source}, row {number}")
-        elif (split if config.eval_split else split_of(question_key(kept_with(task)))) == "eval":
-            part = "eval"
-        elif purpose == "prm":
-            part = "prm"
-        else:
-            part = "demonstrations" if purpose == "demonstrations" and with_teacher else "train"
-        metadata = {key: value for key, value in task.metadata.items() if key != "split"}
-        parts[part].append(replace(task, metadata=metadata))
-    _check_disjoint(parts, config.source)
-    return parts
+    columns = (row.metadata if isinstance(row, Task) else row for row in rows)
+    return tasks, [row.get("split") if isinstance(row, Mapping) else None for row in columns]
+
+
+def _divided(
+    tasks: Sequence[Task],
+    named: Sequence[object],
+    parts: Sequence[AnyPart],
+    hashed: Callable[[Task], AnyPart],
+    source: Path | str,
+) -> dict[AnyPart, list[Task]]:
+    """Return the tasks by the part that `named` gives to each, or else `hashed`.
+
+    Raises ValueError if ids or questions repeat, or if two parts share a question or a `kept_with`, whatever their
+    case, spacing or punctuation.
+    """
+    for what, values in (
+        ("id", [task.id for task in tasks]),
+        ("question", [" ".join(task.question.split()) for task in tasks]),
+    ):
+        if repeated := [value for value, times in Counter(values).items() if times > 1]:
+            raise ValueError(f"{source}: the {what} {repeated[0][:80]!r} is in several rows; keep one of them")
+    is_named = any(name not in (None, "") for name in named)
+    divided: dict[AnyPart, list[Task]] = {part: [] for part in parts}
+    seen: dict[str, tuple[AnyPart, Task]] = {}
+    for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
+        part = next((part for part in parts if part == name), None) if is_named else hashed(task)
+        if part is None:
+            raise ValueError(
+                f"{source}, row {number}: 'split' must be {listed(parts)} in every row or in none, got {name!r}"
+            )
+        other, same = seen.setdefault(question_key(kept_with(task)), (part, task))
+        if other != part:
+            raise ValueError(
+                f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', but they have the same question or "
+                "'kept_with', except for case, spacing or punctuation; keep one, or give both the same 'split'"
+            )
+        divided[part].append(task)
+    return divided
 
 
 def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
     key = f"envs.datasets.{name}.source"
     function = own_function(config.source, key=key, takes="")
     try:
-        returned = function()
-        rows = list(returned) if isinstance(returned, Iterable) else None
+        rows: list[object] = list(function())
     except Exception as error:
         raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
     if not rows:
-        what = "no task" if rows is not None else f"a {type(returned).__name__}"
-        raise OwnCodeError(f"{key}: '{config.source}' returned {what}; return a list or an iterator of tasks or tables")
+        raise OwnCodeError(
+            f"{key}: '{config.source}' returned nothing; return a list or an iterator of tasks or tables"
+        )
     return rows
 
 
@@ -227,41 +257,42 @@ def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) 
     if scorer is not None and not isinstance(scorer, str):
         raise ValueError(f"{place}: 'scorer' must be a text such as 'integer' or 'my_reward:score', got {scorer!r:.80}")
     if isinstance(row, Task):
-        question, _ = _question_of({"question": row.question}, place)
-        task = replace(
-            row,
-            id=f"{name}-{row.id}",  # two data sets may use the same ids
-            dataset=name,
-            question=question,
-            answer=_answer_of(row.answer, place, several=False, as_written=True),
-        )
+        columns = {"id": row.id, "question": row.question, "answer": row.answer}
+        metadata = {key: value for key, value in row.metadata.items() if key != "split"}
+        task = _row_task(name, columns, place, number, several=False, as_written=True)
+        task = replace(task, metadata=metadata, scoring_limit_s=row.scoring_limit_s)
     else:
         # Without a scorer reward.scorer scores it, a function that reads the text as it is written.
-        several, as_written = scorer in (None, "text"), scorer != "text"
-        task = _row_task(name, row, number, place, "scorer", several, as_written)
-    for key, value in task.metadata.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError, RecursionError):
-            raise ValueError(
-                f"{place}: '{key}' holds a {type(value).__name__}, which JSON cannot hold; use a text, a number or a "
-                "list of these"
-            ) from None
-    return replace(task, scorer=scorer)
+        task = _row_task(name, row, place, number, several=scorer in (None, "text"), as_written=scorer != "text")
+    task = replace(task, scorer=scorer)
+    try:
+        json.dumps(task.metadata)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{place}: the further columns must be texts, numbers or lists of these: {error}") from None
+    return task
 
 
 def _row_task(
-    name: str, row: Mapping[str, object], number: int, place: str, taken: str, several: bool, as_written: bool
+    name: str, row: Mapping[str, object], place: str, number: int, *, several: bool, as_written: bool
 ) -> Task:
-    """Return the task of a table; its `metadata` are all columns but question, answer, id and `taken`."""
+    """Return the task of a table; its `metadata` are all columns but question, answer, id, split and scorer.
+
+    `several` permits a list of accepted answers; `as_written` keeps the lines and spaces of an answer.
+    """
     question, column = _question_of(row, place)
-    row_id = number if row.get("id") is None else row["id"]
+    answer = row.get("answer")
+    answers = answer if isinstance(answer, list) and several else [answer]
+    if not answers or not all(map(_is_answer, answers)):
+        or_several = ", or a list of these" if several else ""
+        raise ValueError(f"{place}: 'answer' must be a text or an integer{or_several}, got {answer!r:.80}")
+    kept = as_written and not isinstance(answer, list)
     return Task(
-        id=f"{name}-{row_id}",
+        # Two data sets may use the same ids.
+        id=f"{name}-{number if row.get('id') is None else row['id']}",
         dataset=name,
         question=question,
-        answer=_answer_of(row.get("answer"), place, several=several, as_written=as_written),
-        metadata={key: value for key, value in row.items() if key not in ("id", "answer", taken, column)},
+        answer=str(answer) if kept else "\n".join(" ".join(str(accepted).split()) for accepted in answers),
+        metadata={key: value for key, value in row.items() if key not in (*_TAKEN, column)},
     )
 
 
@@ -286,43 +317,5 @@ def _question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
     return whole_letters(value), column
 
 
-def _answer_of(answer: object, place: str, *, several: bool, as_written: bool) -> str:
-    answers = answer if isinstance(answer, list) and several else [answer]
-    if not answers or not all(map(_is_answer, answers)):
-        or_several = ", or a list of these" if several else ""
-        raise ValueError(f"{place}: 'answer' must be a text or an integer{or_several}, got {answer!r:.80}")
-    if as_written and not isinstance(answer, list):
-        return str(answer)
-    return "\n".join(" ".join(str(accepted).split()) for accepted in answers)
-
-
 def _is_answer(value: object) -> bool:
     return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))
-
-
-def _named(name: object, parts: Sequence[AnyPart], place: str) -> AnyPart:
-    for part in parts:
-        if name == part:
-            return part
-    raise ValueError(f"{place}: 'split' must be {listed(parts)} in every row or in none, got {name!r}")
-
-
-def _check_distinct(name: str, values: list[str], source: Path | str) -> None:
-    [(value, times)] = Counter(values).most_common(1) or [("", 0)]
-    if times > 1:
-        raise ValueError(f"{source}: the {name} {value[:80]!r} is in {times} rows; keep one of them")
-
-
-def _check_disjoint(parts: Mapping[AnyPart, Sequence[Task]], source: Path | str) -> None:
-    """Check that no two parts share a question or a `kept_with`, whatever their case, spacing or punctuation."""
-    seen: dict[str, tuple[AnyPart, Task]] = {}
-    for part, tasks in parts.items():
-        for task in tasks:
-            other, same = seen.setdefault(question_key(kept_with(task)), (part, task))
-            if other != part:
-                group = task.metadata.get("kept_with")
-                shared = f"kept_with = {group!r:.80}" if group else "the question"
-                raise ValueError(
-                    f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', but they have the same {shared} "
-                    "except for case, spacing or punctuation; keep one of them, or give both the same 'split'"
-                )

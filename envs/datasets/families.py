@@ -42,22 +42,13 @@ class Item:
 
     name: str
     weight_kg: int
+    same_as: "Item | None" = None
+    """The goods that a link's passage names instead of a weight, to be searched next."""
 
     @property
     def passage(self) -> str:
-        return f"One crate of {self.name} weighs {self.weight_kg} kg."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """Goods whose passage names the goods to search next instead of a weight."""
-
-    name: str
-    item: Item
-
-    @property
-    def passage(self) -> str:
-        return f"One crate of {self.name} weighs as much as one crate of {self.item.name}."
+        weight = f"as much as one crate of {self.same_as.name}" if self.same_as else f"{self.weight_kg} kg"
+        return f"One crate of {self.name} weighs {weight}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +56,7 @@ class Goods:
     """One half of the catalogue. Its links lead to its items."""
 
     items: tuple[Item, ...]
-    links: tuple[Link, ...]
+    links: tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +65,13 @@ class Catalogue:
 
     train: Goods
     eval: Goods
-    distractors: tuple[str, ...]
-    """Passages that answer no question."""
-
-    def goods_of(self, split: Split) -> Goods:
-        return self.train if split == "train" else self.eval
 
     @property
     def passages(self) -> tuple[str, ...]:
-        items = (item.passage for half in (self.train, self.eval) for item in half.items)
-        links = (link.passage for half in (self.train, self.eval) for link in half.links)
-        return (*items, *links, *self.distractors)
+        """All passages; DISTRACTORS answer no question."""
+        halves = (self.train, self.eval)
+        goods = (*(half.items for half in halves), *(half.links for half in halves))
+        return (*(item.passage for items in goods for item in items), *DISTRACTORS)
 
 
 @cache
@@ -97,19 +84,19 @@ def build_catalogue() -> Catalogue:
         for goods in GOODS.split()
     ]
     train, held_out = (_half(items, split, rng) for split in SPLITS)
-    return Catalogue(train=train, eval=held_out, distractors=DISTRACTORS)
+    return Catalogue(train=train, eval=held_out)
 
 
 def _half(items: Sequence[Item], split: Split, rng: random.Random) -> Goods:
     # A link leads to the same goods of another material, so that no passage has both words of another link's name.
     kept = tuple(item for item in items if split_of(item.name) == split)
     names = (f"{material} {goods}" for goods in GOODS.split() for material in LINK_MATERIALS.split())
-    links = tuple(
-        Link(name=name, item=rng.choice([item for item in kept if item.name.split()[1] == name.split()[1]]))
-        for name in names
-        if split_of(name) == split
-    )
-    return Goods(items=kept, links=links)
+    links = []
+    for name in names:
+        if split_of(name) == split:
+            item = rng.choice([item for item in kept if item.name.split()[1] == name.split()[1]])
+            links.append(Item(name=name, weight_kg=item.weight_kg, same_as=item))
+    return Goods(items=kept, links=tuple(links))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,20 +127,20 @@ def _code(thought: str, source: str) -> PlanStep:
     return PlanStep(thought=thought, action="code", action_input=source)
 
 
-def _search(goods: Item | Link) -> PlanStep:
-    return PlanStep(thought="Find the weight.", action="search", action_input=goods.name)
+def answer_step(value: int, thought: str = "That is it.") -> PlanStep:
+    return PlanStep(thought=thought, action="answer", action_input=str(value))
 
 
-def _answer(value: int) -> PlanStep:
-    return PlanStep(thought="That is it.", action="answer", action_input=str(value))
-
-
-def _search_problem(goods: Sequence[Item | Link], *, question: str, thought: str, source: str, answer: int) -> Problem:
+def _search_problem(goods: Sequence[Item], *, question: str, thought: str, source: str, answer: int) -> Problem:
     """Return a problem that needs a search for each of the goods, then one code call."""
     return Problem(
         question=question,
         answer=answer,
-        plan=(*map(_search, goods), _code(thought, source), _answer(answer)),
+        plan=(
+            *(PlanStep(thought="Find the weight.", action="search", action_input=item.name) for item in goods),
+            _code(thought, source),
+            answer_step(answer),
+        ),
         keys=tuple(item.name for item in goods),
     )
 
@@ -198,7 +185,7 @@ def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     return Problem(
         question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
         answer=answer,
-        plan=(_code("Compute it.", shape.format(a=a, b=b, c=c)), _answer(answer)),
+        plan=(_code("Compute it.", shape.format(a=a, b=b, c=c)), answer_step(answer)),
         keys=(shape.format(a=low, b=high, c=c),),
     )
 
@@ -213,13 +200,24 @@ _LOOKUP_PHRASINGS = (
 
 def draw_lookup(rng: random.Random, goods: Goods) -> Problem:
     """Draw a load: the weight of one item must be found before it is multiplied."""
-    item, n = rng.choice(goods.items), rng.randint(11, 99)
+    return _load_problem(rng, [rng.choice(goods.items)])
+
+
+def draw_chain(rng: random.Random, goods: Goods) -> Problem:
+    """Draw a lookup whose first search is the only way to learn the goods of the second."""
+    link = rng.choice(goods.links)
+    return _load_problem(rng, [link, link.same_as or link])
+
+
+def _load_problem(rng: random.Random, found: Sequence[Item]) -> Problem:
+    """Draw the load of a number of crates of the first of the goods, which weigh as much as the last."""
+    n, weight_kg = rng.randint(11, 99), found[-1].weight_kg
     return _search_problem(
-        [item],
-        question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=item.name),
+        found,
+        question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=found[0].name),
         thought="Multiply both.",
-        source=f"{n}*{item.weight_kg}",
-        answer=n * item.weight_kg,
+        source=f"{n}*{weight_kg}",
+        answer=n * weight_kg,
     )
 
 
@@ -276,18 +274,6 @@ def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
     )
 
 
-def draw_chain(rng: random.Random, goods: Goods) -> Problem:
-    """Draw a lookup whose first search is the only way to learn the goods of the second."""
-    link, n = rng.choice(goods.links), rng.randint(11, 99)
-    return _search_problem(
-        [link, link.item],
-        question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=link.name),
-        thought="Multiply both.",
-        source=f"{n}*{link.item.weight_kg}",
-        answer=n * link.item.weight_kg,
-    )
-
-
 _BRANCH_PHRASINGS = (
     "Let x = {a} * {b}. If x is {condition}, give {then}, otherwise give {other}.",
     "Multiply {a} by {b} to get x. Is x {condition}? Then give {then}. If not, give {other}.",
@@ -322,7 +308,7 @@ def draw_branch(rng: random.Random, goods: Goods) -> Problem:
         plan=(
             _code("Compute x first.", f"x = {a}*{b}; x"),
             _code(f"x is {'' if met else 'not '}{condition}.", taken),
-            _answer(results[taken]),
+            answer_step(results[taken]),
         ),
         keys=(f"{min(a, b)}*{max(a, b)} {condition} {then} {other}",),
     )

@@ -1,7 +1,7 @@
 """Game of 24: hands of four numbers from 1 to 13 that + - * / and brackets can turn into 24."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement
@@ -36,7 +36,7 @@ def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]
         if len(tasks) == count:
             break
         if solve(hand) is not None:
-            tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand))
+            tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand, "game24"))
     if count is not None and len(tasks) < count:
         raise TooFewTasksError("game24", split, wanted=count, available=len(tasks))
     return tasks
@@ -46,19 +46,16 @@ def load_game24(path: Path | None = None) -> list[Task]:
     """Load all hands of a JSON Lines file with the fields id and numbers, or else of the public data set."""
     if path is not None:
         rows = local_rows(path)
-        for number, row in enumerate(rows, 1):
-            if not isinstance(row.get("numbers"), list):
-                raise ValueError(
-                    f"{path}, row {number}: 'game24' needs a list 'numbers' in each row; remove game24 from envs.mix, "
-                    "or set envs.data_path to a file of hands"
-                )
-        return _tasks_of(rows)
-    from datasets import load_dataset
+    else:
+        from datasets import load_dataset
 
-    tasks = _tasks_of(row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"])
-    if len(tasks) != PUBLIC_COUNT:
-        raise ValueError(f"{PUBLIC_ID} changed: expected {PUBLIC_COUNT} hands, found {len(tasks)}")
-    return tasks
+        rows = [row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"]]
+        if len(rows) != PUBLIC_COUNT:
+            raise ValueError(f"{PUBLIC_ID} changed: expected {PUBLIC_COUNT} hands, found {len(rows)}")
+    return [
+        _task(str(row.get("id", f"game24-{index}")), row.get("numbers"), path or PUBLIC_ID)
+        for index, row in enumerate(rows)
+    ]
 
 
 def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
@@ -66,22 +63,21 @@ def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
     return [task for task in tasks if _split_of_hand([int(n) for n in task.answer.split()]) == split]
 
 
-def _tasks_of(rows: Iterable[Mapping]) -> list[Task]:
-    return [_task(str(row.get("id", f"game24-{index}")), row["numbers"]) for index, row in enumerate(rows)]
-
-
-def _task(id: str, numbers: Sequence[int]) -> Task:
-    in_range = all(isinstance(n, int) and 1 <= n <= MAX_NUMBER for n in numbers)
-    if len(numbers) != HAND_SIZE or not in_range:
-        raise ValueError(f"{id}: need {HAND_SIZE} integers from 1 to {MAX_NUMBER}, got {numbers}")
+def _task(id: str, numbers: object, source: Path | str) -> Task:
+    hand = numbers if isinstance(numbers, list | tuple) else ()
+    if len(hand) != HAND_SIZE or not all(isinstance(n, int) and 1 <= n <= MAX_NUMBER for n in hand):
+        raise ValueError(
+            f"{source}, {id}: each row of 'game24' needs a list 'numbers' of {HAND_SIZE} integers from 1 to "
+            f"{MAX_NUMBER}, got {numbers!r:.80}"
+        )
     return Task(
         id=id,
         dataset="game24",
         question=(
-            f"Make {TARGET} from the numbers {', '.join(map(str, numbers))}. Use each number exactly once, "
+            f"Make {TARGET} from the numbers {', '.join(map(str, hand))}. Use each number exactly once, "
             "with + - * / and brackets. Answer with the expression."
         ),
-        answer=" ".join(map(str, numbers)),
+        answer=" ".join(map(str, hand)),
     )
 
 

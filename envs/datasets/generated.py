@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from envs.datasets.families import FAMILIES, PlanStep, build_catalogue
+from envs.datasets.families import FAMILIES, PlanStep, answer_step, build_catalogue
 from envs.datasets.rows import SPLITS, Purpose, Split, TooFewTasksError, purpose_of, split_of
 from envs.types import Task
 
@@ -29,14 +29,10 @@ class GeneratedTask:
 
 def generate(family: str, *, split: Split, index: int, seed: int) -> GeneratedTask:
     """Return the `index`-th task of a family; the same arguments give the same task in every process."""
-    if family not in FAMILIES:
-        raise ValueError(f"unknown family {family!r}; known families: {', '.join(FAMILIES)}")
-    if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}; known splits: {', '.join(SPLITS)}")
     # Random hashes a string with SHA-512, so that (seed=0, index=1) and (seed=1, index=0) give unrelated sequences; a
     # sum of both would give the same one.
     rng = random.Random(f"{family}|{split}|{seed}|{index}")
-    goods = build_catalogue().goods_of(split)
+    goods = build_catalogue().train if split == "train" else build_catalogue().eval
     problem = FAMILIES[family](rng, goods)
     while any(split_of(key) != split for key in problem.keys):
         problem = FAMILIES[family](rng, goods)
@@ -142,7 +138,7 @@ def _careless(plan: Plan, rng: random.Random) -> Plan:
 def _guess(plan: Plan, rng: random.Random) -> Plan:
     gold = int(plan[-1].action_input)
     error = rng.choice((-1, 1)) * rng.randint(1, 9) * rng.choice((1, 10, 100))
-    return (_answer("I guess.", gold + error),)
+    return (answer_step(gold + error, "I guess."),)
 
 
 def _wrong_operator(plan: Plan, rng: random.Random) -> Plan:
@@ -165,10 +161,10 @@ def _stop_early(plan: Plan, rng: random.Random) -> Plan:
     """Answer with an intermediate result: the weight found by the searches, or the load of the first item."""
     code = plan[-2].action_input
     if "x" in code:
-        return (*plan[:1], _answer("That is it.", result_of(plan[0].action_input, {})))
+        return (*plan[:1], answer_step(result_of(plan[0].action_input, {})))
     part = re.search(r"\d+[-+*]\d+", code)
     if part is None or part.group() == code:
-        return (*plan[:-2], _answer("That is it.", int(code.rpartition("*")[2])))
+        return (*plan[:-2], answer_step(int(code.rpartition("*")[2])))
     return _with_code(plan[:1] if len(plan) > 2 else (), part.group(), thought="This is enough.")
 
 
@@ -178,11 +174,7 @@ def _with_code(done: Plan, code: str, *, thought: str) -> Plan:
         if step.action == "code":
             result_of(step.action_input, names)
     call = PlanStep(thought=thought, action="code", action_input=code)
-    return (*done, call, _answer("That is it.", result_of(code, names)))
-
-
-def _answer(thought: str, value: int) -> PlanStep:
-    return PlanStep(thought=thought, action="answer", action_input=str(value))
+    return (*done, call, answer_step(result_of(code, names)))
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {

@@ -32,12 +32,11 @@ _PURPOSES: tuple[Purpose, ...] = ("rl", "rl", "demonstrations", "prm")
 class TooFewTasksError(ValueError):
     """More tasks were requested than a data set has."""
 
-    available: int
-    """Number of tasks that the data set has."""
-
     def __init__(self, dataset: str, split: Split, *, wanted: int, available: int) -> None:
-        super().__init__(f"{dataset!r} has {available} {split} tasks, but {wanted} are needed")
-        self.available = available
+        lower = "evaluation.num_tasks" if split == "eval" else "their number"
+        super().__init__(
+            f"{dataset!r} has {available} {split} tasks, but {wanted} are needed; lower {lower} or add rows"
+        )
 
 
 def split_of(key: str) -> Split:
@@ -72,7 +71,13 @@ def question_key(question: str) -> str:
 def local_rows(path: Path) -> list[Row]:
     """Read a JSON Lines or a Parquet file. Raises ValueError for any other content."""
     if path.suffix == ".parquet":
-        return _parquet_rows(path)
+        import pyarrow
+        from pyarrow.parquet import read_table
+
+        try:
+            return plain_rows(read_table(path))
+        except pyarrow.ArrowInvalid as error:
+            raise ValueError(f"{path} is not a Parquet file: {reason(error)}") from None
     try:
         # Some editors write a byte order mark before the first line.
         lines = path.read_text(encoding="utf-8-sig").split("\n")
@@ -90,35 +95,14 @@ def local_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _parquet_rows(path: Path) -> list[Row]:
-    import pyarrow
-    from pyarrow.parquet import read_table
-
-    try:
-        return plain_rows(read_table(path))
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path} is not a Parquet file: {reason(error)}") from None
-
-
 def plain_rows(table: "pyarrow.Table") -> list[Row]:
     """Return the rows of a table as JSON values.
 
     Dates and decimals become texts. Empty values, and values that JSON cannot hold such as pictures, are left out.
     """
-    return [
-        {name: plain for name, value in row.items() if (plain := _plain(value)) is not None}
-        for row in table.to_pylist()
-    ]
+    text = json.dumps(table.to_pylist(), default=_as_text)
+    return [{name: value for name, value in row.items() if value is not None} for row in json.loads(text)]
 
 
-def _plain(value: object) -> object:
-    try:
-        return json.loads(json.dumps(value, default=_as_text))
-    except TypeError:
-        return None
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, date | time | Decimal):
-        return str(value)
-    raise TypeError
+def _as_text(value: object) -> str | None:
+    return str(value) if isinstance(value, date | time | Decimal) else None

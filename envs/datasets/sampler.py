@@ -8,19 +8,18 @@ from pathlib import Path
 
 from configs.envs import EnvsConfig
 from configs.learner import FileConfig, TeacherConfig
-from configs.reward import CollectConfig
 from configs.run import RunConfig
 from envs.datasets import game24
-from envs.datasets.aime import load_aime, load_aime_without_leaks
+from envs.datasets.aime import load_aime
 from envs.datasets.benchmarks import names_its_form, stem_of
-from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, load_file, module_tasks
+from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, module_tasks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.rows import Purpose, Split, TooFewTasksError, kept_with, question_key
-from envs.leakage import write_leak_report
+from envs.leakage import find_leaks
 from envs.types import Task
 
-BUILT_IN = (*FAMILIES, "game24", game24.PUBLIC_ID, "aime", *CUSTOM_FILES)
+BUILT_IN = (*FAMILIES, "game24", "aime", *CUSTOM_FILES)
 """Names of data sets that need no table `envs.datasets.NAME`."""
 BLOCK = 1000
 """Number of consecutive ordinals in which each data set comes exactly as often as its share."""
@@ -28,60 +27,41 @@ EVALUATION_SEED_OFFSET = 1_000_000
 
 
 def load_tasks(
-    dataset: str,
-    *,
-    split: Split,
-    count: int | None,
-    seed: int,
-    path: Path | None = None,
-    custom: CustomSources = NO_SOURCES,
+    dataset: str, *, split: Split, count: int | None, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
-    """Return `count` different tasks of one split, or all for None; the same arguments give the same tasks.
+    """Return `count` different tasks of one split of a finite data set, or all for None; the same for the same seed.
 
-    Args:
-        path: A local file for "game24" (generated without it), for "aime" (downloaded without it), and for custom
-            files, which need it.
-        custom: The custom data sets and the scorer of a recipe.
+    The file of `custom` is used for "game24" (generated without it), for "aime" (downloaded without it), and for custom
+    files, which need it.
 
     Raises:
         TooFewTasksError: The data set has fewer tasks.
         ValueError: The data set is unknown or cannot be read.
         OwnCodeError: The function of a custom data set fails.
     """
-    if dataset in FAMILIES:
-        if path is not None:
-            raise ValueError(f"{dataset!r} is generated and reads no file, got path={str(path)!r}")
-        if count is None:
-            raise ValueError(f"{dataset!r} has no end: set the number of tasks")
-        generated = sample_tasks({dataset: 1.0}, split=split, count=count, seed=seed)
-        return [custom.scored(drawn.task) for drawn in generated]
-    if dataset == "game24" and path is None:
+    if dataset == "game24" and custom.path is None:
         tasks = game24.generate_game24(split=split, count=count, seed=seed)
+        return [custom.scored(task) for task in tasks]
+    if dataset in (*custom.datasets, *CUSTOM_FILES):
+        tasks = custom.tasks(dataset, split)
+    elif dataset == "aime":
+        tasks = load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
+    elif dataset == "game24":
+        tasks = game24.of_split(game24.load_game24(custom.path), split)
     else:
-        tasks = _all_tasks(dataset, split, path, custom)
-        count = len(tasks) if count is None else count
-        if count > len(tasks):
-            raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
-        tasks = random.Random(f"pick|{seed}").sample(tasks, count)
-    return [custom.scored(task) for task in tasks]
-
-
-def _all_tasks(dataset: str, split: Split, path: Path | None, custom: CustomSources) -> list[Task]:
-    if dataset in custom.datasets:
-        return custom.tasks(dataset, split)
-    if dataset in CUSTOM_FILES:
-        return load_file(dataset, path, split=split, as_written=custom.scorer is not None)
-    if dataset == "aime" and split == "eval":
-        return load_aime(path, split="eval")
-    if dataset == "aime":
-        # A local file may hold the training problems alone.
-        questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
-        return load_aime_without_leaks(path, test_questions=questions)[0]
-    if dataset not in ("game24", game24.PUBLIC_ID):
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
-    if dataset == game24.PUBLIC_ID and path is not None:
-        raise ValueError(f"{game24.PUBLIC_ID!r} is downloaded; use 'game24' for a local file")
-    return game24.of_split(game24.load_game24(path), split)
+    count = len(tasks) if count is None else count
+    if count > len(tasks):
+        raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
+    return [custom.scored(task) for task in random.Random(f"pick|{seed}").sample(tasks, count)]
+
+
+def _aime_without_leaks(path: Path | None) -> list[Task]:
+    # A local file may hold the training problems alone.
+    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
+    tasks = load_aime(path, split="train")
+    leaks = set(find_leaks([(task.id, task.question) for task in tasks], questions))
+    return [task for task in tasks if task.id not in leaks]
 
 
 class FixedShares:
@@ -131,14 +111,12 @@ class TaskSampler:
     no task repeats before all tasks were drawn. Raises ValueError as `FixedShares` and `load_tasks`.
     """
 
-    def __init__(
-        self, mix: Mapping[str, float], *, seed: int, path: Path | None = None, custom: CustomSources = NO_SOURCES
-    ) -> None:
+    def __init__(self, mix: Mapping[str, float], *, seed: int, custom: CustomSources = NO_SOURCES) -> None:
         self._shares = FixedShares(mix, seed=seed)
         self._seed = seed
         self._custom = custom
         self._finite = {
-            name: load_tasks(name, split="train", count=None, seed=seed, path=path, custom=custom)
+            name: load_tasks(name, split="train", count=None, seed=seed, custom=custom)
             for name in self._shares.names
             if name not in FAMILIES
         }
@@ -165,35 +143,19 @@ def _round(name: str, size: int, seed: int, number: int) -> tuple[int, ...]:
 
 def training_tasks(config: RunConfig) -> TaskSampler:
     """Return the training tasks of a recipe."""
-    path, custom = _path_of(config.envs), CustomSources.of(config)
-    return TaskSampler(config.envs.mix, seed=config.seed, path=path, custom=custom)
-
-
-def _path_of(envs: EnvsConfig) -> Path | None:
-    return Path(envs.data_path) if envs.data_path else None
+    return TaskSampler(config.envs.mix, seed=config.seed, custom=CustomSources.of(config))
 
 
 def held_out_tasks(
-    mix: Mapping[str, float], *, count: int, seed: int, path: Path | None = None, custom: CustomSources = NO_SOURCES
+    mix: Mapping[str, float], *, count: int, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
     """Return `count` evaluation tasks in the shares of `mix`; none can occur in training. Raises ValueError."""
     quotas = shared_out(mix, count)
     tasks = [custom.scored(task) for task in _generated(quotas, split="eval", seed=seed)]
     for name, quota in quotas.items():
         if name not in FAMILIES:
-            try:
-                tasks += load_tasks(name, split="eval", count=quota, seed=seed, path=path, custom=custom)
-            except TooFewTasksError as error:
-                most = _largest_count(mix, name, error.available, below=count)
-                advice = [f"set evaluation.num_tasks={most}"] * (most > 0) + ["add rows"] * (path is not None)
-                raise ValueError(f"{error}; {' or '.join(advice)}") from error
+            tasks += load_tasks(name, split="eval", count=quota, seed=seed, custom=custom)
     return tasks
-
-
-def _largest_count(mix: Mapping[str, float], name: str, available: int, *, below: int) -> int:
-    """Return the largest number of tasks, less than `below`, for which a data set has enough tasks."""
-    first = min(below - 1, int((available + 1) * sum(mix.values()) / mix[name]))
-    return next(count for count in range(first, -1, -1) if shared_out(mix, count)[name] <= available)
 
 
 def _generated(quotas: Mapping[str, int], *, split: Split, seed: int, purpose: Purpose | None = None) -> list[Task]:
@@ -210,7 +172,6 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
         config.evaluation_mix,
         count=config.evaluation.num_tasks,
         seed=config.seed + EVALUATION_SEED_OFFSET,
-        path=_path_of(config.envs),
         custom=CustomSources.of(config),
     )
 
@@ -262,66 +223,52 @@ def _teacher_tasks(mix: Mapping[str, float], custom: CustomSources, *, count: in
 
 
 def collection_tasks(
-    envs: EnvsConfig, collect: CollectConfig, *, seed: int, leak_report: Path | None, custom: CustomSources = NO_SOURCES
+    mix: Mapping[str, float], *, count: int, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
-    """Return `collect.num_tasks` training tasks in the shares of the mix, fewer where a data set has no more.
+    """Return `count` training tasks for a PRM in the shares of `mix`, fewer where a data set has no more.
 
-    Neither RL nor the demonstrations draw the generated tasks, and RL does not draw those of custom sources. AIME
-    problems that leak the evaluation's questions are dropped, and listed in `leak_report`. Raises ValueError for a data
-    set that cannot be read.
+    Neither RL nor the demonstrations draw the generated tasks, and RL does not draw those of custom sources. Raises
+    ValueError for a data set that cannot be read.
     """
-    path = _path_of(envs)
-    quotas = {name: count for name, count in shared_out(envs.mix, collect.num_tasks).items() if count}
+    quotas = {name: quota for name, quota in shared_out(mix, count).items() if quota}
     tasks = _generated(quotas, split="train", seed=seed, purpose="prm")
     for name in (name for name in quotas if name not in FAMILIES):
         if name in custom.datasets:
             available = custom.tasks(name, "prm")
-        elif name == "aime":
-            available = _aime_without_leaks(path, leak_report)
         else:
-            available = load_tasks(name, split="train", count=None, seed=seed, path=path, custom=custom)
+            available = load_tasks(name, split="train", count=None, seed=seed, custom=custom)
         tasks += _at_most(available, quotas[name], seed)
     return [custom.scored(task) for task in tasks]
-
-
-def _aime_without_leaks(path: Path | None, leak_report: Path | None) -> list[Task]:
-    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
-    tasks, checks = load_aime_without_leaks(path, test_questions=questions)
-    if leak_report is not None:
-        write_leak_report(leak_report, checks, questions)
-    return tasks
 
 
 def _at_most(tasks: list[Task], count: int, seed: int) -> list[Task]:
     return random.Random(f"collect|{seed}").sample(tasks, min(count, len(tasks)))
 
 
-def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig, *, with_teacher: bool = False) -> list[Task]:
+def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
     """Return the tasks that training on the mix of `envs` cannot ask, in their order.
 
-    The questions of generated families are never equal to those of other data sets. `with_teacher` does not change the
-    result, but reuses the data sets that a run with a teacher has loaded. Raises ValueError and OSError as
+    The questions of generated families are never equal to those of other data sets. Raises ValueError and OSError as
     `load_tasks`.
     """
-    names = [name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES]
-    trained = [task for name in names for task in _trained_on(name, envs, with_teacher)]
+    path = Path(envs.data_path) if envs.data_path else None
+    trained: list[Task] = []
+    for name in (name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES):
+        if name in envs.datasets:
+            # RL, a teacher or a PRM uses each part that is not held out.
+            parts = module_tasks(name, envs.datasets[name])
+            trained += [task for part, tasks_of in parts.items() if part != "eval" for task in tasks_of]
+        elif name in CUSTOM_FILES:
+            trained += file_tasks(name, path)["train"]
+        else:
+            trained += load_tasks(name, split="train", count=None, seed=0, custom=CustomSources(path=path))
     keys = {key for task in trained for key in (_task_key(task), _stem_key(task))}
-    return [task for task in tasks if keys.isdisjoint(_held_out_keys(task))]
-
-
-def _trained_on(name: str, envs: EnvsConfig, with_teacher: bool) -> list[Task]:
-    if name in envs.datasets:
-        # RL, a teacher or a PRM uses each part that is not held out.
-        parts = module_tasks(name, envs.datasets[name], with_teacher)
-        return [task for part, tasks in parts.items() if part != "eval" for task in tasks]
-    if name in CUSTOM_FILES:
-        return file_tasks(name, _path_of(envs))["train"]
-    return load_tasks(name, split="train", count=None, seed=0, path=_path_of(envs))
-
-
-def _held_out_keys(task: Task) -> set[str]:
     # Custom data does not have the options and the form of the answer that benchmarks add to a question.
-    return {_task_key(task), *([_stem_key(task)] if names_its_form(task.question) else [])}
+    return [
+        task
+        for task in tasks
+        if _task_key(task) not in keys and not (names_its_form(task.question) and _stem_key(task) in keys)
+    ]
 
 
 def _stem_key(task: Task) -> str:

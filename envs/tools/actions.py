@@ -9,7 +9,7 @@ from configs.backend import ServerConfig
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.errors import UserError
 from envs.sandbox import Sandbox
-from envs.tools.http import RequestError, Service, ServiceLimits
+from envs.tools.http import Service, ServiceLimits
 from envs.types import ToolResult, ToolUnavailableError
 
 MAX_PROMPT_CHARS = 8000
@@ -86,20 +86,12 @@ def build_ask(config: ServerConfig | None, limits: ServiceLimits, own_model: Ask
     key = ""
     if variable := config.api_key_env:
         key = required_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
-    service = Service("base_generator", config.base_url, limits, key=key)
+    service = Service("base_generator", config.base_url, limits, key=key, advice="check envs.base_generator")
 
     async def attempt(prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]
         body = {"model": config.model, "messages": messages, "temperature": 0, "max_tokens": BASE_GENERATOR_TOKENS}
-        try:
-            reply = await service.send("POST", "/chat/completions", body=body)
-        except RequestError as error:
-            if error.status is None or error.passing:
-                raise
-            raise RequestError(f"{error}; check envs.base_generator", status=error.status) from None
-        try:
-            return str(reply["choices"][0]["message"]["content"] or "")
-        except (LookupError, TypeError):
-            raise RequestError("status 200 without a chat completion") from None
+        reply = await service.send("POST", "/chat/completions", body=body)
+        return str(reply["choices"][0]["message"]["content"] or "")
 
     return lambda prompt: service.ask(lambda: attempt(prompt))

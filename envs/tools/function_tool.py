@@ -9,7 +9,6 @@ accept the schema; `null` selects the default.
 import inspect
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -27,13 +26,6 @@ _SUPPORTED = "str, int, float, bool, Literal, a list or Optional of these"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Argument:
-    schema: Schema
-    type: TypeAdapter[object]
-    has_default: bool
-
-
 class FunctionTool:
     """A function as a tool, shared by all episodes.
 
@@ -46,8 +38,13 @@ class FunctionTool:
         self.name = name
         self._function = function
         self._signature = signature
-        self._arguments = {parameter.name: _argument(parameter) for parameter in signature.parameters.values()}
-        self._takes_text = [argument.schema for argument in self._arguments.values()] == [{"type": "string"}]
+        parameters = signature.parameters.values()
+        self._schemas = {parameter.name: _schema_of(parameter) for parameter in parameters}
+        self._types: dict[str, TypeAdapter[object]] = {
+            parameter.name: TypeAdapter(parameter.annotation) for parameter in parameters
+        }
+        self._defaults = {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
+        self._takes_text = list(self._schemas.values()) == [{"type": "string"}]
         summary = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
         if not summary:
             raise TypeError("has no docstring; the planner reads there what the tool does")
@@ -60,8 +57,8 @@ class FunctionTool:
             return None
         return {
             "type": "object",
-            "properties": {name: argument.schema for name, argument in self._arguments.items()},
-            "required": list(self._arguments),
+            "properties": self._schemas,
+            "required": list(self._schemas),
             "additionalProperties": False,
         }
 
@@ -90,7 +87,7 @@ class FunctionTool:
 
     def _parsed(self, text: str) -> dict[str, object]:
         if self._takes_text:
-            return dict.fromkeys(self._arguments, text)
+            return dict.fromkeys(self._schemas, text)
         try:
             values = in_whole_letters(json.loads(text))
         except (ValueError, RecursionError):
@@ -103,30 +100,30 @@ class FunctionTool:
             raise ValueError(str(error)) from None
         parsed = {}
         for name, value in values.items():
-            argument = self._arguments[name]
-            if value is None and argument.has_default:
+            if value is None and name in self._defaults:
                 continue
             try:
-                parsed[name] = argument.type.validate_python(value, strict=True)
+                parsed[name] = self._types[name].validate_python(value, strict=True)
             except ValidationError as error:
                 raise ValueError(f"{name}: {error.errors()[0]['msg']}") from None
         return parsed
 
 
-def _argument(parameter: inspect.Parameter) -> _Argument:
+def _schema_of(parameter: inspect.Parameter) -> Schema:
     if parameter.kind not in _NAMED:
         raise TypeError(f"argument '{parameter.name}' is {parameter.kind.description}; name each argument")
-    if parameter.annotation is parameter.empty:
-        raise TypeError(f"argument '{parameter.name}' has no type; write one of {_SUPPORTED}")
     schema = _schema(parameter.annotation)
     if schema is None:
-        shown = inspect.formatannotation(parameter.annotation)
+        shown = (
+            "without a type"
+            if parameter.annotation is parameter.empty
+            else inspect.formatannotation(parameter.annotation)
+        )
         raise TypeError(f"argument '{parameter.name}' is {shown}; write one of {_SUPPORTED}")
-    has_default = parameter.default is not parameter.empty
     null = {"type": "null"}
-    if has_default and null not in schema.get("anyOf", ()):
-        schema = {"anyOf": [schema, null]}
-    return _Argument(schema=schema, type=TypeAdapter(parameter.annotation), has_default=has_default)
+    if parameter.default is not parameter.empty and null not in schema.get("anyOf", ()):
+        return {"anyOf": [schema, null]}
+    return schema
 
 
 def _schema(kind: object) -> Schema | None:
@@ -162,14 +159,10 @@ def function_tool(name: str, config: ToolConfig) -> FunctionTool | None:
     if inspect.isclass(function):
         return None
     try:
-        try:
-            # Evaluates annotations that are written as texts.
-            signature = inspect.signature(function, eval_str=True)
-        except Exception as error:
-            raise TypeError(f"its types cannot be read: {type(error).__name__}: {error}") from None
-        return FunctionTool(name, function, signature)
-    except TypeError as error:
-        raise UserError(f"{place}: '{config.source}': {error}") from None
+        # Evaluates annotations that are written as texts.
+        return FunctionTool(name, function, inspect.signature(function, eval_str=True))
+    except Exception as error:
+        raise UserError(f"{place}: '{config.source}': {type(error).__name__}: {error}") from None
 
 
 def function_schemas(config: EnvsConfig) -> dict[str, Schema]:
@@ -180,61 +173,48 @@ def function_schemas(config: EnvsConfig) -> dict[str, Schema]:
 
 def own_descriptions(config: EnvsConfig) -> dict[str, str]:
     """Return the descriptions of the switched-on custom tools by action, without making a tool; raises UserError."""
-    return {name: _description(name, config.tools[name]) for name in config.actions if name in config.tools}
-
-
-def _description(name: str, config: ToolConfig) -> str:
-    if config.is_mcp:
-        return config.description
-    if function := function_tool(name, config):
-        return function.description
-    description = getattr(load_own(config.source, key=f"envs.tools.{name}", kind="class"), "description", None)
-    # A class may set it for its instances only.
-    return description if isinstance(description, str) else "a custom tool"
+    descriptions = {}
+    for name, tool in ((name, config.tools[name]) for name in config.actions if name in config.tools):
+        if tool.is_mcp:
+            described: object = tool
+        else:
+            described = function_tool(name, tool) or load_own(tool.source, key=f"envs.tools.{name}", kind="class")
+        description = getattr(described, "description", None)
+        # A class may set it for its instances only.
+        descriptions[name] = description if isinstance(description, str) else "a custom tool"
+    return descriptions
 
 
 def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
-    """Return a function that makes the tool for one episode.
+    """Return a function that makes the tool of a class or an MCP server for one episode.
 
-    Args:
-        name: The action.
-        config: The class or the MCP server.
-        time_limit_s: Limit of one call to an MCP server.
-        max_chars: Limit of a result that the planner reads.
-
-    Raises:
-        UserError: If the class cannot be loaded or the address of the server is wrong.
+    The limits are those of one call to an MCP server. Raises UserError if the class cannot be loaded or the server's
+    key is missing.
     """
     if not config.is_mcp:
         return load_own(config.source, key=f"envs.tools.{name}", kind="class")
-    from envs.tools.mcp import McpAddress, McpKey, McpLimits, McpTool
+    from envs.tools.mcp import McpTool
 
-    try:
-        address = McpAddress.parse(config.source)
-    except ValueError as error:
-        raise UserError(f"envs.tools.{name}: {error}") from None
     key = None
     if variable := config.api_key_env:
-        key = McpKey(variable, required_key(name, variable, f"or leave envs.tools.{name}.api_key_env out"))
-    # The block list sees only the text that is left after this cut.
-    limits = McpLimits(time_limit_s=time_limit_s, max_chars=max(McpLimits().max_chars, max_chars))
-    return partial(McpTool, address, name=name, description=config.description, key=key, limits=limits)
+        key = variable, required_key(name, variable, f"or leave envs.tools.{name}.api_key_env out")
+    make = partial(McpTool, config.source, name=name, description=config.description)
+    return lambda: make(key=key, time_limit_s=time_limit_s, max_chars=max_chars)
 
 
 def check_custom_tool(name: str, tool: Any) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
-    kind, place = type(tool).__name__, f"envs.tools.{name}"
-    method = "`async def call(self, arguments)`"
-    missing = [part for part in ("name", "description", "call") if not hasattr(tool, part)]
-    if missing:
-        raise UserError(f"{place}: {kind} has no `{missing[0]}`; a tool is a class with name, description and {method}")
-    if tool.name != name:
-        raise UserError(f"{place}: the tool is named '{tool.name}'; use that name in the recipe")
-    if not inspect.iscoroutinefunction(tool.call):
-        raise UserError(f"{place}: `call` of {kind} is not async; write {method}")
+    place = f"envs.tools.{name}"
+    call: Any = getattr(tool, "call", None)
+    if getattr(tool, "name", None) != name:
+        raise UserError(f"{place}: the tool has no name or another one; use the same name in the recipe")
     try:
-        inspect.signature(tool.call).bind("")
-    except TypeError as error:
+        inspect.signature(call).bind("")
+        is_tool = hasattr(tool, "description") and inspect.iscoroutinefunction(call)
+    except TypeError:
+        is_tool = False
+    if not is_tool:
         raise UserError(
-            f"{place}: `call` of {kind} must take one text, the planner's action_input ({error}); write {method}"
-        ) from None
+            f"{place}: {type(tool).__name__} is not a tool; write a class with name, description and "
+            "`async def call(self, arguments)`, which takes the planner's action_input"
+        )

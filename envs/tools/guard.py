@@ -1,20 +1,17 @@
-"""Wrappers around every tool that returns outside text: a block list, a cache, marks of foreign text, a recording."""
+"""Wrappers around every tool that returns outside text: a block list, a cache, and marks of foreign text."""
 
 import asyncio
-import fcntl
 import json
 import os
-import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import httpx
 
-from configs.errors import UserError, reason, unwritable, whole_letters
+from configs.errors import reason, whole_letters
 from envs.leakage import word_grams
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
@@ -67,54 +64,41 @@ def read_questions(path: Path) -> list[str]:
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the questions to block cannot be read from '{path}': {reason(error)}") from None
-    questions = []
-    for number, line in enumerate(lines, 1):
-        try:
-            questions.append(str(json.loads(line)["question"]) if line.startswith("{") else line)
-        except (ValueError, KeyError):
-            raise ValueError(f"line {number} of '{path}' is not a JSON object with the field 'question'") from None
+        questions = [str(json.loads(line)["question"]) if line.startswith("{") else line for line in lines]
+    except (OSError, ValueError, KeyError) as error:
+        problem = f"the questions to block cannot be read from '{path}'"
+        raise ValueError(f"{problem}, plain or as JSON with the field 'question': {reason(error)}") from None
     return [question for question in questions if question.strip()]
 
 
 class CachedTool:
-    """A cache in front of a tool. Equal calls share one answer for `max_age_s`, and one request while it is running.
+    """A cache in front of a tool: equal calls share one answer, and one request while it is running.
 
     Failures are not cached. Above `max_entries` the least recently used answer is dropped.
     """
 
-    def __init__(self, tool: Tool, *, max_entries: int, max_age_s: float) -> None:
+    def __init__(self, tool: Tool, *, max_entries: int) -> None:
         self.name = tool.name
         self.description = tool.description
         self._tool = tool
         self._max_entries = max_entries
-        self._max_age_s = max_age_s
-        self._entries: OrderedDict[str, tuple[ToolResult, float]] = OrderedDict()
-        self._running: dict[str, asyncio.Task[ToolResult]] = {}
+        self._answers: OrderedDict[str, asyncio.Future[ToolResult]] = OrderedDict()
 
     async def call(self, arguments: str) -> ToolResult:
         key = arguments.strip()
-        result, expires = self._entries.get(key, (None, 0.0))
-        if result is not None and expires > time.monotonic():
-            self._entries.move_to_end(key)
-            return result
-        task = self._running.get(key)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._ask(key))
-            self._running[key] = task
-            task.add_done_callback(lambda _: self._running.pop(key, None))
+        if key not in self._answers:
+            answer = self._answers[key] = asyncio.ensure_future(self._tool.call(key))
+            answer.add_done_callback(lambda done: self._drop_failure(key, done))
+            while len(self._answers) > self._max_entries:
+                self._answers.popitem(last=False)
+        self._answers.move_to_end(key)
         # Shielded, so that a caller that gives up does not cancel the request of the others.
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._answers[key])
 
-    async def _ask(self, key: str) -> ToolResult:
-        result = await self._tool.call(key)
-        if result.error is None:
-            self._entries[key] = result, time.monotonic() + self._max_age_s
-            self._entries.move_to_end(key)
-            while len(self._entries) > self._max_entries:
-                self._entries.popitem(last=False)
-        return result
+    def _drop_failure(self, key: str, done: asyncio.Future[ToolResult]) -> None:
+        failed = done.cancelled() or done.exception() is not None or done.result().error is not None
+        if failed and self._answers.get(key) is done:
+            del self._answers[key]
 
 
 class GuardedTool:
@@ -160,94 +144,3 @@ def raised(error: BaseException) -> str:
     """Return the type of an error and its location. The message is omitted: it may contain a key or page text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {os.path.basename(frame.filename)}, line {frame.lineno}"
-
-
-Key = tuple[str, str]
-"""Tool name and arguments."""
-
-
-class Recording:
-    """Tool results in a file of JSON lines. The first result of a call stays.
-
-    Several processes may record into one file; each sees the results of the others.
-    """
-
-    def __init__(self, path: Path, mode: Literal["record", "replay"]) -> None:
-        self.path = path
-        self.mode = mode
-        self._results: dict[Key, ToolResult] = {}
-        self._offset = 0
-        if mode == "replay" and not path.is_file():
-            raise UserError(f"there is no recording '{path}' to replay; record one first: envs.recording_mode=record")
-        if path.is_dir():
-            raise UserError(f"envs.recording = '{path}' is a folder; name a file in it")
-        if mode == "record" and (why := unwritable(path.absolute().parent)):
-            raise UserError(f"envs.recording = '{path}' cannot be written: {why}")
-        try:
-            self._read_new_lines()
-        except OSError as error:
-            raise UserError(f"envs.recording = '{path}' cannot be opened: {error.strerror}") from None
-
-    def get(self, key: Key) -> ToolResult | None:
-        """Return the recorded result of a call, or None."""
-        if key not in self._results and self.mode == "record":
-            self._read_new_lines()
-        return self._results.get(key)
-
-    def add(self, key: Key, result: ToolResult) -> ToolResult:
-        """Record a result unless another process was first, and return the recorded one."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        row = {"tool": key[0], "arguments": key[1], "text": result.text, "error": result.error}
-        with self.path.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            self._read_new_lines()
-            if key not in self._results:
-                if file.seek(0, os.SEEK_END) > self._offset:
-                    # A crash cut the last line; remove the incomplete part.
-                    file.truncate(self._offset)
-                file.write(json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n")
-        self._read_new_lines()
-        return self._results[key]
-
-    def _read_new_lines(self) -> None:
-        if not self.path.is_file():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break  # still being written
-                try:
-                    row = json.loads(line)
-                    key = (row["tool"], row["arguments"])
-                    self._results.setdefault(key, ToolResult(text=row["text"], error=row["error"], foreign=True))
-                except (ValueError, LookupError, TypeError):
-                    raise UserError(
-                        f"recording '{self.path}': line {number} after byte {self._offset} is not a recorded result"
-                    ) from None
-                self._offset += len(line)
-
-
-class RecordedTool:
-    """A stateless tool with a recording: missing results are requested and recorded, or fail in replay.
-
-    A replayed run must not request new results, because they would differ from those of the recorded run.
-    """
-
-    def __init__(self, tool: Tool, recording: Recording) -> None:
-        self.name = tool.name
-        self.description = tool.description
-        self._tool = tool
-        self._recording = recording
-
-    async def call(self, arguments: str) -> ToolResult:
-        key = (self.name, whole_letters(arguments.strip()))
-        result = self._recording.get(key)
-        if result is not None:
-            return result
-        if self._recording.mode == "replay":
-            raise ToolUnavailableError(
-                f"'{self._recording.path}' holds no result of {self.name} for {key[1][:80]!r}; record it with "
-                "envs.recording_mode=record"
-            )
-        return self._recording.add(key, await self._tool.call(key[1]))

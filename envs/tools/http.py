@@ -1,15 +1,12 @@
-"""The HTTP client of the tools: an even pace, retries, limits of time and size, and no API key in an error."""
+"""HTTP clients: bounded replies, and for the tools' services an even pace, retries, and no API key in an error."""
 
 import asyncio
 import json
 import random
 import ssl
 import time
-import zlib
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import cache
 from typing import Any, TypeVar
 
@@ -20,13 +17,9 @@ from configs.errors import each_text
 from envs.types import ToolUnavailableError
 
 Answer = TypeVar("Answer")
-Sleep = Callable[[float], Awaitable[object]]
 
 USER_AGENT = "agentflow-ray/0.1"
-LONGEST_PAUSE_S = 120.0
-_PASSING = (408, 425, 429)
-_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
-_GZIP_MEMBER = b"\x1f\x8b"
+MAX_REPLY_BYTES = 4 * 2**20
 
 
 class RequestError(Exception):
@@ -34,20 +27,13 @@ class RequestError(Exception):
 
     Attributes:
         passing: Whether the same request may succeed later.
-        wait_s: The pause that the server asks for.
         status: The HTTP status, or None without a reply.
         body: The beginning of the server's reply. It is untrusted and never shown.
-        attempts: The number of requests that were sent.
     """
 
-    attempts = 1
-
-    def __init__(
-        self, problem: str, *, passing: bool = False, wait_s: float = 0.0, status: int | None = None, body: str = ""
-    ) -> None:
+    def __init__(self, problem: str, *, passing: bool = False, status: int | None = None, body: str = "") -> None:
         super().__init__(problem)
         self.passing = passing
-        self.wait_s = wait_s
         self.status = status
         self.body = body
 
@@ -59,8 +45,8 @@ class RefusedError(RequestError):
         category: The category of the tool result's error.
     """
 
-    def __init__(self, category: str, message: str, *, passing: bool = False, wait_s: float = 0.0) -> None:
-        super().__init__(message, passing=passing, wait_s=wait_s)
+    def __init__(self, category: str, message: str, *, passing: bool = False) -> None:
+        super().__init__(message, passing=passing)
         self.category = category
 
 
@@ -75,50 +61,43 @@ class ServiceLimits:
     first_pause_s: float = 0.5
     requests_per_minute: float = 60.0
     """Shared by all questions to one object."""
-    max_bytes: int = 4 * 2**20
-    """Limit of one reply, before and after decompression."""
+    max_bytes: int = MAX_REPLY_BYTES
+    """Limit of one reply; of a page, before and after decompression."""
 
 
 class Attempts:
     """Attempts that start at an even pace and are repeated after a passing failure. Event loops can share an object."""
 
-    def __init__(self, limits: ServiceLimits, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
-        self._sleep = sleep
         self._next_start = 0.0
 
-    async def ask(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the result of the first successful attempt; raises the RequestError of the last attempt."""
-        try:
-            async with asyncio.timeout(None) as limit:
-                return await self._repeat(attempt, limit)
-        except TimeoutError:
-            raise RequestError(f"no answer within {self.limits.time_limit_s} s", passing=True) from None
+    async def repeat(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return the result of the first successful attempt.
 
-    async def _repeat(self, attempt: Callable[[], Awaitable[Answer]], limit: asyncio.Timeout) -> Answer:
-        loop, number, pause_s = asyncio.get_running_loop(), 1, self.limits.first_pause_s
-        while True:
-            now = time.monotonic()
-            start = max(now, self._next_start)
-            self._next_start = start + 60 / self.limits.requests_per_minute
-            if start > now:
-                await self._sleep(start - now)
-            if number == 1:
-                limit.reschedule(loop.time() + self.limits.time_limit_s)
-            try:
-                return await attempt()
-            except RequestError as error:
-                failure = error
-            failure.attempts = number
-            # Jitter keeps workers that were refused together from returning together.
-            wait_s = max(pause_s * random.uniform(1, 1.5), failure.wait_s)
-            ends = limit.when()
-            assert ends is not None
-            again = failure.passing and number < self.limits.max_attempts
-            if not again or wait_s > min(LONGEST_PAUSE_S, ends - loop.time()):
-                raise failure
-            await self._sleep(wait_s)
-            number, pause_s = number + 1, min(2 * pause_s, LONGEST_PAUSE_S / 2)
+        Raises the RequestError of the last attempt, or TimeoutError.
+        """
+        limits, pause_s = self.limits, self.limits.first_pause_s
+        await self._wait_for_turn()
+        async with asyncio.timeout(limits.time_limit_s):
+            for number in range(1, limits.max_attempts + 1):
+                try:
+                    return await attempt()
+                except RequestError as error:
+                    if not error.passing or number == limits.max_attempts:
+                        raise
+                # Jitter keeps workers that were refused together from returning together.
+                await asyncio.sleep(pause_s * random.uniform(1, 1.5))
+                pause_s *= 2
+                await self._wait_for_turn()
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _wait_for_turn(self) -> None:
+        now = time.monotonic()
+        start = max(now, self._next_start)
+        self._next_start = start + 60 / self.limits.requests_per_minute
+        if start > now:
+            await asyncio.sleep(start - now)
 
 
 class Service(Attempts):
@@ -130,7 +109,8 @@ class Service(Attempts):
         limits: The bounds of one question.
         key: The API key, sent in the header `key_header` and replaced by `[key]` in replies.
         key_header: The header of the key; Authorization carries it as a bearer token.
-        sleep: The function that waits.
+        advice: The remedy if it refuses a request.
+        takes_queries: Whether status 400 is the fault of the query, and not of the request around it.
     """
 
     def __init__(
@@ -141,13 +121,16 @@ class Service(Attempts):
         *,
         key: str = "",
         key_header: str = "Authorization",
-        sleep: Sleep = asyncio.sleep,
+        advice: str = "",
+        takes_queries: bool = False,
     ) -> None:
-        super().__init__(limits, sleep=sleep)
+        super().__init__(limits)
         self._name = name
         self._base_url = base_url
         self._key = key
-        self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip"}
+        self._advice = advice
+        self._takes_queries = takes_queries
+        self._headers = {"User-Agent": USER_AGENT}
         if key:
             self._headers[key_header] = f"Bearer {key}" if key_header == "Authorization" else key
 
@@ -156,30 +139,38 @@ class Service(Attempts):
 
         Raises:
             RefusedError: If the service rejects this query.
-            ToolUnavailableError: After any other failure.
+            ToolUnavailableError: After any other failure, also if the reply does not follow the service's API.
         """
         try:
-            return await super().ask(attempt)
+            return await self.repeat(attempt)
         except RefusedError:
             raise
         except RequestError as error:
-            times = f" {error.attempts} times, at last" if error.attempts > 1 else ""
-            raise ToolUnavailableError(f"{self._name} failed{times} with {error}") from None
+            if self._takes_queries and error.status == 400 and "API key" not in error.body:
+                raise RefusedError("bad_query", str(error)) from None
+            refused = error.status is not None and not error.passing
+            problem = f"{error}{f'; {self._advice}' if refused and self._advice else ''}"
+        except TimeoutError:
+            problem = f"no answer within {self.limits.time_limit_s} s"
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
+            problem = "a reply that does not follow its API"
+        # Not raised inside `except`: the error may quote the reply.
+        raise ToolUnavailableError(f"{self._name} failed with {problem}")
 
     async def send(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None
     ) -> Any:
-        """Send one request and return the JSON value of the reply; raises RequestError."""
+        """Send one request and return the JSON value of the reply; raises RequestError, ValueError, RecursionError."""
         async with self.client() as client:
             response = await client.request(method, self._base_url + path, params=params, json=body)
-        try:
-            return self.without_key(json.loads(response.content))
-        except (ValueError, RecursionError):
-            raise RequestError(f"status {response.status_code} without JSON", status=response.status_code) from None
+        return self.without_key(json.loads(response.content))
 
-    def client(self) -> "BoundedClient":
+    def client(self) -> "ServiceClient":
         """Return a client for one request, so that any event loop can ask the service."""
-        return BoundedClient(self.limits, headers=self._headers, use_proxy=not on_this_machine(self._base_url))
+        limits = self.limits
+        return ServiceClient(
+            base_url=self._base_url, timeout=limits.attempt_limit_s, max_bytes=limits.max_bytes, headers=self._headers
+        )
 
     def without_key(self, value: object) -> Any:
         """Redact the key in a parsed JSON value, because JSON can spell a letter in several ways."""
@@ -187,129 +178,80 @@ class Service(Attempts):
 
 
 class BoundedClient(httpx.AsyncClient):
-    """An HTTP client that bounds the time and the size of each reply, and raises RequestError for a failed request.
+    """An HTTP client that bounds the size of each reply and the time until its last byte.
 
-    A proxy from the environment is used only if `use_proxy` is set: it cannot reach services on this machine.
+    httpx's own timeout holds for each read, so a server that trickles never reaches it. Connections are not kept:
+    several event loops may use one client. A proxy of the environment is not used for a server on this machine.
     """
 
-    def __init__(self, limits: ServiceLimits, *, headers: Mapping[str, str], use_proxy: bool) -> None:
-        super().__init__(timeout=limits.attempt_limit_s, verify=tls_context(), headers=headers, trust_env=use_proxy)
-        self._limits = limits
+    def __init__(self, *, base_url: str, timeout: float, max_bytes: int = MAX_REPLY_BYTES, **options: Any) -> None:
+        super().__init__(
+            base_url=base_url,
+            timeout=timeout,
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=not on_this_machine(base_url),
+            verify=tls_context(),
+            **options,
+        )
+        # A compressed reply could be far larger than what is read of it.
+        self.headers["Accept-Encoding"] = "identity"
+        self._limit_s = timeout
+        self._max_bytes = max_bytes
 
-    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
-        """Return a reply with status 200 whose content is read and decompressed."""
-        options["stream"] = True
-        limit_s, max_bytes = self._limits.attempt_limit_s, self._limits.max_bytes
-        status = None
-        failure: RequestError
+    async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
+        """Return the whole reply. Raises httpx.HTTPError."""
+        is_upload = "Transfer-Encoding" in request.headers
+        content = bytearray()
         try:
-            # The timeout of httpx is for each read; a server that trickles never exceeds it.
-            async with asyncio.timeout(limit_s):
-                response = await super().send(request, **options)
-                status = response.status_code
+            async with asyncio.timeout(None if is_upload else self._limit_s):
+                response = await super().send(request, stream=True, **options)
                 try:
-                    coding = response.headers.get("Content-Encoding", "")
-                    content, cut = await read_body(response.aiter_raw(), coding, max_bytes)
+                    if response.headers.get("Content-Encoding") not in (None, "", "identity"):
+                        raise httpx.DecodingError("a compressed reply", request=request)
+                    async for chunk in response.aiter_raw():
+                        content += chunk
+                        if len(content) > self._max_bytes:
+                            raise httpx.DecodingError(f"more than {self._max_bytes} bytes", request=request)
                 finally:
                     await response.aclose()
-        except (TimeoutError, httpx.TimeoutException):
-            failure = RequestError(f"no reply within {limit_s:g} s", passing=True)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no reply within {self._limit_s:g} s", request=request) from None
+        headers = [pair for pair in response.headers.multi_items() if pair[0] != "transfer-encoding"]
+        return httpx.Response(response.status_code, headers=headers, content=bytes(content), request=request)
+
+
+class ServiceClient(BoundedClient):
+    """A bounded client that raises RequestError for a failed request."""
+
+    async def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
+        """Return a whole reply with a status of success."""
+        try:
+            response = await super().send(request, **options)
+        except httpx.TimeoutException:
+            failure = RequestError(f"no reply within {self._limit_s:g} s", passing=True)
         except httpx.ConnectError:
             failure = RequestError("no connection", passing=True)
-        except httpx.RequestError as error:
+        except httpx.DecodingError as error:
+            failure = RequestError(str(error))
+        except httpx.HTTPError as error:
             failure = RequestError(f"the connection broke ({type(error).__name__})", passing=True)
-        except RequestError as error:
-            failure = RequestError(f"a reply that cannot be read: {error}", passing=error.passing, status=status)
         else:
-            if cut:
-                raise RequestError(f"status {status} with more than {max_bytes} bytes", status=status)
-            if not response.is_success:
-                raise RequestError(
-                    f"status {status}",
-                    passing=is_passing(response.status_code),
-                    wait_s=retry_after_s(response.headers.get("Retry-After", "")),
-                    status=status,
-                    body=content[:2000].decode(errors="replace"),
-                )
-            return httpx.Response(response.status_code, content=content, request=request)
+            if response.is_success:
+                return response
+            status = response.status_code
+            failure = RequestError(
+                f"status {status}",
+                passing=is_passing(status),
+                status=status,
+                body=response.content[:2000].decode(errors="replace"),
+            )
         # Not raised inside `except`: the error of httpx holds the request, and the request holds the key.
         raise failure
 
 
-class _Unpacker:
-    """Decompress gzip of one or several members, and deflate with or without zlib's header."""
-
-    def __init__(self, coding: str) -> None:
-        self._may_be_bare = coding == "deflate"
-        self._first = b""
-        self._stream = zlib.decompressobj(_GZIP_OR_ZLIB)
-
-    def unpack(self, chunk: bytes, at_most: int) -> bytes:
-        """Return the decompressed bytes; data after the last member is ignored. Raises zlib.error."""
-        part = self._first_bytes(chunk, at_most) if self._may_be_bare else self._stream.decompress(chunk, at_most)
-        while self._stream.unused_data.startswith(_GZIP_MEMBER) and len(part) < at_most:
-            rest, self._stream = self._stream.unused_data, zlib.decompressobj(_GZIP_OR_ZLIB)
-            part += self._stream.decompress(rest, at_most - len(part))
-        return part
-
-    @property
-    def at_end(self) -> bool:
-        """True if the last member is complete."""
-        return self._stream.eof
-
-    def _first_bytes(self, chunk: bytes, at_most: int) -> bytes:
-        # Two bytes show whether zlib's header is there.
-        self._first += chunk
-        self._may_be_bare = len(self._first) < 2
-        try:
-            return self._stream.decompress(chunk, at_most)
-        except zlib.error:
-            self._stream = zlib.decompressobj(-zlib.MAX_WBITS)
-            return self._stream.decompress(self._first, at_most)
-
-
-async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
-    """Return the decompressed body, and whether it was cut at `max_bytes`.
-
-    No more than `max_bytes` are held in memory, however much the server sends and whatever it decompresses to.
-
-    Raises:
-        RequestError: If it cannot be decompressed; passing if the connection broke off.
-    """
-    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise RequestError("it is compressed in a way that is not supported")
-    unpacker = _Unpacker(coding) if coding not in ("", "identity") else None
-    body = bytearray()
-    num_read = 0
-    async for chunk in chunks:
-        num_read += len(chunk)
-        try:
-            body += unpacker.unpack(chunk, max_bytes + 1 - len(body)) if unpacker else chunk
-        except zlib.error:
-            raise RequestError("its compression is broken") from None
-        # Count the compressed bytes too: an endless stream can decompress to nothing.
-        if max(len(body), num_read) > max_bytes:
-            return bytes(body[:max_bytes]), True
-    if unpacker and num_read and not unpacker.at_end:
-        raise RequestError("the connection broke within a compressed reply", passing=True)
-    return bytes(body), False
-
-
 def is_passing(status: int) -> bool:
     """Return whether the same request may get another status later."""
-    return status in _PASSING or status >= 500
-
-
-def retry_after_s(header: str) -> float:
-    """Return the pause that a Retry-After header asks for, in seconds or as a date; 0 for an unusable one."""
-    try:
-        return max(0.0, float(header))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+    return status in (408, 425, 429) or status >= 500
 
 
 @cache

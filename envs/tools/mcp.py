@@ -3,227 +3,177 @@
 import asyncio
 import contextlib
 import json
+import logging
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import httpx2
 from fastmcp import Client
 from fastmcp.client.client import CallToolResult
-from fastmcp.client.transports import ClientTransport
+from fastmcp.client.transports import ClientTransport, StdioTransport, StreamableHttpTransport
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
 from configs.errors import MAX_JSON_DEPTH, check_depth, in_whole_letters, whole_letters
 from envs.sandbox.protocol import cut_middle, printable_text
-from envs.tools.mcp_transports import BoundedHttp, BoundedStdio, in_background
 from envs.types import ToolResult, ToolUnavailableError
 
 SCHEME = "mcp:"
 UNAVAILABLE = "unavailable"
 """Category in a result's `_meta.error` with which our own server reports a fault that the caller did not cause."""
-_RESTARTED = "[The server was connected to again: what it remembered of earlier calls may be gone.]\n"
-_CLOSING_S = 5.0
+MAX_RESPONSE_BYTES = 1 << 20
+MIN_KEPT_CHARS = 4000
+"""Least limit of a result: the block list sees only the text that is left."""
+_CLOSING_S = 10.0
+_HTTP_TIMEOUT_S = 300.0
+"""Far above the limit of a call, which applies first."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpAddress:
-    """The location of a server: a URL, or a command with its arguments."""
-
-    url: str | None
-    command: tuple[str, ...]
-    tool: str | None
-    """One of its tools; None if it has only one."""
-
-    @classmethod
-    def parse(cls, text: str) -> "McpAddress":
-        """Parse `mcp:https://host/path#tool` or `mcp:command with arguments#tool`; raises ValueError."""
-        target, _, tool = text.removeprefix(SCHEME).partition("#")
-        if target.startswith(("http://", "https://")):
-            with contextlib.suppress(ValueError):
-                parts = urlsplit(target)
-                # `port` raises ValueError for an invalid one.
-                if parts.hostname and parts.port != 0:
-                    return cls(url=target, command=(), tool=tool or None)
-        try:
-            command = tuple(shlex.split(target))
-        except ValueError as error:
-            raise ValueError(f"'{text}' is not a command line: {error}") from None
-        if not text.startswith(SCHEME) or not command or "://" in command[0]:
-            raise ValueError(
-                f"'{text}' names no MCP server; write mcp:https://host/path or mcp:command, and add #name for one tool"
-            )
-        return cls(url=None, command=command, tool=tool or None)
-
-    def __str__(self) -> str:
-        """Return the location for messages, without the parts of a URL that may hold secrets."""
-        if self.url is None:
-            return f"'{self.command[0]}'"
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
-
-
-@dataclass(frozen=True, slots=True)
-class McpKey:
-    """A server's API key. Neither `repr` nor `str` shows it."""
-
-    variable: str
-    """The variable in which a command gets it."""
-    value: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpLimits:
-    """The bounds of one call."""
-
-    time_limit_s: float = 30.0
-    """Covers connecting and the second try after a broken connection."""
-    max_message_bytes: int = 1 << 20
-    max_chars: int = 4000
+# Its warnings quote servers, and a server may quote the key that it received.
+logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
+_closing: set[asyncio.Task[None]] = set()
+"""Tasks that close connections; the event loop itself holds tasks only weakly."""
 
 
 class McpTool:
     """A tool of an MCP server, made for one episode, so that a server's memory never passes from task to task.
 
-    It connects at its first call and keeps the connection until `close`. The key is sent only to the server, and
-    redacted in what the server returns. A tool with one string parameter gets the planner's input as it is; any other
-    a JSON object. `name` and `description` are the user's, because the server's own are foreign text and would enter
-    the planner's prompt. A result is foreign, has no control characters, and is cut in the middle. After a broken
-    connection a call connects again once, which may repeat the call.
+    It connects at its first call and keeps the connection until `close`. A tool with one string parameter gets the
+    planner's input as it is; any other a JSON object. A result is foreign, has no control characters, and is cut in the
+    middle.
+
+    Args:
+        source: `mcp:https://host/path#tool` or `mcp:command with arguments#tool`; a server's only tool needs no name.
+        name: The action. Name and description are the user's, because the server's own are foreign text and would
+            enter the planner's prompt.
+        description: The tool's line in the planner's prompt.
+        key: The variable with the server's API key, and the key. It is sent only to the server, and redacted in what
+            the server returns.
+        time_limit_s: The limit of one call, which covers connecting.
+        max_chars: The limit of a result, at least MIN_KEPT_CHARS.
+
+    Raises:
+        ValueError: If the source names no server.
     """
 
     def __init__(
-        self, address: McpAddress, *, name: str, description: str, key: McpKey | None, limits: McpLimits
+        self,
+        source: str,
+        *,
+        name: str,
+        description: str,
+        key: tuple[str, str] | None = None,
+        time_limit_s: float = 30.0,
+        max_chars: int = MIN_KEPT_CHARS,
     ) -> None:
         self.name = name
         self.description = description
-        self._address = address
+        self._server, self._command, self._tool = parse_source(source)
         self._key = key
-        self._limits = limits
-        self._connection: _Connection | None = None
-        self._was_connected = False
+        self._time_limit_s = time_limit_s
+        self._max_chars = max(MIN_KEPT_CHARS, max_chars)
+        self._client: Client[ClientTransport] | None = None
+        self._parameters: Mapping[str, object] | None = None
 
     async def call(self, arguments: str) -> ToolResult:
-        text = whole_letters(arguments)
         try:
-            async with asyncio.timeout(self._limits.time_limit_s):
-                return await self._call_with_reconnect(text)
+            async with asyncio.timeout(self._time_limit_s):
+                result = await self._call(whole_letters(arguments))
         except ToolUnavailableError as error:
             raise ToolUnavailableError(self._without_key(str(error))) from None
-        except TimeoutError:
-            await self._hang_up()
-            raise ToolUnavailableError(
-                f"the MCP server at {self._address} gave no answer within {self._limits.time_limit_s} s"
-            ) from None
+        except Exception as error:
+            self.close()
+            # The server's own words are not repeated.
+            late = f"no answer within {self._time_limit_s} s"
+            problem = late if isinstance(error, TimeoutError) else f"the connection broke ({type(error).__name__})"
+            raise ToolUnavailableError(f"the MCP server at {self._shown} failed: {problem}") from None
+        clean = printable_text(self._without_key(result.text).encode(errors="replace"))
+        return ToolResult(text=cut_middle(clean, self._max_chars), error=result.error, foreign=True)
 
     def close(self) -> None:
         """Start to end the connection, and the process of a command."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            in_background(_close(connection.client))
+        client, self._client, self._parameters = self._client, None, None
+        if client is not None:
+            task = asyncio.get_running_loop().create_task(_close(client))
+            _closing.add(task)
+            task.add_done_callback(_closing.discard)
 
-    async def _call_with_reconnect(self, text: str) -> ToolResult:
-        tries = 1 if self._connection is None else 2
-        for number in range(1, tries + 1):
-            reconnects = self._connection is None and self._was_connected
-            try:
-                if self._connection is None:
-                    self._connection = await _connect(self._address, self._key, self._limits)
-                    self._was_connected = True
-                result = await self._connection.call(text)
-                break
-            except _BrokenError as error:
-                await self._hang_up()
-                if number == tries or error.is_fault:
-                    raise ToolUnavailableError(f"the MCP server at {self._address} failed: {error}") from None
-        clean = printable_text(self._without_key(result.text).encode(errors="replace"))
-        clean = cut_middle(clean, self._limits.max_chars)
-        return ToolResult(text=_RESTARTED * reconnects + clean, error=result.error, foreign=True)
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key.value, "[key]") if self._key else text
-
-    async def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await _close(connection.client)
-
-
-class _BrokenError(Exception):
-    """A connection that cannot be used any more. `is_fault`: the server broke a bound, and would again."""
-
-    def __init__(self, client: Client[ClientTransport] | None, problem: object) -> None:
-        fault = getattr(client.transport, "fault", None) if client else None
-        # The server's own words are not repeated.
-        broke = problem if isinstance(problem, str) else f"the connection broke ({type(problem).__name__})"
-        super().__init__(fault or broke)
-        self.is_fault = fault is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _Connection:
-    client: Client[ClientTransport]
-    tool: str
-    parameters: Mapping[str, object]
-
-    async def call(self, text: str) -> ToolResult:
-        arguments = _arguments(text, self.parameters)
+    async def _call(self, text: str) -> ToolResult:
+        if self._parameters is None:
+            self._parameters = await self._connect()
+        arguments = _arguments(text, self._parameters)
         if isinstance(arguments, ToolResult):
             return arguments
+        assert self._client is not None
         try:
-            answer = await self.client.call_tool(self.tool, arguments, raise_on_error=False)
+            answer = await self._client.call_tool(self._tool, arguments, raise_on_error=False)
         except MCPError as error:
             if error.error.code == INVALID_PARAMS:
                 return ToolResult(text=error.error.message, error="bad_arguments")
-            raise _BrokenError(self.client, error) from None
-        except Exception as error:
-            raise _BrokenError(self.client, error) from None
+            raise
         if answer.is_error and (answer.meta or {}).get("error") == UNAVAILABLE:
-            raise ToolUnavailableError(f"the MCP server reports that its tool '{self.tool}' is unavailable")
+            raise ToolUnavailableError(f"the MCP server reports that its tool '{self._tool}' is unavailable")
         return ToolResult(text=_text_of(answer), error="tool_error" if answer.is_error else None)
 
-
-async def _connect(address: McpAddress, key: McpKey | None, limits: McpLimits) -> _Connection:
-    """Connect to the server; raises _BrokenError, or ToolUnavailableError if the server lacks the tool."""
-    try:
-        # The older handshake opens a session, in which a server may remember; the newest protocol has none.
-        client, tools = await _open_client(address, key, limits, "legacy")
-    except MCPError:
+    async def _connect(self) -> dict[str, object]:
+        """Connect, and return the parameters of the tool; raises ToolUnavailableError if the server lacks it."""
         try:
-            client, tools = await _open_client(address, key, limits, "auto")
-        except MCPError as error:
-            raise _BrokenError(None, f"it refused both handshakes (code {error.error.code})") from None
-    chosen = address.tool or (next(iter(tools)) if len(tools) == 1 else "")
-    if chosen not in tools:
-        await _close(client)
-        offered = ", ".join(printable_text(name[:64].encode(errors="replace")) for name in list(tools)[:20])
-        problem = f"has no tool '{address.tool}'" if address.tool else "has several tools or none: choose with #name"
-        raise ToolUnavailableError(f"the MCP server at {address} {problem}; it offers {offered or 'none'}")
-    return _Connection(client, chosen, tools[chosen])
+            # The older handshake opens a session, in which a server may remember; the newest protocol has none.
+            client = await self._open("legacy")
+        except MCPError:
+            self.close()
+            client = await self._open("auto")
+        tools = {tool.name: tool.input_schema for tool in await client.list_tools(max_pages=10)}
+        self._tool = self._tool or (next(iter(tools)) if len(tools) == 1 else "")
+        if self._tool not in tools:
+            self.close()
+            offered = ", ".join(printable_text(name[:64].encode(errors="replace")) for name in list(tools)[:20])
+            problem = f"has no tool '{self._tool}'" if self._tool else "has several tools or none: choose with #name"
+            raise ToolUnavailableError(f"the MCP server at {self._shown} {problem}; it offers {offered or 'none'}")
+        return tools[self._tool]
+
+    async def _open(self, mode: str) -> Client[ClientTransport]:
+        transport: ClientTransport
+        if self._command:
+            environment = {self._key[0]: self._key[1]} if self._key else {}
+            program, *arguments = self._command
+            # The process gets PATH, HOME and the like, and its key, but no other variable of this process.
+            transport = StdioTransport(
+                program, arguments, env=environment, keep_alive=False, log_file=Path("/dev/null")
+            )
+        else:
+            headers = {"Authorization": f"Bearer {self._key[1]}"} if self._key else {}
+            transport = StreamableHttpTransport(self._server, headers=headers, httpx_client_factory=_http_client)
+        self._client = Client(transport, mode=mode, log_handler=_ignore_log, init_timeout=self._time_limit_s)
+        await self._client.__aenter__()
+        return self._client
+
+    @property
+    def _shown(self) -> str:
+        """The server for messages, without the parts of a URL that may hold secrets."""
+        if self._command:
+            return f"'{self._command[0]}'"
+        parts = urlsplit(self._server)
+        return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key[1], "[key]") if self._key else text
 
 
-async def _open_client(
-    address: McpAddress, key: McpKey | None, limits: McpLimits, mode: str
-) -> tuple[Client[ClientTransport], dict[str, dict[str, object]]]:
-    """Return a connected client and the parameters of each tool; raises MCPError if the server refuses."""
-    transport: BoundedHttp | BoundedStdio
-    if address.url:
-        headers = {"Authorization": f"Bearer {key.value}"} if key else {}
-        transport = BoundedHttp(address.url, headers=headers, max_bytes=limits.max_message_bytes)
-    else:
-        variables = {key.variable: key.value} if key else {}
-        transport = BoundedStdio(address.command, variables=variables, max_bytes=limits.max_message_bytes)
-    client: Client[ClientTransport] = Client(
-        transport, mode=mode, log_handler=_ignore_log, init_timeout=limits.time_limit_s
+def parse_source(source: str) -> tuple[str, tuple[str, ...], str]:
+    """Return the URL, or else the command, and the tool, which may be empty. Raises ValueError."""
+    server, _, tool = source.removeprefix(SCHEME).partition("#")
+    if server.startswith(("http://", "https://")):
+        # `port` raises ValueError for an invalid one.
+        if urlsplit(server).hostname and urlsplit(server).port != 0:
+            return server, (), tool
+    elif (command := tuple(shlex.split(server))) and "://" not in command[0]:
+        return "", command, tool
+    raise ValueError(
+        f"'{source}' names no MCP server; write mcp:https://host/path or mcp:command, and add #name for one tool"
     )
-    try:
-        await client.__aenter__()
-        return client, {tool.name: tool.input_schema for tool in await client.list_tools(max_pages=10)}
-    except BaseException as error:
-        await _close(client)
-        if (isinstance(error, MCPError) and not transport.fault) or not isinstance(error, Exception):
-            raise
-        raise _BrokenError(client, error) from None
 
 
 async def _ignore_log(message: object) -> None:
@@ -246,7 +196,6 @@ def _arguments(text: str, schema: Mapping[str, object]) -> dict[str, object] | T
         return {needed[0]: text}
     if not properties:
         return {}
-    bound = ""
     try:
         value = in_whole_letters(json.loads(text))
         # Rejects infinite numbers, which are not JSON.
@@ -254,12 +203,13 @@ def _arguments(text: str, schema: Mapping[str, object]) -> dict[str, object] | T
         check_depth(value)
         if isinstance(value, dict):
             return value
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
-    except RecursionError:
-        bound = f", nested at most {MAX_JSON_DEPTH} deep"
     fields = ", ".join(f"{name} ({_type_of(kind)})" for name, kind in list(properties.items())[:20])
-    return ToolResult(text=f"The tool takes a JSON object with the fields {fields}{bound}.", error="bad_arguments")
+    return ToolResult(
+        text=f"The tool takes a JSON object, nested at most {MAX_JSON_DEPTH} deep, with the fields {fields}.",
+        error="bad_arguments",
+    )
 
 
 def _type_of(schema: object) -> str:
@@ -276,3 +226,47 @@ def _text_of(answer: CallToolResult) -> str:
     if not parts and answer.structured_content is not None:
         return json.dumps(answer.structured_content, ensure_ascii=False)
     return "\n".join(parts)
+
+
+def _http_client(
+    headers: dict[str, str] | None = None,
+    timeout: httpx2.Timeout | None = None,
+    auth: httpx2.Auth | None = None,
+    **_: Any,
+) -> httpx2.AsyncClient:
+    """Return a client whose uncompressed responses are bounded, because the protocol's own reads any size.
+
+    It ignores proxies of the environment, and leaves redirects to the session, which follows those within the server's
+    own origin.
+    """
+    return httpx2.AsyncClient(
+        headers=(headers or {}) | {"accept-encoding": "identity"},
+        timeout=timeout or _HTTP_TIMEOUT_S,
+        auth=auth,
+        transport=httpx2.AsyncHTTPTransport(),
+        event_hooks={"response": [_bound]},
+    )
+
+
+async def _bound(response: httpx2.Response) -> None:
+    if response.headers.get("content-encoding", "identity") != "identity":
+        await response.aclose()
+        raise httpx2.ReadError("a compressed response")
+    assert isinstance(response.stream, httpx2.AsyncByteStream)
+    response.stream = _BoundedStream(response.stream)
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for chunk in self._stream:
+            num_bytes += len(chunk)
+            if num_bytes > MAX_RESPONSE_BYTES:
+                raise httpx2.ReadError(f"a response of more than {MAX_RESPONSE_BYTES} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ from configs.errors import UserError
 from envs.datasets.families import build_catalogue
 from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
 from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
-from envs.tools.guard import BlockList, CachedTool, GuardedTool, RecordedTool, Recording, faults_of, read_questions
+from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
 from envs.tools.http import ServiceLimits
 from envs.tools.search import OfflineSearchTool
 from envs.tools.web_fetch import PageFetcher
@@ -29,7 +27,6 @@ WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
 TIME_LIMIT_S = 30.0
 """Wall-clock limit of one request to a service, attempts and pauses included, and of a call of an MCP server's tool; a
 page has half of it. A call that takes 20 times as long leaves its attempt unscored."""
-CACHE_AGE_S = 3600.0
 CACHE_ENTRIES = 1024
 REQUESTS_PER_MINUTE = 60.0
 """Pace of one worker's requests to one service."""
@@ -37,124 +34,12 @@ PAGES_PER_MINUTE = 120.0
 """Pace of one worker's page fetches."""
 MAX_PAGE_BYTES = 1_000_000
 """Limit of a page, before and after decompression."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The shared parts that the tools of a run are made from."""
-
-    config: EnvsConfig
-    block_list: BlockList
-    recording: Recording | None
-    own_model: AskModel | None
-    sandbox: "Sandbox | None"
-    finders: dict[str, PageFinder] = field(default_factory=dict)
-    """Search services by name. All tools share one object, so that the pace is that of the worker."""
-
-    @property
-    def limits(self) -> ServiceLimits:
-        return ServiceLimits(time_limit_s=TIME_LIMIT_S, requests_per_minute=REQUESTS_PER_MINUTE)
-
-    def finder(self, name: str) -> PageFinder:
-        """Return the search service of this name."""
-        if name not in self.finders:
-            web = self.config.web
-            if name == "wikipedia":
-                self.finders[name] = WikipediaFinder(self.limits, base_url=WIKIPEDIA_URL)
-            elif name == "google":
-                self.finders[name] = GoogleFinder(self.limits)
-            else:
-                self.finders[name] = TavilyFinder(self.limits, excluded_hosts=web.blocked_hosts)
-        return self.finders[name]
-
-    def guarded(self, tool: Tool) -> Tool:
-        """Return a guarded, and possibly recorded, tool whose results come from outside."""
-        # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
-        guarded = GuardedTool(tool, self.block_list, time_limit_s=20 * TIME_LIMIT_S)
-        return RecordedTool(guarded, self.recording) if self.recording else guarded
-
-    def shared(self, tool: Tool) -> OpenTool:
-        """Return one guarded tool with a cache for all episodes."""
-        return _lent(self.guarded(CachedTool(tool, max_entries=CACHE_ENTRIES, max_age_s=CACHE_AGE_S)))
-
-
-def _code(parts: Parts) -> OpenTool:
-    sandbox = parts.sandbox
-    assert sandbox is not None  # opened together with this action
-    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.code_timeout_s))
-
-
-def _search(parts: Parts) -> OpenTool:
-    config = parts.config
-    if config.search == "tavily":
-        return _page_search("search", "search the web with a short query of a few keywords", "tavily", parts)
-    passages = build_catalogue().passages
-    return _lent(OfflineSearchTool(passages, max_chars=config.max_result_chars, latency_s=config.search_latency_s))
-
-
-def _page_search(name: str, description: str, finder: str, parts: Parts) -> OpenTool:
-    max_chars = parts.config.max_result_chars
-    tool = PageSearchTool(name, description, parts.finder(finder), block_list=parts.block_list, max_chars=max_chars)
-    return parts.shared(tool)
-
-
-def _web_search(parts: Parts) -> OpenTool:
-    config = parts.config
-    limits = ServiceLimits(
-        max_attempts=2,
-        time_limit_s=TIME_LIMIT_S / 2,
-        requests_per_minute=PAGES_PER_MINUTE,
-        max_bytes=MAX_PAGE_BYTES,
-    )
-    fetcher = PageFetcher(limits, block_list=parts.block_list, allowed_hosts=config.web.allowed_hosts)
-    finder = parts.finder(config.web.finder)
-    return parts.shared(WebSearchTool(fetcher, finder, block_list=parts.block_list, max_chars=config.max_result_chars))
-
-
-BUILDERS: dict[str, Callable[[Parts], OpenTool]] = {
-    "think": lambda _: _lent(ThinkTool()),
-    "search": _search,
-    "code": _code,
-    "answer": lambda _: _lent(AnswerTool()),
-    "wikipedia_search": partial(_page_search, "wikipedia_search", "find Wikipedia articles by keywords", "wikipedia"),
-    "web_search": _web_search,
-    "google_search": partial(_page_search, "google_search", "search Google with a short query", "google"),
-    "base_generator": lambda parts: parts.shared(
-        BaseGeneratorTool(build_ask(parts.config.base_generator, parts.limits, parts.own_model))
-    ),
+PAGE_SEARCHES = {
+    "search": ("tavily", "search the web with a short query of a few keywords"),
+    "wikipedia_search": ("wikipedia", "find Wikipedia articles by keywords"),
+    "google_search": ("google", "search Google with a short query"),
 }
-
-
-def _custom(name: str, parts: Parts) -> OpenTool:
-    """Return a custom tool, guarded: a function is shared, any other tool is made for every episode."""
-    config = parts.config.tools[name]
-    if function := function_tool(name, config):
-        return _lent(parts.guarded(function))
-    if parts.recording and not config.stateless:
-        raise UserError(
-            f"envs.tools.{name} may keep state during a task, but envs.recording answers equal calls alike; set "
-            f"envs.tools.{name}.stateless=true if it keeps none, or leave envs.recording out"
-        )
-    max_chars = parts.config.max_result_chars
-    make = custom_tool_factory(name, config, time_limit_s=TIME_LIMIT_S, max_chars=max_chars)
-
-    @contextmanager
-    def open_tool() -> Iterator[Tool]:
-        with faults_of(name):
-            made = make()
-        with _closing(made) as tool:
-            yield parts.guarded(tool)
-
-    try:
-        first = make()
-    except Exception as error:
-        raise UserError(
-            f"envs.tools.{name}: the tool cannot be made without arguments, as each task needs it: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    with _closing(first) as tool:
-        check_custom_tool(name, tool)
-    return open_tool
+"""Service and description of the searches that show extracts of pages."""
 
 
 def _lent(tool: Tool) -> OpenTool:
@@ -178,29 +63,23 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         own_model: Asks the run's frozen base model, for `base_generator`.
 
     Raises:
-        UserError: If a tool cannot be switched on: a key is missing, a class cannot be imported, a recording does not
-            exist, or this machine cannot provide the sandbox of `code`.
+        UserError: If a tool cannot be switched on: a key is missing, a class cannot be imported, or this machine cannot
+            provide the sandbox of `code`.
     """
 
     def __init__(self, config: EnvsConfig, *, own_model: AskModel | None = None) -> None:
+        self._config = config
+        self._own_model = own_model
         questions = config.web.blocked_questions
         try:
-            block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
+            self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
         except ValueError as error:
             raise UserError(f"envs.web.blocked_questions: {error}") from None
+        self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S, requests_per_minute=REQUESTS_PER_MINUTE)
+        self._finders: dict[str, PageFinder] = {}
         with ExitStack() as lifetime:
-            sandbox = lifetime.enter_context(open_sandbox(config)) if "code" in config.actions else None
-            parts = Parts(
-                config=config,
-                block_list=block_list,
-                recording=Recording(Path(path), config.recording_mode) if (path := config.recording) else None,
-                own_model=own_model,
-                sandbox=sandbox,
-            )
-            self.sandbox: SandboxState | None = sandbox.state if sandbox else None
-            self._tools = [
-                BUILDERS[action](parts) if action in BUILDERS else _custom(action, parts) for action in config.actions
-            ]
+            self._sandbox = lifetime.enter_context(open_sandbox(config)) if "code" in config.actions else None
+            self._tools = [self._opener(action) for action in config.actions]
             self._lifetime = lifetime.pop_all()
 
     def __exit__(self, *raised: object) -> None:
@@ -209,11 +88,96 @@ class Toolbox(AbstractContextManager["Toolbox"]):
     def close(self) -> None:
         self._lifetime.close()
 
+    @property
+    def sandbox(self) -> "SandboxState | None":
+        """The tier of the sandbox, None without `code`."""
+        return self._sandbox.state if self._sandbox else None
+
     @contextmanager
     def episode(self) -> Iterator[list[Tool]]:
         """Open the tools for one task, in the configured order, without state from any other task."""
         with ExitStack() as stack:
             yield [stack.enter_context(open_tool()) for open_tool in self._tools]
+
+    def _opener(self, action: str) -> OpenTool:
+        config, sandbox = self._config, self._sandbox
+        max_chars = config.max_result_chars
+        match action:
+            case "think":
+                return _lent(ThinkTool())
+            case "answer":
+                return _lent(AnswerTool())
+            case "code" if sandbox is not None:
+                return lambda: _closing(PythonCodeTool(sandbox, timeout_s=config.code_timeout_s))
+            case "search" if config.search == "offline":
+                passages = build_catalogue().passages
+                return _lent(OfflineSearchTool(passages, max_chars=max_chars, latency_s=config.search_latency_s))
+            case "search" | "wikipedia_search" | "google_search":
+                service, description = PAGE_SEARCHES[action]
+                finder, blocked = self._finder(service), self._block_list
+                return self._shared(
+                    PageSearchTool(action, description, finder, block_list=blocked, max_chars=max_chars)
+                )
+            case "web_search":
+                return self._shared(self._page_reader())
+            case "base_generator":
+                ask = build_ask(config.base_generator, self._limits, self._own_model)
+                return self._shared(BaseGeneratorTool(ask))
+        return self._custom(action)
+
+    def _page_reader(self) -> WebSearchTool:
+        config, block_list = self._config, self._block_list
+        limits = ServiceLimits(
+            max_attempts=2,
+            time_limit_s=TIME_LIMIT_S / 2,
+            requests_per_minute=PAGES_PER_MINUTE,
+            max_bytes=MAX_PAGE_BYTES,
+        )
+        fetcher = PageFetcher(limits, block_list=block_list, allowed_hosts=config.web.allowed_hosts)
+        finder = self._finder(config.web.finder)
+        return WebSearchTool(fetcher, finder, block_list=block_list, max_chars=config.max_result_chars)
+
+    def _finder(self, name: str) -> PageFinder:
+        """Return the search service of this name: one object for all tools, so that the pace is that of the worker."""
+        if name not in self._finders:
+            if name == "wikipedia":
+                self._finders[name] = WikipediaFinder(self._limits, base_url=WIKIPEDIA_URL)
+            elif name == "google":
+                self._finders[name] = GoogleFinder(self._limits)
+            else:
+                self._finders[name] = TavilyFinder(self._limits, excluded_hosts=self._config.web.blocked_hosts)
+        return self._finders[name]
+
+    def _guarded(self, tool: Tool) -> Tool:
+        # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
+        return GuardedTool(tool, self._block_list, time_limit_s=20 * TIME_LIMIT_S)
+
+    def _shared(self, tool: Tool) -> OpenTool:
+        """Return one guarded tool with a cache for all episodes."""
+        return _lent(self._guarded(CachedTool(tool, max_entries=CACHE_ENTRIES)))
+
+    def _custom(self, name: str) -> OpenTool:
+        """Return a custom tool, guarded: a function is shared, any other tool is made for every episode."""
+        config, max_chars = self._config.tools[name], self._config.max_result_chars
+        if function := function_tool(name, config):
+            return _lent(self._guarded(function))
+        make = custom_tool_factory(name, config, time_limit_s=TIME_LIMIT_S, max_chars=max_chars)
+
+        @contextmanager
+        def open_tool() -> Iterator[Tool]:
+            with faults_of(name):
+                made = make()
+            with _closing(made) as tool:
+                yield self._guarded(tool)
+
+        try:
+            first = make()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            raise UserError(f"envs.tools.{name}: the tool cannot be made for each task: {problem}") from error
+        with _closing(first) as tool:
+            check_custom_tool(name, tool)
+        return open_tool
 
 
 def open_sandbox(config: EnvsConfig) -> "Sandbox":

@@ -2,9 +2,11 @@
 
 import asyncio
 import codecs
+import contextlib
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import zlib
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any
@@ -20,8 +22,6 @@ from envs.tools.http import (
     RequestError,
     ServiceLimits,
     is_passing,
-    read_body,
-    retry_after_s,
     tls_context,
 )
 from envs.types import ToolUnavailableError
@@ -36,11 +36,11 @@ _DETECTED_BYTES = 50_000
 _WEB_CODECS = ("utf-8", "utf-16", "ascii", "iso8859", "cp125", "cp932", "koi8", "shift_jis", "euc", "gb", "big5")
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
-_NO_NAME_SERVER = "no_name_server"
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 _HEADERS: dict[bytes | str, bytes | str] = {
     "User-Agent": USER_AGENT,
     "Accept": "text/html,text/plain;q=0.9,*/*;q=0.1",
-    "Accept-Encoding": "gzip, deflate",
+    "Accept-Encoding": "gzip",
     "Connection": "close",
 }
 _INSIDE = tuple(
@@ -57,43 +57,57 @@ _INSIDE = tuple(
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""From a host and a port to its IP addresses; raises RefusedError."""
+"""From a host and a port to its IP addresses; raises RequestError, or RefusedError for an unknown host."""
 
 
 def decode_body(body: bytes, charset: str) -> str:
     """Decode text in the declared charset, in UTF-8, or in the best detected one."""
     for name in (charset, "utf-8"):
-        codec = _codec(name)
-        if codec is not None:
-            try:
+        # UnicodeDecodeError is a ValueError, too.
+        with contextlib.suppress(LookupError, ValueError):
+            codec = codecs.lookup(name)
+            if codec.name.startswith(_WEB_CODECS):
                 # Incremental, because the size limit may have cut the last character.
                 return codec.incrementaldecoder("strict").decode(body)
-            except UnicodeDecodeError:
-                continue
     from charset_normalizer import from_bytes
 
     best = from_bytes(body[:_DETECTED_BYTES]).best()
-    return body.decode(best.encoding if best and _codec(best.encoding) else "utf-8", errors="replace")
+    is_web = best is not None and codecs.lookup(best.encoding).name.startswith(_WEB_CODECS)
+    return body.decode(best.encoding if best and is_web else "utf-8", errors="replace")
 
 
-def _codec(name: str) -> codecs.CodecInfo | None:
-    try:
-        codec = codecs.lookup(name)
-    except (LookupError, ValueError):
-        return None
-    return codec if codec.name.startswith(_WEB_CODECS) else None
+async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
+    """Return the decompressed body, and whether it was cut at `max_bytes`; raises RefusedError.
+
+    No more than `max_bytes` are held in memory, however much the server sends and whatever it decompresses to.
+    """
+    if coding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+        raise RefusedError("encoding", "it is compressed in a way that is not supported")
+    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB) if coding not in ("", "identity") else None
+    body = bytearray()
+    num_read = 0
+    async for chunk in chunks:
+        num_read += len(chunk)
+        try:
+            body += unpacker.decompress(chunk, max_bytes + 1 - len(body)) if unpacker else chunk
+        except zlib.error:
+            raise RefusedError("encoding", "its compression is broken") from None
+        # Count the compressed bytes too: an endless stream can decompress to nothing.
+        if max(len(body), num_read) > max_bytes:
+            return bytes(body[:max_bytes]), True
+    if unpacker and num_read and not unpacker.eof:
+        raise RefusedError("unreachable", "its server broke off within it", passing=True)
+    return bytes(body), False
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Return the IP addresses of a host; raises RefusedError."""
+    """Return the IP addresses of a host; raises RequestError, or RefusedError for an unknown host."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        if error.errno == socket.EAI_AGAIN:
+    except (socket.gaierror, UnicodeError) as error:
+        if getattr(error, "errno", None) == socket.EAI_AGAIN:
             problem = f"no name server answered for {host}; check this machine's network"
-            raise RefusedError(_NO_NAME_SERVER, problem, passing=True) from None
-        raise RefusedError("unreachable", "there is no host of this name") from None
-    except UnicodeError:
+            raise RequestError(problem, passing=True) from None
         raise RefusedError("unreachable", "there is no host of this name") from None
     return [str(info[4][0]) for info in addresses]
 
@@ -129,8 +143,6 @@ def is_public(text: str) -> bool:
 class Page:
     """A fetched page."""
 
-    url: str
-    """The address after all redirects."""
     media_type: str
     """The declared type, in lower case; may be empty."""
     text: str
@@ -159,7 +171,7 @@ class PageFetcher:
         self.limits = limits
         self._attempts = Attempts(limits)
         self._block_list = block_list
-        self._allowed_hosts = frozenset(map(_normal_host_port, allowed_hosts))
+        self._allowed_hosts = frozenset(_host_port(httpx.URL(f"http://{allowed}")) for allowed in allowed_hosts)
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
 
     async def fetch(self, url: str) -> Page:
@@ -170,12 +182,12 @@ class PageFetcher:
             ToolUnavailableError: If no name server answers.
         """
         try:
-            return await self._attempts.ask(lambda: self._follow(url))
-        except RefusedError as error:
-            if error.category == _NO_NAME_SERVER:
-                raise ToolUnavailableError(str(error)) from None
+            return await self._attempts.repeat(lambda: self._follow(url))
+        except RefusedError:
             raise
-        except RequestError:
+        except RequestError as error:
+            raise ToolUnavailableError(str(error)) from None
+        except TimeoutError:
             raise RefusedError("timeout", f"it was not there within {self.limits.time_limit_s:g} s") from None
 
     async def _follow(self, url: str) -> Page:
@@ -217,11 +229,6 @@ class PageFetcher:
                 pool.stream("GET", origin, headers=_HEADERS, extensions=extensions) as response,
             ):
                 return await self._page(url, response)
-        except RefusedError:
-            raise
-        except RequestError as error:
-            category = "unreachable" if error.passing else "encoding"
-            raise RefusedError(category, str(error), passing=error.passing) from None
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
             problem = f"its server broke off ({type(error).__name__})"
             raise RefusedError("unreachable", problem, passing=True) from None
@@ -239,14 +246,13 @@ class PageFetcher:
                 "status",
                 f"its server answered with status {response.status}",
                 passing=is_passing(response.status),
-                wait_s=retry_after_s(headers.get("retry-after", "")),
             )
         kind, charset = _media_type(headers.get("content-type", ""))
         if kind and not kind.startswith("text/") and kind not in _TEXT_TYPES:
             raise RefusedError("content_type", f"it is of type {kind[:60]}, not text")
         coding = headers.get("content-encoding", "").strip().lower()
         body, cut = await read_body(response.aiter_stream(), coding, self.limits.max_bytes)
-        return Page(url=str(url), media_type=kind, text=decode_body(body, charset), cut=cut)
+        return Page(media_type=kind, text=decode_body(body, charset), cut=cut)
 
 
 def _media_type(content_type: str) -> tuple[str, str]:
@@ -279,14 +285,13 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         # One private address is enough to refuse: a name with both kinds is an attack.
         if f"{host}:{port}" not in self._allowed_hosts and not all(map(is_public, addresses)):
             raise RefusedError("address", "its host's address is not on the public internet")
-        for address in addresses[:-1]:
+        failure: Exception = RefusedError("unreachable", "there is no host of this name")
+        for address in addresses:
             try:
                 return await self._network.connect_tcp(address, port, timeout, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout):
-                continue
-        if not addresses:
-            raise RefusedError("unreachable", "there is no host of this name")
-        return await self._network.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure
 
     async def connect_unix_socket(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
         raise RefusedError("address", "its host is a socket of this machine")
@@ -301,11 +306,3 @@ def _port(url: httpx.URL) -> int:
 
 def _host_port(url: httpx.URL) -> str:
     return f"{url.raw_host.decode()}:{_port(url)}"
-
-
-def _normal_host_port(allowed: str) -> str:
-    """Return an allowed "host:port" in the form in which an address names it."""
-    try:
-        return _host_port(httpx.URL(f"http://{allowed}"))
-    except httpx.InvalidURL:
-        return allowed

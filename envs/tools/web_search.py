@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -26,10 +25,10 @@ TAVILY_KEY_VARIABLE = "TAVILY_API_KEY"
 TAVILY_URL = "https://api.tavily.com"
 
 _HEAD_CHARS = 2000
+_MARKS = re.compile(r"\b(?:url|query):|[|<>]", re.IGNORECASE)
 _BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
-_NAMED_URL = re.compile(r"\s*url:\s*(\S+)(.*)", re.IGNORECASE | re.DOTALL)
 # Possessive, so that a long run of scheme letters from the policy is scanned once.
-_BARE_URL = re.compile(r"(?<![a-z0-9+.-])(?:\B[a-z]|[0-9+.-])*+(?P<url>\b[a-z][a-z0-9+.-]*+://\S+)", re.IGNORECASE)
+_URL = re.compile(r"(?<![a-z0-9+.-])(?:\B[a-z]|[0-9+.-])*+(?P<url>\b[a-z][a-z0-9+.-]*+://\S+)", re.IGNORECASE)
 _PASSING_WIKI_CODES = ("maxlag", "ratelimited", "readonly")
 
 
@@ -51,48 +50,39 @@ class PageFinder(Protocol):
         ...
 
 
-@contextmanager
-def _reading_reply_of(service: str) -> Iterator[None]:
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, ValueError, RecursionError):
-        raise RequestError(f"a reply that does not follow the {service} API") from None
-
-
 class GoogleFinder:
     """Google's Programmable Search; the text of a page is its snippet.
 
     Fields: https://developers.google.com/custom-search/v1/reference/rest/v1/Search
     """
 
-    def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL, max_results: int = MAX_RESULTS) -> None:
+    def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL) -> None:
         keyless = "or switch on `wikipedia_search`, which needs no key"
         key = required_key("google_search", GOOGLE_KEY_VARIABLE, keyless)
         self._engine_id = required_key("google_search", ENGINE_VARIABLE, keyless)
-        # In a header, because addresses are written to the logs of HTTP clients and servers.
-        self._service = Service("Google search", base_url, limits, key=key, key_header="X-Goog-Api-Key")
-        self._max_results = max_results
+        self._service = Service(
+            "Google search",
+            base_url,
+            limits,
+            key=key,
+            # In a header, because addresses are written to the logs of HTTP clients and servers.
+            key_header="X-Goog-Api-Key",
+            advice=f"check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}",
+            takes_queries=True,
+        )
 
     async def find(self, query: str) -> list[FoundPage]:
-        return await self._service.ask(lambda: self._attempt(query))
+        params = {"cx": self._engine_id, "q": query, "num": str(MAX_RESULTS)}
 
-    async def _attempt(self, query: str) -> list[FoundPage]:
-        params = {"cx": self._engine_id, "q": query, "num": str(self._max_results)}
-        try:
+        async def attempt() -> list[FoundPage]:
             reply = await self._service.send("GET", "", params=params)
-        except RequestError as error:
-            if error.status == 400 and "API key" not in error.body:
-                raise RefusedError("bad_query", str(error)) from None
-            if error.status in (400, 401, 403):
-                advice = f"{error}: check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}"
-                raise RequestError(advice, status=error.status) from None
-            raise
-        with _reading_reply_of("Programmable Search"):
             # `items` is missing if nothing was found.
             return [
                 FoundPage(title=str(item["title"]), url=str(item["link"]), text=str(item.get("snippet", "")))
                 for item in reply.get("items", [])
             ]
+
+        return await self._service.ask(attempt)
 
 
 class TavilyFinder:
@@ -106,48 +96,39 @@ class TavilyFinder:
         limits: ServiceLimits,
         *,
         base_url: str = TAVILY_URL,
-        max_results: int = MAX_RESULTS,
         excluded_hosts: tuple[str, ...] = (),
     ) -> None:
         # Imported now, and only where it is used: the import takes a second.
         from tavily import AsyncTavilyClient
 
-        keyless = "or use envs.search = 'offline', which needs no key"
-        key = required_key("Tavily search", TAVILY_KEY_VARIABLE, keyless)
-        self._service = Service("Tavily search", base_url, limits, key=key)
+        key = required_key("Tavily search", TAVILY_KEY_VARIABLE, "or use envs.search = 'offline', which needs no key")
+        advice = f"check the key in {TAVILY_KEY_VARIABLE}"
+        self._service = Service("Tavily search", base_url, limits, key=key, advice=advice, takes_queries=True)
         self._new_client = partial(AsyncTavilyClient, key, api_base_url=base_url)
-        self._max_results = max_results
         self._excluded_hosts = list(excluded_hosts)
 
     async def find(self, query: str) -> list[FoundPage]:
         """Return the pages for a query; the service leaves out the excluded hosts."""
-        options = {"query": query, "max_results": self._max_results, "exclude_domains": self._excluded_hosts}
-        results = await self._service.ask(lambda: self._attempt("search", options))
+        results = await self._ask("search", query=query, max_results=MAX_RESULTS, exclude_domains=self._excluded_hosts)
         return [
             FoundPage(title=str(page.get("title") or ""), url=page["url"], text=str(page.get("content") or ""))
-            for page in results[: self._max_results]
+            for page in results[:MAX_RESULTS]
         ]
 
     async def extract(self, urls: Sequence[str]) -> dict[str, str]:
         """Return the text of the pages that the service can read, by address."""
-        options = {"urls": list(urls), "format": "text", "timeout": self._service.limits.attempt_limit_s}
-        results = await self._service.ask(lambda: self._attempt("extract", options))
+        results = await self._ask(
+            "extract", urls=list(urls), format="text", timeout=self._service.limits.attempt_limit_s
+        )
         return {page["url"]: str(page.get("raw_content") or "") for page in results}
 
-    async def _attempt(self, method: str, options: dict[str, Any]) -> list[dict[str, Any]]:
-        try:
+    async def _ask(self, method: str, **options: Any) -> list[dict[str, Any]]:
+        async def attempt() -> list[dict[str, Any]]:
             async with self._service.client() as http:
-                with _reading_reply_of("Tavily"):
-                    reply = await getattr(self._new_client(client=http), method)(**options)
-        except RequestError as error:
-            if error.status == 400:
-                raise RefusedError("bad_query", str(error)) from None
-            if error.status in (401, 403, 432, 433):
-                refusal = f"{error}: it refused the key in {TAVILY_KEY_VARIABLE}"
-                raise RequestError(refusal, status=error.status) from None
-            raise
-        with _reading_reply_of("Tavily"):
+                reply = await getattr(self._new_client(client=http), method)(**options)
             return [{**page, "url": str(page["url"])} for page in self._service.without_key(reply)["results"]]
+
+        return await self._service.ask(attempt)
 
 
 class WikipediaFinder:
@@ -156,9 +137,8 @@ class WikipediaFinder:
     Modules `search`, `extracts` and `info`, format version 2: https://www.mediawiki.org/wiki/API:Query
     """
 
-    def __init__(self, limits: ServiceLimits, *, base_url: str, max_results: int = MAX_RESULTS) -> None:
+    def __init__(self, limits: ServiceLimits, *, base_url: str) -> None:
         self._service = Service("Wikipedia", base_url, limits)
-        self._max_results = max_results
 
     async def find(self, query: str) -> list[FoundPage]:
         return await self._service.ask(lambda: self._attempt(query))
@@ -170,7 +150,7 @@ class WikipediaFinder:
             "formatversion": "2",
             "generator": "search",
             "gsrsearch": query,
-            "gsrlimit": str(self._max_results),
+            "gsrlimit": str(MAX_RESULTS),
             "prop": "extracts|info",
             "exintro": "1",
             "explaintext": "1",
@@ -180,18 +160,17 @@ class WikipediaFinder:
             "maxlag": "5",
         }
         reply = await self._service.send("GET", "", params=params)
-        with _reading_reply_of("MediaWiki"):
-            if "error" in reply:
-                code = str(reply["error"]["code"])
-                if code in _PASSING_WIKI_CODES:
-                    raise RequestError(code, passing=True)
-                raise RefusedError("bad_query", code)
-            # `query` is missing if nothing was found. The pages are not sorted.
-            pages = sorted(reply.get("query", {}).get("pages", []), key=lambda page: int(page["index"]))
-            return [
-                FoundPage(title=str(page["title"]), url=str(page["fullurl"]), text=str(page.get("extract", "")))
-                for page in pages
-            ]
+        if "error" in reply:
+            code = str(reply["error"]["code"])
+            if code in _PASSING_WIKI_CODES:
+                raise RequestError(code, passing=True)
+            raise RefusedError("bad_query", code)
+        # `query` is missing if nothing was found. The pages are not sorted.
+        pages = sorted(reply.get("query", {}).get("pages", []), key=lambda page: int(page["index"]))
+        return [
+            FoundPage(title=str(page["title"]), url=str(page["fullurl"]), text=str(page.get("extract", "")))
+            for page in pages
+        ]
 
 
 async def _find(finder: PageFinder, block_list: BlockList, query: str) -> list[FoundPage] | ToolResult:
@@ -232,7 +211,7 @@ class PageSearchTool:
 class WebSearchTool:
     """A tool that returns the best passages of web pages for a question.
 
-    `url: ADDRESS QUESTION` reads that page, a QUESTION alone the pages that `finder` finds. Tavily reads its pages
+    A question with an address reads that page, a question alone the pages that `finder` finds. Tavily reads its pages
     itself. A page that cannot be read is an observation that says why.
     """
 
@@ -246,7 +225,6 @@ class WebSearchTool:
         *,
         block_list: BlockList,
         max_chars: int,
-        max_passages: int = MAX_RESULTS,
     ) -> None:
         # Imported now: at the first page it would take up that page's time.
         import trafilatura
@@ -257,14 +235,11 @@ class WebSearchTool:
         self._finder = finder
         self._block_list = block_list
         self._max_chars = max_chars
-        self._max_passages = max_passages
 
     async def call(self, arguments: str) -> ToolResult:
-        if named := _NAMED_URL.match(arguments):
-            return await self._read_one(named[1], _query(named[2]))
-        if bare := _BARE_URL.search(arguments):
-            rest = arguments[: bare.start("url")] + " " + arguments[bare.end("url") :]
-            return await self._read_one(bare["url"], _query(rest))
+        if found := _URL.search(arguments):
+            rest = arguments[: found.start("url")] + " " + arguments[found.end("url") :]
+            return await self._read_one(found["url"], _query(rest))
         query = _query(arguments)
         if not query:
             return ToolResult(text="The search needs a question or `url: ADDRESS QUESTION`.", error="empty_query")
@@ -278,7 +253,7 @@ class WebSearchTool:
             return ToolResult(text=f"The page was not read: {error}.", error=error.category)
         note = f"(page cut after {self._fetcher.limits.max_bytes} bytes)\n" if page.cut else ""
         room = self._max_chars - len(note)
-        passages = self._best(split_passages(text, max(MIN_PASSAGE_CHARS, room // self._max_passages - 1)), query)
+        passages = self._best(split_passages(text, max(MIN_PASSAGE_CHARS, room // MAX_RESULTS - 1)), query)
         return ToolResult(text=note + "\n".join(passages)[:room])
 
     async def _read_all(self, pages: list[FoundPage], query: str) -> ToolResult:
@@ -286,7 +261,7 @@ class WebSearchTool:
             texts = await self._extracted(self._finder, pages)
         else:
             texts = await asyncio.gather(*map(self._fetched_text, pages))
-        chars = max(MIN_PASSAGE_CHARS, self._max_chars // self._max_passages - 1)
+        chars = max(MIN_PASSAGE_CHARS, self._max_chars // MAX_RESULTS - 1)
         passages = [
             f"{page.title}: {passage}"[:chars]
             for page, text in zip(pages, texts, strict=True)
@@ -329,7 +304,7 @@ class WebSearchTool:
 
     def _best(self, passages: list[str], query: str) -> list[str]:
         """Return the best passages, or the first ones if none shares a word with the query."""
-        return PassageIndex(passages).find(query, self._max_passages) or passages[: self._max_passages]
+        return PassageIndex(passages).find(query, MAX_RESULTS) or passages[:MAX_RESULTS]
 
 
 def readable_text(page: Page) -> str:
@@ -345,4 +320,4 @@ def readable_text(page: Page) -> str:
 
 
 def _query(text: str) -> str:
-    return " ".join(text.replace("|", " ").split()).removeprefix("query: ")[:MAX_QUERY_CHARS]
+    return " ".join(_MARKS.sub(" ", text).split())[:MAX_QUERY_CHARS]

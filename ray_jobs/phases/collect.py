@@ -59,7 +59,7 @@ def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
 def collect(run: "Run") -> list[Trajectory]:
     """Return trajectories of the current policy on training tasks; those in the run folder are not collected again."""
     if run.finished("collect") is None:
-        _collect_all(run, prm_tasks(run.config, leak_report=run.folder.leaks))
+        _collect_all(run, prm_tasks(run.config))
     return list(CollectedGroups(run.folder.collected).trajectories())
 
 
@@ -78,7 +78,7 @@ def run_collect(config: RunConfig, adapter: Path | None) -> None:
     the run.
     """
     with LocalRun(config, adapter) as run, locked(run.folder.path):
-        tasks = prm_tasks(config, leak_report=run.folder.leaks)
+        tasks = prm_tasks(config)
         _keep_policy(run)
         _collect_all(run, tasks)
     run.console.note(f"trajectories: {run.folder.collected}")

@@ -126,7 +126,6 @@ class RunPaths:
         self.cold_start = path / "cold_start"
         self.collected = path / "collected"
         self.labels = path / "labels.jsonl"
-        self.leaks = path / "leaks.json"
         self.receipts = path / "judge_receipts.jsonl"
         self.prm = path / "prm"
         self.quality = path / "prm_quality.json"

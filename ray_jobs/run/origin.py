@@ -175,7 +175,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration for actors, whose processes may have been started in another folder."""
     keys = ["output_dir", "reward.credit.prm_path"]
     if _SUBMITTED not in os.environ:
-        keys += ["envs.data_path", "envs.recording", "envs.web.blocked_questions"]
+        keys += ["envs.data_path", "envs.web.blocked_questions"]
         keys += ["code_path", "cold_start.path", "agent.memory.path"]
     values, changes = config.model_dump(), {}
     for key in keys:

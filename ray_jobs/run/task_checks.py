@@ -55,7 +55,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         _check_shown_are_not_held_out(config, held_out, training=training)
         if training:
             training_tasks(config)
-        _check_never_trained_on(config, held_out, with_teacher=own.with_teacher)
+        _check_never_trained_on(config, held_out)
         _check_references({*mix, *config.evaluation_mix}, path, own)
         if training:
             _check_plans(config, cold_start_tasks(config))
@@ -64,7 +64,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         raise UserError(f"the tasks of envs.mix = {_shown(mix)}{evaluated} cannot be drawn: {reason(error)}") from error
 
 
-def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Task]":
+def prm_tasks(config: RunConfig) -> "list[Task]":
     """Return the tasks of the trajectories that a PRM is trained on, as `collection_tasks` draws them.
 
     Raises:
@@ -75,7 +75,7 @@ def prm_tasks(config: RunConfig, *, leak_report: Path | None = None) -> "list[Ta
 
     own = CustomSources.of(config)
     try:
-        tasks = collection_tasks(config.envs, config.collect, seed=config.seed, leak_report=leak_report, custom=own)
+        tasks = collection_tasks(config.envs.mix, count=config.collect.num_tasks, seed=config.seed, custom=own)
     except (ValueError, OSError, KeyError) as error:
         raise UserError(
             f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"
@@ -192,7 +192,7 @@ def _check_shown_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]",
             )
 
 
-def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, with_teacher: bool) -> None:
+def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> None:
     """Check that no training question is also held out.
 
     The halves of one data set are apart by construction, and so are generated families; two other data sets may share
@@ -204,7 +204,7 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]", *, wi
     drawn = (name for mix in (config.envs.mix, config.evaluation_mix) for name, share in mix.items() if share > 0)
     if len({*drawn} - FAMILIES.keys()) < 2:
         return
-    kept = never_trained_on(held_out, config.envs, with_teacher=with_teacher)
+    kept = never_trained_on(held_out, config.envs)
     first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
     if first is not None:
         raise UserError(

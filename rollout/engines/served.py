@@ -12,14 +12,14 @@ import httpx
 import ollama
 import openai
 
-from configs.api_keys import on_this_machine, required_key
+from configs.api_keys import required_key
 from configs.backend import ServedConfig
+from envs.tools.http import BoundedClient
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.types import Message, TextCompletion
 
 Reply = TypeVar("Reply")
 
-MAX_REPLY_BYTES = 4 * 2**20
 MAX_QUOTED_CHARS = 200
 """Longest part of a server's own error text that one of our errors quotes."""
 REQUEST_TIMEOUT_S = 120.0
@@ -47,52 +47,14 @@ _ADVICE = {
 }
 
 
-class _HttpClient(httpx.AsyncClient):
-    """An HTTP client that bounds the size of each reply and the time until its last byte.
-
-    httpx's own timeout holds for each read, so a server that trickles never reaches it. Connections are not kept:
-    several event loops may use one client. A proxy of the environment is not used for a server on this machine.
-    """
-
-    def __init__(self, *, base_url: str, timeout: float, **options: Any) -> None:
-        limits = httpx.Limits(max_keepalive_connections=0)
-        proxied = not on_this_machine(base_url)
-        super().__init__(base_url=base_url, timeout=timeout, limits=limits, trust_env=proxied, **options)
-        # A compressed reply could be far larger than what is read of it.
-        self.headers["Accept-Encoding"] = "identity"
-        self._limit_s = timeout
-
-    async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
-        """Return the whole reply. Raises httpx.HTTPError."""
-        is_upload = "Transfer-Encoding" in request.headers
-        content = bytearray()
-        try:
-            async with asyncio.timeout(None if is_upload else self._limit_s):
-                response = await super().send(request, stream=True, **options)
-                try:
-                    if response.headers.get("Content-Encoding", "identity") != "identity":
-                        raise httpx.DecodingError("the reply is compressed", request=request)
-                    async for chunk in response.aiter_raw():
-                        content += chunk
-                        if len(content) > MAX_REPLY_BYTES:
-                            message = f"the reply has more than {MAX_REPLY_BYTES} bytes"
-                            raise httpx.DecodingError(message, request=request)
-                finally:
-                    await response.aclose()
-        except TimeoutError:
-            raise httpx.ReadTimeout(f"no reply within {self._limit_s:g} s", request=request) from None
-        headers = [pair for pair in response.headers.multi_items() if pair[0] != "transfer-encoding"]
-        return httpx.Response(response.status_code, headers=headers, content=bytes(content), request=request)
-
-
 class _OllamaClient(ollama.AsyncClient):
-    """Ollama's client over `_HttpClient`. A dialogue that does not fit the context is an error."""
+    """Ollama's client over `BoundedClient`. A dialogue that does not fit the context is an error."""
 
     def __init__(self, config: ServedConfig, key: str) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # `AsyncClient.__init__` differs only in the HTTP client that it passes on.
         super(ollama.AsyncClient, self).__init__(
-            _HttpClient, config.base_url, follow_redirects=False, timeout=REQUEST_TIMEOUT_S, headers=headers
+            BoundedClient, config.base_url, follow_redirects=False, timeout=REQUEST_TIMEOUT_S, headers=headers
         )
         if not key:
             # The client sends OLLAMA_API_KEY to any server; only `backend.api_key_env` may name a key.
@@ -272,7 +234,7 @@ class OpenAiEngine(_ServedEngine):
             timeout=REQUEST_TIMEOUT_S,
             default_headers={"OpenAI-Organization": openai.Omit(), "OpenAI-Project": openai.Omit()},  # type: ignore[dict-item]
             # Declared for httpx2 only, but httpx is accepted as well.
-            http_client=_HttpClient(base_url=config.base_url, timeout=REQUEST_TIMEOUT_S),  # type: ignore[arg-type]
+            http_client=BoundedClient(base_url=config.base_url, timeout=REQUEST_TIMEOUT_S),  # type: ignore[arg-type]
         )
 
     async def check(self) -> None:

@@ -35,10 +35,15 @@ def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
     recipe.write_text(
         'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nagent.memory = { path = "~/m", type = "folder" }'
     )
-    config = load_run_config(recipe, ["envs.recording=~/r.jsonl", "reward.credit.prm_path=~/prm", "name=a"])
+    config = load_run_config(recipe, ["envs.web.blocked_questions=~/b.txt", "reward.credit.prm_path=~/prm", "name=a"])
     assert config.run_path == tmp_path / "runs" / "a"
-    paths = (config.envs.data_path, config.planner.memory.path, config.envs.recording, config.reward.prm_path)
-    assert paths == tuple(str(tmp_path / name) for name in ("q.jsonl", "m", "r.jsonl", "prm"))
+    paths = (
+        config.envs.data_path,
+        config.planner.memory.path,
+        config.envs.web.blocked_questions,
+        config.reward.prm_path,
+    )
+    assert paths == tuple(str(tmp_path / name) for name in ("q.jsonl", "m", "b.txt", "prm"))
 
 
 def test_the_last_override_wins(tmp_path):
@@ -78,7 +83,6 @@ def test_the_last_override_wins(tmp_path):
         ('envs.web.allowed_hosts=["http://wiki.local:80"]', "envs.web.allowed_hosts"),
         ('envs.web.blocked_hosts=["https://a.example"]', "envs.web.blocked_hosts"),
         ('envs.web.blocked_hosts=["*.a.example"]', "envs.web.blocked_hosts"),
-        ("envs.recording_mode=replay", "envs"),
         ("envs.base_generator.model=m", "envs.base_generator.base_url"),
         ('agent.memory={type="folder", path=""}', "agent.memory.path"),
         ("seed", "override 'seed'"),

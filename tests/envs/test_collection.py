@@ -7,18 +7,12 @@ from string import ascii_lowercase
 
 import pytest
 
-from configs.envs import EnvsConfig
-from configs.reward import CollectConfig
 from configs.run import RunConfig
+from envs.datasets.custom import CustomSources
 from envs.datasets.rows import question_key
 from envs.datasets.sampler import TaskSampler, collection_tasks, demonstration_tasks, evaluation_tasks, load_tasks
 
 MIX = {"lookup": 0.6, "two_lookup": 0.4}
-
-
-@pytest.fixture
-def leaks(tmp_path):
-    return tmp_path / "leaks.json"
 
 
 @pytest.fixture(scope="module")
@@ -30,36 +24,35 @@ def hands(tmp_path_factory):
     return path
 
 
-def collect(leaks, *, mix=MIX, data_path=None, seed=0, num_tasks=100):
-    envs = EnvsConfig(mix=mix, data_path=None if data_path is None else str(data_path))
-    return collection_tasks(envs, CollectConfig(num_tasks=num_tasks), seed=seed, leak_report=leaks)
+def collect(*, mix=MIX, data_path=None, seed=0, num_tasks=100):
+    return collection_tasks(mix, count=num_tasks, seed=seed, custom=CustomSources(path=data_path))
 
 
 # Generated tasks.
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_no_task_is_one_of_the_runs_training_tasks(leaks, seed):
+def test_no_task_is_one_of_the_runs_training_tasks(seed):
     sampler = TaskSampler(MIX, seed=seed)
     trained_on = [sampler.task(ordinal) for ordinal in range(10_000)]
     trained_on += [one.task for one in demonstration_tasks(MIX, count=300, seed=seed)]
-    tasks = collect(leaks, seed=seed, num_tasks=300)
+    tasks = collect(seed=seed, num_tasks=300)
     assert not {task.id for task in tasks} & {task.id for task in trained_on}
     assert not {question_key(task.question) for task in tasks} & {question_key(task.question) for task in trained_on}
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_no_question_is_one_of_the_evaluation(leaks, hands, seed):
+def test_no_question_is_one_of_the_evaluation(hands, seed):
     mix = {**MIX, "game24": 0.5}
     run = RunConfig(seed=seed, envs={"mix": mix, "data_path": str(hands)}, evaluation={"num_tasks": 300})
     asked = {task.question for task in evaluation_tasks(run)}
-    tasks = collect(leaks, mix=mix, data_path=hands, seed=seed, num_tasks=300)
+    tasks = collect(mix=mix, data_path=hands, seed=seed, num_tasks=300)
     assert (len(asked), len(tasks)) == (300, 300)
     assert not {task.question for task in tasks} & asked
 
 
-def test_counts_follow_the_mix_by_hand(leaks, hands):
-    tasks = collect(leaks, mix={"lookup": 3, "branch": 1, "game24": 1, "arith": 0}, data_path=hands, num_tasks=50)
+def test_counts_follow_the_mix_by_hand(hands):
+    tasks = collect(mix={"lookup": 3, "branch": 1, "game24": 1, "arith": 0}, data_path=hands, num_tasks=50)
     assert Counter(task.dataset for task in tasks) == {"lookup": 30, "branch": 10, "game24": 10}
 
 
@@ -91,25 +84,12 @@ def evaluation_rows():
     return [(f"2024-I-{index}", question(rng)) for index in range(1, 31)]
 
 
-def test_aime_problems_that_leak_the_evaluation_are_dropped_and_reported(leaks, tmp_path):
+def test_aime_problems_that_leak_the_evaluation_are_dropped_for_rl_and_a_prm(tmp_path):
     test_rows = evaluation_rows()
     (_, first), (_, second), *_ = test_rows
     rows = public_rows(leaking=[first.upper(), f"$ {second} $"])
-    path = write_csv(tmp_path / "aime.csv", [*rows, *test_rows])
-    tasks = collect(leaks, mix={"aime": 1.0}, data_path=path, num_tasks=918)
-    assert len(tasks) == 916
-    assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}
-    report = json.loads(leaks.read_text())
-    dropped = [(entry["id"], entry["rule"], entry["test_index"]) for entry in report["dropped"]]
-    assert [entry for entry in dropped if entry[1] != "year"] == [(rows[0][0], "equal", 0), (rows[1][0], "equal", 1)]
-    assert (len(dropped), report["checked"], report["test_questions"]) == (32, 948, 30)
-
-
-def test_rl_trains_on_no_aime_problem_that_leaks_the_evaluation(tmp_path):
-    test_rows = evaluation_rows()
-    (_, first), (_, second), *_ = test_rows
-    rows = public_rows(leaking=[first.upper(), f"$ {second} $"])
-    whole = write_csv(tmp_path / "aime.csv", [*rows, *test_rows[:14], ("2022-II-8", question(random.Random(2)))])
-    tasks = load_tasks("aime", split="train", count=None, seed=0, path=whole)
-    assert len(tasks) == 916
-    assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}
+    path = write_csv(tmp_path / "aime.csv", [*rows, *test_rows, ("2022-II-8", question(random.Random(2)))])
+    trained = load_tasks("aime", split="train", count=None, seed=0, custom=CustomSources(path=path))
+    for tasks in (trained, collect(mix={"aime": 1.0}, data_path=path, num_tasks=918)):
+        assert len(tasks) == 916
+        assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}

@@ -8,12 +8,11 @@ import pyarrow.parquet
 import pytest
 from pydantic import ValidationError
 
-from configs.envs import EnvsConfig, OwnDatasetConfig
+from configs.envs import OwnDatasetConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
-from configs.reward import CollectConfig
 from configs.run import RunConfig
-from envs.datasets.custom import CustomSources, file_tasks, load_file, module_tasks
+from envs.datasets.custom import CustomSources, file_tasks, module_tasks, read_source
 from envs.datasets.rows import question_key
 from envs.datasets.sampler import (
     cold_start_tasks,
@@ -35,6 +34,10 @@ CODE = "def double(x):\n    return 2 * x\n"
 
 def message(role, text="What is in it?"):
     return {"role": role, "content": text}
+
+
+def load_file(name, path, *, split):
+    return CustomSources(path=path).tasks(name, split)
 
 
 def write(path, rows):
@@ -87,16 +90,15 @@ def test_custom_scorer_gets_further_columns_and_unchanged_answers(file, tmp_path
     )
     monkeypatch.syspath_prepend(tmp_path)
     path = file({"question": "How many?", "answer": 40, "near": 2, "split": "train"})
-    custom = CustomSources(scorer="near_enough:score")
-    [task] = load_tasks("own_integer", split="train", count=None, seed=0, path=path, custom=custom)
+    custom = CustomSources(scorer="near_enough:score", path=path)
+    [task] = load_tasks("own_integer", split="train", count=None, seed=0, custom=custom)
     assert [score_answer(task, answer) for answer in ("40", "42", "43")] == [1.0, 1.0, 0.0]
 
     path = file({"question": "Write double.", "answer": CODE, "split": "train"}, {**CAPITALS[0], "split": "eval"})
-    envs = EnvsConfig(mix={"own_text": 1.0}, data_path=str(path))
-    drawn = load_tasks("own_text", split="train", count=None, seed=0, path=path, custom=custom)
-    drawn += collection_tasks(envs, CollectConfig(num_tasks=2), seed=0, leak_report=None, custom=custom)
+    drawn = load_tasks("own_text", split="train", count=None, seed=0, custom=custom)
+    drawn += collection_tasks({"own_text": 1.0}, count=2, seed=0, custom=custom)
     assert [task.answer for task in drawn] == [CODE, CODE]
-    [compared] = load_tasks("own_text", split="train", count=None, seed=0, path=path)
+    [compared] = load_tasks("own_text", split="train", count=None, seed=0, custom=CustomSources(path=path))
     assert compared.answer == "def double(x): return 2 * x"
 
 
@@ -179,7 +181,7 @@ def test_file_with_a_shared_question_an_empty_split_or_too_many_answers_is_refus
 
 def test_training_never_asks_the_held_out_rows_of_a_file(file):
     config = load_run_config(None, ["envs.mix={own_text=1}", f"envs.data_path={file(*CAPITALS)}"])
-    held_out = held_out_tasks(config.envs.mix, count=3, seed=0, path=file(*CAPITALS))
+    held_out = held_out_tasks(config.envs.mix, count=3, seed=0, custom=CustomSources(path=file(*CAPITALS)))
     train = load_file("own_text", file(*CAPITALS), split="train")
     sampler = training_tasks(config)
     assert {sampler.task(ordinal).id for ordinal in range(len(train))} == {task.id for task in train}
@@ -223,7 +225,7 @@ def dated():
     return [{"question": "a?", "answer": "x", "when": datetime.date(2024, 5, 1)}]
 
 def repeated():
-    return [{"question": "Who?", "answer": "x"}, {"question": "who?", "answer": "y"}]
+    return [{"question": "Who is  it?", "answer": "x"}, {"question": "Who is it?", "answer": "y"}]
 
 def no_text():
     return [{"question": 3, "answer": "x"}]
@@ -268,7 +270,7 @@ TEACHER = ["agent.function=mine:solve", "reward.credit=outcome", "cold_start.fun
 def functions(tmp_path, monkeypatch):
     (tmp_path / "functions_of_the_test.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(tmp_path)
-    module_tasks.cache_clear()
+    read_source.cache_clear()
 
 
 def source(name, **further):
@@ -358,8 +360,8 @@ def test_answer_keeps_its_lines_for_a_custom_scorer_only():
         ("no_question", ValueError, "question"),
         ("no_answer", ValueError, "answer"),
         ("scored_by_an_object", ValueError, "scorer"),
-        ("dated", ValueError, "when"),
-        ("with_a_set", ValueError, "near"),
+        ("dated", ValueError, "date"),
+        ("with_a_set", ValueError, "set"),
         ("shared", ValueError, "mine-1"),
         ("shared_group", ValueError, "kept_with"),
         ("broken", OwnCodeError, "OSError"),
@@ -381,13 +383,12 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     custom, sampler = CustomSources.of(config), training_tasks(config)
     trained = [sampler.task(ordinal) for ordinal in range(100)]
     held_out = evaluation_tasks(config)
-    collect = CollectConfig(num_tasks=5)
-    collected = collection_tasks(config.envs, collect, seed=0, leak_report=None, custom=custom)
+    collected = collection_tasks(config.envs.mix, count=5, seed=0, custom=custom)
     ids = [{task.id for task in tasks} for tasks in (trained, held_out, collected)]
     assert sum(map(len, ids)) == len(set.union(*ids))
     assert {(task.scorer, task.scoring_limit_s) for task in (*trained, *held_out, *collected)} == {("some:one", 3.0)}
     assert never_trained_on([*trained, *held_out], config.envs) == held_out
-    assert module_tasks.cache_info().misses == 1
+    assert read_source.cache_info().misses == 1
     assert custom.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
 
 
@@ -408,9 +409,8 @@ class ScriptedSources:
 
 
 def test_collected_tasks_have_the_order_of_the_mix_in_every_process():
-    envs = EnvsConfig.model_construct(mix=dict.fromkeys(ScriptedSources.datasets, 1.0), data_path=None)
-    collect, custom = CollectConfig(num_tasks=8), ScriptedSources()
-    collected = collection_tasks(envs, collect, seed=0, leak_report=None, custom=custom)
+    mix = dict.fromkeys(ScriptedSources.datasets, 1.0)
+    collected = collection_tasks(mix, count=8, seed=0, custom=ScriptedSources())
     assert "".join(task.dataset for task in collected) == "hgfedcba"
 
 

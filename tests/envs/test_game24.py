@@ -7,6 +7,7 @@ import pytest
 from real_data import REAL_DATA, needs
 
 from envs.datasets import game24
+from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import load_tasks
 
 
@@ -55,11 +56,11 @@ def test_a_malformed_hand_is_refused(tmp_path, hand):
 
 def test_the_registry_holds_a_file_apart_by_the_same_halves(tmp_path):
     path = write_hands(tmp_path / "hands.jsonl", *([1, 1, n, m] for n in range(2, 8) for m in range(8, 13)))
-    train = load_tasks("game24", split="train", count=8, seed=0, path=path)
+    train = load_tasks("game24", split="train", count=8, seed=0, custom=CustomSources(path=path))
     held_out = {task.answer for task in game24.generate_game24(split="eval", count=600, seed=0)}
     assert not {task.answer for task in train} & held_out
     with pytest.raises(ValueError):
-        load_tasks("game24", split="train", count=31, seed=0, path=path)
+        load_tasks("game24", split="train", count=31, seed=0, custom=CustomSources(path=path))
 
 
 @needs("gameof24.jsonl")

@@ -1,23 +1,12 @@
 import csv
-import json
 import time
 from collections import Counter
 
 import pytest
 from real_data import REAL_DATA, needs
 
-from envs.datasets.aime import load_aime, load_aime_without_leaks
-from envs.leakage import (
-    LeakCheck,
-    Retrieved,
-    audit_retrieved,
-    char_grams,
-    check_leaks,
-    containment,
-    find_leaks,
-    question_share,
-    write_leak_report,
-)
+from envs.datasets.aime import load_aime
+from envs.leakage import char_grams, containment, find_leaks, question_share
 
 TRAIN_FILE, TEST_FILE = REAL_DATA / "aime_1983_2024.csv", REAL_DATA / "aime24.jsonl"
 needs_real_files = needs(TRAIN_FILE.name, TEST_FILE.name)
@@ -75,30 +64,20 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.parametrize(("index", "change"), [*enumerate(PARAPHRASES)])
-def test_a_planted_paraphrase_is_caught_with_its_original(index, change):
-    [check] = check_leaks([(change, PARAPHRASES[change])], TESTS)
-    assert (check.verdict, check.test_index) == ("leak", index)
-    assert check.rule in ("equal", "jaccard", "containment")
+@pytest.mark.parametrize("change", PARAPHRASES)
+def test_a_planted_paraphrase_is_caught(change):
+    assert find_leaks([(change, PARAPHRASES[change])], TESTS) == [change]
 
 
-def test_a_test_question_without_its_figure_is_equal():
+def test_a_test_question_without_its_figure_or_inside_a_longer_text_is_caught():
     shown = FERRY + ' [asy] draw((0,0)--(3,4)); label("$A$", (0,0)); [/asy]'
-    [check] = check_leaks([("shown", shown)], TESTS)
-    assert check == LeakCheck(id="shown", verdict="leak", rule="equal", score=1.0, test_index=3)
-
-
-def test_a_test_question_inside_a_longer_text_is_caught_by_containment():
     long = "You are a careful tutor for young students of many countries. " * 3 + "Read on. " * 9 + DIFFERENT["ferry"]
     long += " ".join(DIFFERENT.values()) + SEQUENCE
-    [check] = check_leaks([("prompt", long)], TESTS)
-    assert (check.verdict, check.rule, check.score, check.test_index) == ("leak", "containment", 1.0, 2)
+    assert find_leaks([("shown", shown), ("long", long)], TESTS) == ["shown", "long"]
 
 
-@pytest.mark.parametrize("topic", DIFFERENT)
-def test_another_problem_on_the_same_topic_is_clear(topic):
-    [check] = check_leaks([(topic, DIFFERENT[topic])], TESTS)
-    assert (check.verdict, check.rule) == ("clear", None)
+def test_another_problem_on_the_same_topic_is_clear():
+    assert find_leaks(DIFFERENT.items(), TESTS) == []
 
 
 def test_similarities_by_hand():
@@ -109,15 +88,10 @@ def test_similarities_by_hand():
     assert containment(frozenset(), abcdef) == 0.0
 
 
-# "abcdefghi" has the 5-grams at a, b, c, d, e; a text that ends earlier shares the first of them.
-@pytest.mark.parametrize(
-    ("text", "score", "verdict"),
-    [("abcdefg", 3 / 5, "leak"), ("abcdefx", 2 / 6, "review"), ("abcdexx", 1 / 7, "clear"), ("vwxyz", 0.0, "clear")],
-)
-def test_scores_and_verdicts_by_hand(text, score, verdict):
-    [check] = check_leaks([("tiny", text)], ["unlike", "abcdefghi"])
-    assert (check.score, check.verdict) == (score, verdict)
-    assert check.test_index == (1 if score else None)
+def test_leaks_by_hand():
+    # "abcdefghi" has the 5-grams at a, b, c, d, e; a text that ends earlier shares the first of them: 3/5, 2/6, 1/7, 0.
+    texts = ("ABCDEFGHI", "abcdefg", "abcdefx", "abcdexx", "vwxyz")
+    assert find_leaks([(text, text) for text in texts], ["unlike", "abcdefghi"]) == ["ABCDEFGHI", "abcdefg"]
 
 
 @pytest.mark.parametrize(("left", "right"), [("", ""), ("?!?", "..."), ("", "Find $x$."), ("3+4", "3-4"), ("n", "")])
@@ -133,50 +107,6 @@ def test_unicode_forms_of_one_text_are_equal_and_other_scripts_are_compared():
     assert find_leaks([("a", "桥上有多少盏红色的灯笼?")], ["河里的木头漂流了多远?"]) == []
 
 
-def test_the_report_says_what_was_dropped_and_why(tmp_path):
-    tests = ["unlike", "abcdefghi", "ß" * 100]
-    train = [("same", "ABCDEFGHI"), ("near", "abcdefx"), ("far", "vwxyz"), ("long", "ß" * 100)]
-    write_leak_report(tmp_path / "leaks.json", check_leaks(train, tests), tests)
-    report = json.loads((tmp_path / "leaks.json").read_text(encoding="utf-8"))
-    place = {"test_index": 1, "test_question": "abcdefghi"}
-    assert report == {
-        "thresholds": {"jaccard": 0.45, "containment": 0.6, "review": 0.3},
-        "checked": 4,
-        "test_questions": 3,
-        "dropped": [
-            {"id": "same", "rule": "equal", "score": 1.0, **place},
-            {"id": "long", "rule": "equal", "score": 1.0, "test_index": 2, "test_question": "ß" * 80},
-        ],
-        "review": [{"id": "near", "rule": None, "score": 0.3333, **place}],
-    }
-
-
-def write_aime(path, *rows):
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["ID", "Year", "Problem Number", "Question", "Answer", "Part"])
-        writer.writerows([id, id[:4], id.split("-")[-1], question, answer, ""] for id, question, answer in rows)
-    return path
-
-
-def test_training_loses_leaks_and_the_test_year(tmp_path):
-    path = write_aime(
-        tmp_path / "a.csv",
-        ("1999-1", DIFFERENT["ferry"], "073"),
-        ("1999-2", PARAPHRASES["order"], "5"),
-        ("2022-II-8", DIFFERENT["sequence"], "080 or 081 (both were accepted)"),
-        ("2024-I-1", PARAPHRASES["latex"], "252"),
-        ("2024-I-2", DIFFERENT["trapezoid"], "20"),
-    )
-    tasks, checks = load_aime_without_leaks(path, test_questions=TESTS, whole_file=False)
-    assert [(task.id, task.answer) for task in tasks] == [("1999-1", "73")]
-    rules = [("1999-1", None), ("1999-2", "jaccard"), ("2024-I-1", "year"), ("2024-I-2", "year")]
-    assert [(check.id, check.rule) for check in checks] == rules
-    assert [check.verdict for check in checks] == ["clear", "leak", "leak", "leak"]
-    with pytest.raises(ValueError):
-        load_aime_without_leaks(path, test_questions=TESTS)
-
-
 @needs_real_files
 def test_the_text_alone_catches_all_real_leaks_and_nothing_else():
     with TRAIN_FILE.open(encoding="utf-8", newline="") as file:
@@ -185,15 +115,12 @@ def test_the_text_alone_catches_all_real_leaks_and_nothing_else():
     years = Counter("2024" if id.startswith("2024-") else "before" for id, _ in train)
     assert (years, len(tests)) == ({"before": 919, "2024": 14}, 30)
     start = time.process_time()
-    checks = check_leaks(train, tests)
+    leaks = find_leaks(train, tests)
     assert time.process_time() - start < 10
-    assert [check.id for check in checks if check.verdict == "leak"] == [id for id, _ in train if id[:4] == "2024"]
-    assert [check.id for check in checks if check.verdict == "review"] == []
+    assert leaks == [id for id, _ in train if id[:4] == "2024"]
 
 
 # The leakage audit of retrieved texts
-
-TRUCK = "A truck carries 35 crates of wool locks. One crate weighs as much as the catalogue says. What is the load?"
 
 
 def test_the_share_counts_the_questions_own_grams_over_all_texts():
@@ -204,17 +131,3 @@ def test_the_share_counts_the_questions_own_grams_over_all_texts():
     assert question_share(question, ["bcdefghijklm"]) == 0.0
     assert question_share("short", ["short"]) == 0.0
     assert question_share(question, []) == 0.0
-
-
-def test_the_audit_names_the_attempts_that_found_their_question_and_counts_those_that_searched():
-    audit = audit_retrieved(
-        [
-            Retrieved(id="a", question=TRUCK, texts=("One crate of wool locks weighs 47 kg.",)),
-            Retrieved(id="b", question=TRUCK, texts=("Forum.", f"{TRUCK} 1645")),
-            Retrieved(id="c", question=TRUCK, texts=()),
-            Retrieved(id="d", question=TRUCK, texts=(" ",)),
-        ]
-    )
-    assert (audit.leaked, audit.num_searched) == (("b",), 2)
-    assert [id for id, _ in audit.shares] == ["a", "b", "c", "d"]
-    assert audit.shares[2] == ("c", 0.0)

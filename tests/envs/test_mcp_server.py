@@ -1,6 +1,7 @@
 """`agentflow serve-tools` with the clients of FastMCP and of the protocol's own Python SDK."""
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,20 +16,15 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
 from scripted import ScriptedTool
 
-from configs.envs import EnvsConfig
-from configs.errors import UserError
 from envs.mcp_server import (
     MAX_SESSIONS,
-    NO_SESSION,
     TOKEN_VARIABLE,
     UNAVAILABLE,
-    Sessions,
     build_server,
 )
-from envs.tools.toolbox import Toolbox
 from envs.types import Tool, ToolUnavailableError
 
-_TOOLS = {"search", "code", "open_session", "close_session"}
+_TOOLS = {"search", "code"}
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +33,12 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def toolbox() -> Iterator[Toolbox]:
-    with Toolbox(EnvsConfig()) as opened:
-        yield opened
-
-
 def _stdio() -> StdioTransport:
     return StdioTransport(STDIO_COMMAND[0], STDIO_COMMAND[1:], cwd=str(ROOT), keep_alive=False)
 
 
-async def _text(client: Client, tool: str, input: str, **more: str) -> str:
-    result = await client.call_tool(tool, {"input": input, **more}, raise_on_error=False)
+async def _text(client: Client, tool: str, input: str) -> str:
+    result = await client.call_tool(tool, {"input": input}, raise_on_error=False)
     return "\n".join(block.text for block in result.content)
 
 
@@ -89,24 +79,6 @@ async def test_clients_of_both_protocol_versions_have_separate_sessions(server: 
         assert kept == "1\n" if mode == "legacy" else "NameError" in kept
 
 
-async def test_a_closed_connection_frees_its_session() -> None:
-    with http_server() as server:
-        for _ in range(MAX_SESSIONS + 1):
-            async with Client(server.url, mode="legacy") as client:
-                assert "kg" in await _text(client, "search", "weight of wool locks crate")
-
-
-async def test_an_open_session_is_shared_by_its_id_until_it_is_closed(server: HttpServer) -> None:
-    async with Client(server.url) as one, Client(server.url) as other:
-        session_id = (await one.call_tool("open_session", {})).content[0].text
-        await _text(one, "code", "x = 20", session=session_id)
-        assert await _text(other, "code", "x + 1", session=session_id) == "21\n"
-        await one.call_tool("close_session", {"session": session_id})
-        gone = await other.call_tool("code", {"input": "x", "session": session_id}, raise_on_error=False)
-    assert gone.is_error
-    assert gone.meta["error"] == NO_SESSION
-
-
 async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: HttpServer) -> None:
     async with Client(server.url) as client:
         result = await client.call_tool("code", {"input": "1/0"}, raise_on_error=False)
@@ -115,15 +87,6 @@ async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: Htt
         assert result.meta["error"] == "exception"
         too_long = await client.call_tool("code", {"input": "#" * 100_001}, raise_on_error=False)
         assert too_long.is_error
-
-
-async def test_fifty_clients_at_once_get_their_own_answers(server: HttpServer) -> None:
-    async def ask(number: int) -> str:
-        async with Client(server.url, mode="legacy") as client:
-            await _text(client, "code", f"x = {number}")
-            return await _text(client, "code", "x * 2")
-
-    assert await asyncio.gather(*map(ask, range(50))) == [f"{2 * number}\n" for number in range(50)]
 
 
 # Start, end and access
@@ -211,64 +174,32 @@ async def test_invalid_requests_are_refused_and_the_server_continues(server: Htt
 # Sessions
 
 
-def test_sessions_are_bounded_and_idle_ones_make_room(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox, max_sessions=2, idle_s=1000)
-    sessions.open("a")
-    sessions.open("b")
-    with pytest.raises(UserError):
-        sessions.open("c")
-    idle = Sessions(toolbox, max_sessions=1, idle_s=0)
-    with idle.lent("a"), pytest.raises(UserError):
-        idle.open("b")
-    idle.open("b")
-    assert (idle.holds("a"), idle.holds("b")) == (False, True)
-    sessions.close_all()
-    idle.close_all()
-
-
-def test_clients_share_the_sessions_fairly(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox, max_sessions=6, idle_s=1000)
-    for number in range(6):
-        sessions.open(f"greedy {number}", owner="greedy")
-    with pytest.raises(UserError):
-        sessions.open("greedy 6", owner="greedy")
-    with sessions.lent("greedy 0"):
-        for number in range(3):
-            sessions.open(f"other {number}", owner="other")
-        with pytest.raises(UserError):
-            sessions.open("other 3", owner="other")
-    assert [number for number in range(6) if sessions.holds(f"greedy {number}")] == [0, 4, 5]
-    assert all(sessions.holds(f"other {number}") for number in range(3))
-    sessions.open("third", owner="third")
-    assert len(sessions) == 6
-    sessions.close_all()
-
-
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_client_with_all_sessions_does_not_lock_others_out(server: HttpServer, mode: str) -> None:
-    async with Client(server.url, mode=mode) as greedy, Client(server.url, mode=mode) as other:
-        opened = [await greedy.call_tool("open_session", {}, raise_on_error=False) for _ in range(MAX_SESSIONS + 1)]
-        assert opened[-1].is_error
-        assert await _text(other, "code", "6 * 7") == "42\n"
-        for one in opened[:-1]:
-            await greedy.call_tool("close_session", {"session": one.content[0].text}, raise_on_error=False)
+async def test_sessions_are_bounded_and_a_closed_connection_makes_room(server: HttpServer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(MAX_SESSIONS):
+            client = await stack.enter_async_context(Client(server.url, mode="legacy"))
+            await _text(client, "search", "wool")
+        for mode in ("legacy", "auto"):
+            late = await stack.enter_async_context(Client(server.url, mode=mode))
+            refused = await late.call_tool("code", {"input": "6 * 7"}, raise_on_error=False)
+            assert refused.meta["error"] == UNAVAILABLE
+        await client.close()
+        assert await _text(late, "code", "6 * 7") == "42\n"
 
 
 class _ScriptedToolbox:
+    num_open = 0
+
     @contextmanager
     def episode(self) -> Iterator[list[Tool]]:
+        self.num_open += 1
         yield [ScriptedTool("code", {"1": ToolUnavailableError("the sandbox failed")})]
+        self.num_open -= 1
 
 
-async def test_a_fault_of_the_tool_differs_from_a_mistake_of_the_caller() -> None:
-    async with Client(build_server(_ScriptedToolbox(), transport="stdio")) as client:
+async def test_a_fault_of_the_tool_differs_from_a_mistake_and_sessions_are_closed_with_the_server() -> None:
+    toolbox = _ScriptedToolbox()
+    async with Client(build_server(toolbox, transport="stdio")) as client:
         result = await client.call_tool("code", {"input": "1"}, raise_on_error=False)
-    assert result.meta["error"] == UNAVAILABLE
-
-
-async def test_every_session_is_closed_with_the_server(toolbox: Toolbox) -> None:
-    sessions = Sessions(toolbox)
-    async with Client(build_server(toolbox, transport="stdio", sessions=sessions)) as client:
-        await _text(client, "code", "1")
-        assert len(sessions) == 1
-    assert len(sessions) == 0
+        assert (result.meta["error"], toolbox.num_open) == (UNAVAILABLE, 1)
+    assert toolbox.num_open == 0

@@ -1,7 +1,8 @@
 import pytest
 
+from envs.datasets.custom import CustomSources
 from envs.datasets.generated import plan_of
-from envs.datasets.rows import question_key
+from envs.datasets.rows import TooFewTasksError, question_key
 from envs.datasets.sampler import BLOCK, FixedShares, TaskSampler, demonstration_tasks, held_out_tasks
 
 MIX = {"lookup": 0.8, "two_lookup": 0.2}
@@ -111,11 +112,11 @@ def rows(tmp_path):
 @pytest.mark.parametrize("others", [("lookup",), ("own_integer",), ("own_integer", "own_math")])
 def test_number_of_held_out_tasks_is_exact_whatever_the_shares(others, count, rows):
     mix = dict.fromkeys(("own_text", *others), 1.0)
-    assert len(held_out_tasks(mix, count=count, seed=0, path=rows)) == count
+    assert len(held_out_tasks(mix, count=count, seed=0, custom=CustomSources(path=rows))) == count
 
 
-def test_too_many_held_out_tasks_are_refused_with_the_largest_possible_number(rows):
+def test_too_many_held_out_tasks_are_refused(rows):
     mix = {"lookup": 1.0, "own_text": 2.0}
-    with pytest.raises(ValueError, match=r"evaluation\.num_tasks=30"):
-        held_out_tasks(mix, count=50, seed=0, path=rows)
-    assert len(held_out_tasks(mix, count=30, seed=0, path=rows)) == 30
+    with pytest.raises(TooFewTasksError, match="own_text"):
+        held_out_tasks(mix, count=50, seed=0, custom=CustomSources(path=rows))
+    assert len(held_out_tasks(mix, count=30, seed=0, custom=CustomSources(path=rows))) == 30

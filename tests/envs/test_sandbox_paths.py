@@ -14,7 +14,6 @@ from fastmcp import Client
 from mcp_processes import HttpServer, started
 from scripted import decision, make_agent, run
 
-from envs.mcp_server import NO_SESSION
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult
@@ -155,11 +154,10 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-@pytest.mark.parametrize("session", ["stdio", "../x", "connection ", "\x00", "a" * 10_000, "' OR 1=1 --"])
-async def test_no_session_can_be_guessed_or_forged_on_the_way_of_mcp(server: HttpServer, session: str) -> None:
+async def test_no_connection_reaches_the_names_of_another_on_the_way_of_mcp(server: HttpServer) -> None:
     async with Client(server.url, mode="legacy") as victim, Client(server.url, mode="legacy") as thief:
         await victim.call_tool("code", {"input": f"secret = {SECRET!r}"})
-        result = await thief.call_tool("code", {"input": "secret", "session": session}, raise_on_error=False)
-        assert result.meta["error"] == NO_SESSION
+        result = await thief.call_tool("code", {"input": "secret"}, raise_on_error=False)
+        assert SECRET not in result.content[0].text
         for arguments in ({"input": ["6*7"]}, {}, {"input": "1", "timeout_s": 1e9}, {"code": "1"}):
             assert (await thief.call_tool("code", arguments, raise_on_error=False)).is_error

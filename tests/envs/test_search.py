@@ -1,9 +1,12 @@
 """Offline search."""
 
+import statistics
+import time
+
 import pytest
 
 from envs.datasets.families import build_catalogue
-from envs.tools.search import MAX_QUERY_CHARS, NO_RESULTS, OfflineSearchTool
+from envs.tools.search import MAX_LATENCY_S, MAX_QUERY_CHARS, NO_RESULTS, OfflineSearchTool, simulated_latency_s
 
 PASSAGES = (
     "One crate of copper bolts weighs 47 kg.",
@@ -44,3 +47,25 @@ async def test_every_item_of_the_catalogue_is_found_by_its_name():
     for item in (item for half in (catalogue.train, catalogue.eval) for item in (*half.items, *half.links)):
         assert (await tool.call(item.name)).text == item.passage
         assert (await tool.call(f"How many kg does one crate of {item.name} weigh?")).text == item.passage
+
+
+# Simulated latency
+
+
+def test_latency_has_its_median_a_heavy_tail_and_an_upper_bound():
+    latencies = [simulated_latency_s(f"item {number}", 1.3) for number in range(4000)]
+    assert 1.2 < statistics.median(latencies) < 1.4
+    assert statistics.mean(latencies) > 1.25 * statistics.median(latencies)
+    assert max(latencies) == MAX_LATENCY_S
+
+
+def test_same_query_takes_equally_long_and_another_does_not():
+    assert simulated_latency_s("wool locks", 1.3) == simulated_latency_s("wool locks", 1.3)
+    assert simulated_latency_s("wool locks", 1.3) != simulated_latency_s("wool clocks", 1.3)
+
+
+async def test_search_takes_its_latency_and_finds_the_same():
+    started = time.monotonic()
+    slow = await search("copper rings", latency_s=0.05)
+    assert time.monotonic() - started >= simulated_latency_s("copper rings", 0.05)
+    assert slow == await search("copper rings")

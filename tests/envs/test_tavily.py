@@ -3,7 +3,6 @@
 https://docs.tavily.com/documentation/api-reference/endpoint/search and .../extract
 """
 
-import asyncio
 import json
 import logging
 
@@ -115,13 +114,13 @@ def _key_and_no_proxy(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def finder_of(server, limits=LIMITS, **settings):
-    return TavilyFinder(limits, base_url=server.url, **settings)
+def finder_of(server, **settings):
+    return TavilyFinder(LIMITS, base_url=server.url, **settings)
 
 
-async def search(server, query="copper bolts", **settings):
+async def search(server, query="copper bolts"):
     block_list = BlockList(["blocked.example"])
-    finder = finder_of(server, **settings)
+    finder = finder_of(server)
     return await PageSearchTool("search", "search", finder, block_list=block_list, max_chars=1200).call(query)
 
 
@@ -174,13 +173,7 @@ async def test_passing_failures_of_the_service_are_retried_and_others_are_not(st
     with serving(refused(status, f"bad key {KEY}")) as server, pytest.raises(ToolUnavailableError) as caught:
         await search(server)
     assert len(server.requests) == attempts
-    assert ("TAVILY_API_KEY" in str(caught.value)) == (status in (401, 403, 432, 433))
-
-
-async def test_a_search_succeeds_after_passing_failures():
-    with serving(refused(429, **{"Retry-After": "0.1"}), refused(500), found(RESULT)) as server:
-        assert (await search(server)).text.startswith("Copper:")
-    assert len(server.requests) == 3
+    assert ("TAVILY_API_KEY" in str(caught.value)) == (attempts == 1)
 
 
 async def test_a_rejected_query_is_an_observation():
@@ -203,22 +196,6 @@ async def test_a_malformed_reply_makes_the_tool_unavailable(body):
     with serving(Answer(body=body)) as server, pytest.raises(ToolUnavailableError):
         await search(server)
     assert len(server.requests) == 1
-
-
-async def test_an_endless_reply_is_cut_off():
-    limits = ServiceLimits(max_bytes=100_000)
-    with serving(Answer(body=b" " * 300_000)) as server, pytest.raises(ToolUnavailableError, match="100000"):
-        await search(server, limits=limits)
-
-
-async def test_a_slow_service_is_given_up():
-    slow = Answer(chunks=[b" "] * 10, pause_s=0.1)
-    limits = ServiceLimits(first_pause_s=0.01, attempt_limit_s=0.05, max_attempts=2)
-    with serving(slow) as server, pytest.raises(ToolUnavailableError):
-        await search(server, limits=limits)
-    with serving(slow) as server, pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await search(server)
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 429, 500])

@@ -1,16 +1,15 @@
 """Selection of tools, and the wrappers of those that return outside text."""
 
 import asyncio
-import json
 import sys
 
 import pytest
 from pydantic import ValidationError
 
-from configs.envs import BUILT_IN_ACTIONS, EnvsConfig
+from configs.envs import EnvsConfig
 from configs.errors import UserError
-from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, RecordedTool, Recording, read_questions
-from envs.tools.toolbox import BUILDERS, Toolbox
+from envs.tools.guard import BLOCKED, BlockList, CachedTool, GuardedTool, read_questions
+from envs.tools.toolbox import Toolbox
 from envs.types import ToolResult, ToolUnavailableError
 from rollout.agent.planner import system_prompt
 
@@ -96,7 +95,6 @@ def test_tools_and_prompt_follow_the_order_of_the_recipe():
     with Toolbox(config) as toolbox, toolbox.episode() as tools:
         assert tuple(tool.name for tool in tools) == config.actions
         assert "web_search: read web pages" in system_prompt(tools)
-    assert tuple(BUILDERS) == BUILT_IN_ACTIONS
 
 
 @pytest.mark.parametrize(
@@ -169,25 +167,14 @@ def test_a_class_in_the_folder_of_the_call_is_found(tmp_path, monkeypatch):
     Toolbox(EnvsConfig(actions=("mine", "answer"), tools=tools)).close()
 
 
-def test_an_mcp_tool_has_the_description_of_the_recipe():
+def test_an_mcp_tool_has_the_description_and_the_limits_of_the_recipe():
     tools = {"lookup": {"source": "mcp:https://example.org/mcp#find", "description": "look it up"}}
-    with Toolbox(EnvsConfig(actions=("lookup", "answer"), tools=tools)) as toolbox, toolbox.episode() as opened:
+    config = EnvsConfig(actions=("lookup", "answer"), tools=tools, max_result_chars=9000)
+    with Toolbox(config) as toolbox, toolbox.episode() as opened:
         assert "lookup: look it up" in system_prompt(opened)
+        assert (opened[0]._tool._time_limit_s, opened[0]._tool._max_chars) == (30.0, 9000)
     with pytest.raises(UserError, match=r"envs\.tools\.lookup"):
         Toolbox(EnvsConfig(actions=("lookup", "answer"), tools={"lookup": tools["lookup"] | {"source": "mcp:x://y"}}))
-
-
-@pytest.mark.parametrize(("max_result_chars", "kept"), [(400, 4000), (9000, 9000)])
-def test_a_call_of_a_server_has_the_limits_of_the_recipe(max_result_chars, kept):
-    config = EnvsConfig.model_validate(
-        {
-            "actions": ["lookup", "answer"],
-            "tools": {"lookup": {"source": "mcp:https://example.org/mcp", "description": "look it up"}},
-            "max_result_chars": max_result_chars,
-        }
-    )
-    with Toolbox(config) as toolbox, toolbox.episode() as (tool, _):
-        assert (tool._tool._limits.time_limit_s, tool._tool._limits.max_chars) == (30.0, kept)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +301,7 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
         "Four?",
     ]
     file.write_text('One?\n{"answer": 2}\n')
-    with pytest.raises(ValueError, match="line 2"):
+    with pytest.raises(ValueError, match="question"):
         read_questions(file)
     with pytest.raises(UserError, match=r"envs\.web\.blocked_questions"):
         Toolbox(EnvsConfig(actions=("answer",), web={"blocked_questions": str(tmp_path / "none")}))
@@ -323,8 +310,8 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
 # The cache
 
 
-def cached(tool, **settings):
-    return CachedTool(tool, **({"max_entries": 10, "max_age_s": 60.0} | settings))
+def cached(tool, max_entries=10):
+    return CachedTool(tool, max_entries=max_entries)
 
 
 async def test_equal_calls_at_the_same_time_share_one_request():
@@ -341,17 +328,12 @@ async def test_answers_are_cached_and_failures_are_not():
     assert [(await tool.call("q")).text, (await tool.call("q")).text] == ["yes", "yes"]
 
 
-async def test_old_and_least_used_answers_are_dropped():
+async def test_the_least_used_answers_are_dropped():
     tool = ScriptedTool("1", "2", "3", "4")
     small = cached(tool, max_entries=2)
     for query in ("a", "b", "a", "c", "a", "b"):
         await small.call(query)
     assert tool.calls == ["a", "b", "c", "b"]
-    stale = ScriptedTool("1")
-    brief = cached(stale, max_age_s=0.0)
-    await brief.call("a")
-    await brief.call("a")
-    assert len(stale.calls) == 2
 
 
 async def test_a_cancelled_caller_does_not_cancel_the_request_of_the_others():
@@ -361,83 +343,3 @@ async def test_a_cancelled_caller_does_not_cancel_the_request_of_the_others():
     await asyncio.sleep(0.01)
     hasty.cancel()
     assert (await patient).text == "yes"
-
-
-# Record and replay
-
-
-def recorded(path, mode, *answers):
-    tool = ScriptedTool(*answers)
-    return RecordedTool(tool, Recording(path, mode)), tool
-
-
-async def test_recorded_results_are_replayed_without_a_request(tmp_path):
-    path = tmp_path / "deep" / "results.jsonl"
-    recording, _ = recorded(path, "record", "first", ToolResult(text="refused", error="blocked"))
-    first, second = await recording.call("a"), await recording.call(" b\n")
-    replay, asked = recorded(path, "replay", "never")
-    assert await replay.call("a") == ToolResult(text="first", foreign=True) == ToolResult(text=first.text, foreign=True)
-    assert await replay.call("b") == ToolResult(text=second.text, error="blocked", foreign=True)
-    assert asked.calls == []
-    assert [json.loads(line)["arguments"] for line in path.read_text().splitlines()] == ["a", "b"]
-
-
-async def test_a_missing_result_is_a_fault_in_replay(tmp_path):
-    path = tmp_path / "results.jsonl"
-    await recorded(path, "record", "x")[0].call("a")
-    replay, asked = recorded(path, "replay", "never")
-    with pytest.raises(ToolUnavailableError):
-        await replay.call("other")
-    assert asked.calls == []
-
-
-async def test_the_first_result_of_a_call_stays_for_every_process(tmp_path):
-    path = tmp_path / "results.jsonl"
-    one, _ = recorded(path, "record", "from one")
-    two, asked = recorded(path, "record", "from two")
-    assert (await one.call("a")).text == "from one"
-    assert (await two.call("a")).text == "from one"
-    assert asked.calls == []
-    # Both request it before either has written; the first one to write wins.
-    assert {result.text for result in await asyncio.gather(one.call("b"), two.call("b"))} == {"from one"}
-    assert len(path.read_text().splitlines()) == 2
-
-
-async def test_a_line_that_a_crash_cut_is_replaced(tmp_path):
-    path = tmp_path / "results.jsonl"
-    await recorded(path, "record", "x")[0].call("a")
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[:10])
-    await recorded(path, "record", "y")[0].call("b")
-    replay, _ = recorded(path, "replay", "never")
-    assert [(await replay.call(query)).text for query in "ab"] == ["x", "y"]
-
-
-def test_an_unusable_recording_is_reported_at_the_start(tmp_path):
-    Recording(tmp_path / "a" / "b" / "results.jsonl", "record")
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "broken").write_text('{"tool": "x"}\n')
-    for path, mode in (
-        (tmp_path / "broken" / "x", "record"),
-        (tmp_path / "none", "replay"),
-        (tmp_path / "broken", "replay"),
-    ):
-        with pytest.raises(UserError):
-            Recording(path, mode)
-
-
-async def test_a_recipe_records_the_tools_from_outside_only(tmp_path):
-    path = tmp_path / "results.jsonl"
-    config = own("weather", "Weather", recording=str(path))
-    with pytest.raises(UserError, match=r"envs\.tools\.weather\.stateless"):
-        Toolbox(config)
-    config.tools["weather"] = config.tools["weather"].model_copy(update={"stateless": True})
-    with Toolbox(config) as toolbox, toolbox.episode() as tools:
-        for tool in tools:
-            await tool.call("Oslo")
-    assert json.loads(path.read_text()) == {
-        "tool": "weather",
-        "arguments": "Oslo",
-        "text": "Oslo: 12 degrees",
-        "error": None,
-    }

@@ -5,7 +5,7 @@ from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.run import _sees
 
-RELATIVE = ("envs.data_path=mine.jsonl", "envs.recording=said.jsonl", "reward.credit.prm_path=runs/p/prm")
+RELATIVE = ("envs.data_path=mine.jsonl", "envs.web.blocked_questions=held.txt", "reward.credit.prm_path=runs/p/prm")
 
 
 @pytest.fixture
@@ -16,15 +16,15 @@ def here(tmp_path, monkeypatch):
 
 def test_paths_for_actors_are_absolute(here):
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
-    paths = (config.output_dir, config.envs.data_path, config.envs.recording, config.reward.prm_path)
-    assert paths == tuple(f"{here}/{name}" for name in ("runs", "mine.jsonl", "said.jsonl", "runs/p/prm"))
+    paths = (config.output_dir, config.envs.data_path, config.envs.web.blocked_questions, config.reward.prm_path)
+    assert paths == tuple(f"{here}/{name}" for name in ("runs", "mine.jsonl", "held.txt", "runs/p/prm"))
     assert with_absolute_paths(config) == config
 
 
 def test_paths_of_a_submitted_job_stay_relative(here, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
-    assert (config.envs.data_path, config.envs.recording) == ("mine.jsonl", "said.jsonl")
+    assert (config.envs.data_path, config.envs.web.blocked_questions) == ("mine.jsonl", "held.txt")
     assert config.output_dir == f"{here}/runs"
 
 

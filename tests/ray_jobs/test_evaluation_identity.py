@@ -58,7 +58,6 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
     ("settings", "expected"),
     [
         ([], []),
-        (["envs.recording=results.jsonl", "envs.recording_mode=replay"], []),
         (["agent.memory=in_process"], []),
         (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["agent"]),
         (["rollout.engine.adapter_mode=native", "agent.verifier=model"], ["agent", "sampling"]),

@@ -175,7 +175,6 @@ def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_p
     ("arguments", "named"),
     [
         (["../outside.toml"], "--working-dir"),
-        (["recipes/mine.toml", "envs.recording=tools.jsonl"], "envs.recording"),
         (["recipes/mine.toml", "agent.memory.type=folder", "agent.memory.path=hints"], "agent.memory.path"),
         (["recipes/mine.toml", "--phase", "evaluate", "--options=--out results"], "--out"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from configs.envs import OwnDatasetConfig
 from configs.plugins import OwnCodeError
-from envs.datasets.custom import module_tasks
+from envs.datasets.custom import module_tasks, read_source
 
 pytest.importorskip("verifiers")
 
@@ -53,7 +53,7 @@ def parts(monkeypatch):
         module = ModuleType("environment_of_the_test")
         module.tasks = environment.tasks
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        module_tasks.cache_clear()
+        read_source.cache_clear()
         config = OwnDatasetConfig(source=f"{module.__name__}:tasks", scorer="own:score")
         found = module_tasks("w", config, with_teacher=True)
         return {part: [task.question for task in tasks] for part, tasks in found.items()}
