@@ -5,7 +5,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -56,11 +55,6 @@ def find_recipe(recipe: Path) -> Path:
     """Return the built-in recipe of this name, with or without its suffix, unless a file of this name exists."""
     built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
-
-
-def value_of(config: RunConfig, key: str) -> Any:
-    """Return the value at a dotted key."""
-    return reduce(getattr, key.split("."), config)
 
 
 def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:

@@ -101,11 +101,12 @@ def in_a_thread(function: Callable[..., object], /, *args: object, **kwargs: obj
     def run() -> None:
         try:
             done.set_result(function(*args, **kwargs))
-        except StopIteration as error:
-            # An asyncio future rejects StopIteration and would leave the caller waiting.
-            done.set_exception(RuntimeError(f"StopIteration {error}".strip()))
         except BaseException as error:
-            done.set_exception(error)
+            # An asyncio future rejects StopIteration and would leave the caller waiting; what is no Exception would end
+            # the event loop of the caller.
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            wrapped = RuntimeError(f"{type(error).__name__} {error}".strip()).with_traceback(error.__traceback__)
+            done.set_exception(error if is_plain else wrapped)
 
     Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(done)

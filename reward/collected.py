@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.errors import UserError
 from reward.scorers import score_answer
-from reward.types import PrmDataError
 from rollout.codec import SchemaError, group_line, group_of
 from rollout.records import append_line, whole_lines
 from rollout.types import Group, Reward, Trajectory
@@ -31,7 +31,7 @@ class CollectedGroups:
         self.group_ids.add(group.id)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yield every trajectory, in the order of the shards. Raises PrmDataError for another schema."""
+        """Yield every trajectory, in the order of the shards. Raises UserError for another schema."""
         for group in self._groups():
             yield from group.trajectories
 
@@ -41,7 +41,7 @@ class CollectedGroups:
                 try:
                     yield group_of(line)
                 except SchemaError as error:
-                    raise PrmDataError(f"{shard}: {error}; collect again") from error
+                    raise UserError(f"{shard}: {error}; collect again") from error
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:

@@ -27,6 +27,7 @@ OpenTool = Callable[[], AbstractContextManager[Tool]]
 
 WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
 TIME_LIMIT_S = 30.0
+CODE_TIME_LIMIT_S = 5.0
 """Wall-clock limit of one request to a service, attempts and pauses included, and of a call of an MCP server's tool; a
 page has half of it. A call that takes 20 times as long leaves its attempt unscored."""
 CACHE_AGE_S = 3600.0
@@ -81,7 +82,7 @@ class Parts:
 def _code(parts: Parts) -> OpenTool:
     sandbox = parts.sandbox
     assert sandbox is not None  # opened together with this action
-    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=parts.config.code_timeout_s))
+    return lambda: _closing(PythonCodeTool(sandbox, timeout_s=CODE_TIME_LIMIT_S))
 
 
 def _search(parts: Parts) -> OpenTool:

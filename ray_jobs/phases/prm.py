@@ -75,7 +75,7 @@ def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float)
     if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
-    if step % run.config.reward.prm.alarms.window == 0:
+    if step % run.config.reward.prm.alarm_window == 0:
         firsts = [first for group in groups if (first := _first_step(group))]
         # A PRM that was lost is being restarted; its canaries wait for the next window.
         with suppress(*PART_LOST):

@@ -20,7 +20,7 @@ from ray_jobs.run.metrics import (
     verdict_metrics,
 )
 from reward.prm.alarms import Alarm, HackingMonitor
-from reward.statistics import RolloutStatistics, statistics_of
+from reward.statistics import rollout_metrics
 from rollout.concurrency import WorkerReading
 from rollout.lifecycle import Batch, Totals
 
@@ -36,7 +36,7 @@ def step_metrics(
     shares = shares_of_step(times, facts, readings)
     num_groups = sum(batch.families.values())
     return {
-        **statistics_of(facts).metrics(),
+        **rollout_metrics(facts),
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(counts).items()},
@@ -78,7 +78,7 @@ class Training:
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """Return the training as if these rows had been added one by one, with `num_steps` train steps behind it."""
         gated = config.reward.gated or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), scored=scored)
+        training = cls(monitor=HackingMonitor(gated.alarm_window, gated.prm_weight), scored=scored)
         for row in rows:
             training.num_steps = int(row["step"]) - 1
             training.add(row)
@@ -127,7 +127,6 @@ class Training:
         totals: Totals = ray.get(store.totals.remote())
         counts = totals.counts
         acknowledged = ray.get(store.acknowledgements.remote())
-        rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         latencies = sorted(acknowledged.latencies_s)
         watched = {
@@ -136,8 +135,8 @@ class Training:
         }
         return {
             "num_steps": self.num_steps,
-            "num_trajectories": rollouts.trajectories,
-            "sampled_tokens": rollouts.sampled_tokens,
+            "num_trajectories": totals.facts.get("trajectories", 0),
+            "sampled_tokens": totals.facts.get("sampled_tokens", 0),
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),

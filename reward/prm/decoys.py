@@ -74,7 +74,7 @@ def _spoil(step: StepText, words: Sequence[str], rng: random.Random) -> StepText
         parts = text.split()
         parts[rng.randrange(len(parts))] = rng.choice(words)
         text = " ".join(parts)
-    return replace(step, decision=f"{head}{text}\n", result="")
+    return replace(step, decision=f"{head}{text}\n")
 
 
 def _split_input(step: StepText) -> tuple[str, str]:
@@ -91,7 +91,7 @@ def _junk(step: StepText, steps: Sequence[StepText], rng: random.Random) -> Step
     if other.task_id == step.task_id or _body(other) == _body(step) or kind < 0.65:
         return _with_decision(step, *rng.choice(_FILLERS))
     # A decision that belongs to another task, under this step's own number.
-    return replace(step, decision=f"Step {step.step + 1}\n{_body(other)}", result="", valid=other.valid)
+    return replace(step, decision=f"Step {step.step + 1}\n{_body(other)}")
 
 
 def _body(step: StepText) -> str:
@@ -115,6 +115,6 @@ def _question(step: StepText) -> str:
 def _with_decision(step: StepText, thought: str, action: str, action_input: str) -> StepText:
     if step.is_reply:
         text = "\n".join(part for part in (thought, action_input) if part)
-        return replace(step, decision=REPLY.format(number=step.step + 1, text=text), result="", valid=True)
+        return replace(step, decision=REPLY.format(number=step.step + 1, text=text))
     decision = DECISION.format(number=step.step + 1, thought=thought, action=action, action_input=action_input)
-    return replace(step, decision=decision, result="", valid=True)
+    return replace(step, decision=decision)

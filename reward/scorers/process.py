@@ -18,10 +18,6 @@ START_LIMIT_S = 120.0
 READY = "ready"
 
 
-class CheckerError(UserError):
-    """The process cannot be started, so no answer was checked."""
-
-
 class CheckingProcess:
     """Client of `python -m module`, whose `main` calls `serve_checks`. Thread-safe; one question at a time."""
 
@@ -32,7 +28,7 @@ class CheckingProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Mapping[str, object]) -> object:
-        """Return the answer; None if the check hung, used too much memory, or crashed. Raise CheckerError."""
+        """Return the answer; None if the check hung, used too much memory, or crashed. Raise UserError."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:
                 # It ended between two questions, so this question did not cause it.
@@ -60,7 +56,7 @@ class CheckingProcess:
         self._process = process
         if _exchange(process, b"", START_LIMIT_S) != READY:
             self._kill()
-            raise CheckerError(
+            raise UserError(
                 f"`{sys.executable} -m {self._module}` did not start within {START_LIMIT_S:.0f} s; run it by hand"
             )
         return process

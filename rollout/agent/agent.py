@@ -24,6 +24,8 @@ from rollout.types import Role, StopReason, TextCompletion, Trajectory, Turn
 ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
 TurnListener = Callable[[Turn], None]
 
+FROZEN_MAX_TOKENS = 256
+"""Length limit of a verdict or answer of the frozen base model."""
 _VERIFIER_GRAMMAR = 'root ::= "continue" | "stop"'
 _VERIFIER_SYSTEM = (
     "You check the work of an agent. Say stop if the steps so far suffice to answer the task, else continue."
@@ -324,7 +326,7 @@ def build_agent(
     )
 
     def module(kind: Module) -> FrozenModule | None:
-        return None if kind == "rule" else FrozenModule(engine, chat, agent.frozen_max_tokens)
+        return None if kind == "rule" else FrozenModule(engine, chat, FROZEN_MAX_TOKENS)
 
     return Agent(
         engine=engine,
