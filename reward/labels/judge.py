@@ -84,35 +84,26 @@ class Verdict(msgspec.Struct, kw_only=True, frozen=True):
     reason: str = ""
 
 
+_FLAT = r'(?:[^{}"]|"(?:[^"\\]|\\.)*")*'
+_OBJECT = re.compile(rf"\{{{_FLAT}(?:\{{{_FLAT}\}}{_FLAT})*\}}", re.DOTALL)
+"""A JSON object that holds objects without further ones; braces in its texts do not count."""
+
+
 def parse_verdict(text: str) -> Verdict | None:
     """Return the verdict in the last JSON object of a reply; None if it is invalid, because no number is repaired."""
     _, _, answer = text.rpartition("</think>")
-    if "<think>" in answer:
+    *_, last = (None, *_OBJECT.finditer(answer))
+    if "<think>" in answer or last is None:
         return None
+    around = answer[: last.start()] + answer[last.end() :]
     try:
-        verdict = msgspec.convert(_last_object(answer), Verdict)
-    except msgspec.ValidationError:
+        verdict = msgspec.json.decode(last[0], type=Verdict)
+    except msgspec.DecodeError:
         return None
-    whole = not verdict.criteria or set(verdict.criteria) == set(CRITERIA)
-    return verdict if whole and not (verdict.veto and verdict.score) else None
-
-
-def _last_object(text: str) -> object:
-    """Return the last outermost JSON object; None if it is broken, because an object inside it is not the answer."""
-    last: object = None
-    start = text.find("{")
-    while start >= 0:
-        try:
-            last, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            last, end, depth = None, len(text), 0
-            for brace in re.finditer(r"[{}]", text[start:]):
-                depth += 1 if brace[0] == "{" else -1
-                if depth == 0:
-                    end = start + brace.end()
-                    break
-        start = text.find("{", end)
-    return last
+    # An object inside of a broken one is not the answer.
+    is_last = around.count("{") == around.count("}")
+    is_whole = not verdict.criteria or set(verdict.criteria) == set(CRITERIA)
+    return verdict if is_last and is_whole and not (verdict.veto and verdict.score) else None
 
 
 MAX_SPREAD = 0.4
