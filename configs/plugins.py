@@ -44,7 +44,7 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
         loaded: object = getattr(importlib.import_module(module), name)
     except Exception as error:
         # Importing a user's module can raise anything.
-        package = module.partition(".")[0]
+        package = ((error.name if isinstance(error, ImportError) else None) or module).partition(".")[0]
         hidden = f"; '{package}' is a package of agentflow and hides yours: rename it" if package in PACKAGES else ""
         problem = f"{type(error).__name__}: {error}{hidden}"
         raise OwnCodeError(f"{key}: '{source}' cannot be imported: {problem}") from error

@@ -12,6 +12,7 @@ its own branch.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from envs.types import ToolResult
 from rollout.agent.planner import CLOSING, OPENING, shown
@@ -88,36 +89,26 @@ def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int]
     The oldest context is cut first, then the middle of the problem. The decision is never cut: None is returned if it
     does not fit, and the step stays unscored.
     """
-    problem, decision = list(encode(step.problem)), list(encode(step.decision))
-    pieces = [list(encode(piece)) for piece in step.context]
-    room = max_tokens - len(decision)
-    if room < 0:
+    problem, *pieces, decision = (list(encode(piece)) for piece in (step.problem, *step.context, step.decision))
+    if len(decision) > max_tokens:
         return None
-    if len(problem) + sum(map(len, pieces)) <= room:
-        return [*problem, *(token for piece in pieces for token in piece), *decision]
+    whole = [*problem, *chain(*pieces), *decision]
+    if len(whole) <= max_tokens:
+        return whole
     gap = list(encode(GAP))
-    kept = _newest(pieces, room - len(problem) - len(gap))
-    problem = _without_middle(problem, gap, room - sum(map(len, kept)) - (len(gap) if pieces else 0))
-    cut = gap if pieces and len(kept) < len(pieces) else []
-    return [*problem, *cut, *(token for piece in kept for token in piece), *decision][-max_tokens:]
-
-
-def _newest(pieces: list[list[int]], room: int) -> list[list[int]]:
-    kept: list[list[int]] = []
+    room = max(max_tokens - len(decision) - len(gap), 0)
+    if len(problem) > room:
+        head = room // 2
+        tail = len(problem) - (room - head)
+        return [*problem[:head], *gap, *problem[tail:], *decision][-max_tokens:]
+    room -= len(problem)
+    kept: list[int] = []
     for piece in reversed(pieces):
         room -= len(piece)
         if room < 0:
             break
-        kept.insert(0, piece)
-    return kept
-
-
-def _without_middle(tokens: list[int], gap: list[int], room: int) -> list[int]:
-    if len(tokens) <= room:
-        return tokens
-    kept = max(room - len(gap), 0)
-    head = kept // 2
-    return [*tokens[:head], *gap, *tokens[len(tokens) - (kept - head) :]] if kept else []
+        kept = [*piece, *kept]
+    return [*problem, *gap, *kept, *decision]
 
 
 Texts = tuple[tuple[str, ...], str]

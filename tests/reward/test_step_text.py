@@ -164,11 +164,11 @@ def test_pieces_older_than_one_that_does_not_fit_are_cut():
     assert fitted(make_step("p" * 20, ["a", "b" * 30], "D" * 5), 45) == "p" * 20 + GAP + "D" * 5
 
 
-def test_the_middle_of_the_problem_is_cut_only_without_context():
-    # Of 29 tokens, 5 are the decision's and 6 the context's gap; 6 more mark the cut, 12 are left of the problem.
+def test_the_middle_of_a_problem_that_does_not_fit_is_cut():
+    # Of 29 tokens, 5 are the decision's and 6 the gap's; 18 are left of the problem.
     problem = "abcdefghijklmnopqrst"
-    assert fitted(make_step(problem, ["x" * 10], "D" * 5), 29) == "abcdef" + GAP + "opqrst" + GAP + "D" * 5
-    # Without context there is one gap, and 9 of the problem are left in 20.
+    assert fitted(make_step(problem, ["x" * 10], "D" * 5), 29) == "abcdefghi" + GAP + "lmnopqrst" + "D" * 5
+    # Of 20, 9 of the problem are left.
     assert fitted(make_step(problem, [], "D" * 5), 20) == "abcd" + GAP + "pqrst" + "D" * 5
 
 
@@ -199,7 +199,7 @@ def test_context_is_the_newest_pieces_after_a_whole_problem_or_empty(step, probl
     newest = ["".join(step.context[start:]) for start in range(1, len(step.context) + 1)]
     if before in {step.problem + GAP + kept for kept in newest}:
         return
-    head, _, tail = before.removesuffix(GAP if step.context else "").partition(GAP)
+    head, _, tail = before.partition(GAP)
     assert step.problem.startswith(head)
     assert step.problem.endswith(tail)
     assert 0 < len(head) + len(tail) < len(step.problem)
