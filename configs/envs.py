@@ -4,11 +4,11 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
 from configs.backend import ServerConfig
-from configs.base import Config, OwnPath, no_truth
+from configs.base import Config, OwnPath
 from configs.errors import did_you_mean
 
 BUILT_IN_ACTIONS = (
@@ -29,7 +29,7 @@ def _positive(mix: dict[str, float]) -> dict[str, float]:
     return mix
 
 
-Mix = Annotated[dict[str, Annotated[float, BeforeValidator(no_truth)]], AfterValidator(_positive)]
+Mix = Annotated[dict[str, float], AfterValidator(_positive)]
 """Data set name -> share of the tasks."""
 
 
