@@ -40,15 +40,6 @@ def test_labels_are_read_as_written(path, label):
     assert list(read_labels(path)) == [label]
 
 
-def test_a_truncated_label_is_not_read(path):
-    append_label(path, make_label(0))
-    append_label(path, make_label(1))
-    path.write_bytes(path.read_bytes()[:-10])
-    append_label(path, make_label(2))
-    assert list(read_labels(path)) == [make_label(0), make_label(2)]
-    assert path.read_bytes().count(b"\n") == 2
-
-
 def test_labels_of_another_schema_are_rejected(path):
     append_label(path, make_label())
     path.write_text(path.read_text().replace('"score"', '"mark"'))

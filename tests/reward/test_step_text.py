@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,21 +156,23 @@ def fitted(step, max_tokens):
     return None if token_ids is None else "".join(map(chr, token_ids))
 
 
-def test_oldest_context_is_cut_first():
-    # 20 of problem, 6 of gap, 10 of b, 5 of decision: 41 of the 45 there are.
-    assert fitted(make_step("p" * 20, ["a" * 10, "b" * 10], "D" * 5), 44) == "p" * 20 + GAP + "b" * 10 + "D" * 5
+LETTERS = "abcdefghijklmnopqrst"
 
 
-def test_pieces_older_than_one_that_does_not_fit_are_cut():
-    assert fitted(make_step("p" * 20, ["a", "b" * 30], "D" * 5), 45) == "p" * 20 + GAP + "D" * 5
-
-
-def test_the_middle_of_a_problem_that_does_not_fit_is_cut():
-    # Of 29 tokens, 5 are the decision's and 6 the gap's; 18 are left of the problem.
-    problem = "abcdefghijklmnopqrst"
-    assert fitted(make_step(problem, ["x" * 10], "D" * 5), 29) == "abcdefghi" + GAP + "lmnopqrst" + "D" * 5
-    # Of 20, 9 of the problem are left.
-    assert fitted(make_step(problem, [], "D" * 5), 20) == "abcd" + GAP + "pqrst" + "D" * 5
+@pytest.mark.parametrize(
+    ("problem", "context", "max_tokens", "expected"),
+    [
+        # 20 of problem, 6 of gap, 10 of b, 5 of decision: 41 of the 45 there are.
+        ("p" * 20, ["a" * 10, "b" * 10], 44, "p" * 20 + GAP + "b" * 10),
+        ("p" * 20, ["a", "b" * 30], 45, "p" * 20 + GAP),
+        # Of 29 tokens, 5 are the decision's and 6 the gap's; 18 are left of the problem.
+        (LETTERS, ["x" * 10], 29, "abcdefghi" + GAP + "lmnopqrst"),
+        (LETTERS, [], 20, "abcd" + GAP + "pqrst"),
+    ],
+    ids=["oldest context first", "all that is older than a cut piece", "the middle of the problem", "no context"],
+)
+def test_what_does_not_fit_is_cut(problem, context, max_tokens, expected):
+    assert fitted(make_step(problem, context, "D" * 5), max_tokens) == expected + "D" * 5
 
 
 pieces = st.text("abc\n", max_size=30)
