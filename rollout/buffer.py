@@ -10,8 +10,9 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+from configs.errors import UserError
 from rollout.admission import WaitingWorkers, admission_capacity
-from rollout.filters import StarvationGuard, StarvedError
+from rollout.filters import StarvationGuard
 from rollout.lifecycle import (
     LIVE,
     Admission,
@@ -35,10 +36,6 @@ BIAS_WINDOW = 1000
 """Groups that ended last, over which the bias metrics are computed."""
 SHOWN_UNTRAINED = 4
 """Groups without signal per batch whose trajectories are kept for reading."""
-
-
-class BufferClosedError(RuntimeError):
-    """The buffer was closed during a wait for a batch."""
 
 
 class GroupBuffer:
@@ -125,18 +122,18 @@ class GroupBuffer:
 
         Waits until there are B, woken by `complete`; at depth 0 also until nothing runs, so that the batch does not
         depend on the order of finishing. Fewer than B when signal has become rare or tasks have run out; None when
-        nothing is left. Raises StarvedError, and BufferClosedError after `close`.
+        nothing is left. Raises UserError if too many groups in a row had no signal, and RuntimeError after `close`.
         """
         while not (self._closed or self._can_cut() or self._exhausted()):
             if self._guard.gives_up and not self._counts[State.READY]:
                 break
             await self._changed.wait()
         if self._closed:
-            raise BufferClosedError("the buffer was closed during the wait for a batch")
+            raise RuntimeError("the buffer was closed during the wait for a batch")
         if not self._can_cut():
             if self._exhausted():
                 return None
-            raise StarvedError(self._guard.diagnosis(self.counts, self._reasons))
+            raise UserError(self._guard.diagnosis(self.counts, self._reasons))
         return self._cut(step)
 
     def mark_trained(self, step: int, policy_version: int, *, refused: str | None = None) -> None:

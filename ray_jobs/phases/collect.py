@@ -28,10 +28,6 @@ CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
 Item = TypeVar("Item")
 
 
-class OtherPolicyError(UserError):
-    """A mixture of trajectories or labels of two policies."""
-
-
 async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:
     """Work on at most `limit` items at a time.
 
@@ -100,7 +96,7 @@ def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
 
-    Raises OtherPolicyError if the folder holds trajectories of another policy, and RunLockError if another process
+    Raises UserError if the folder holds trajectories of another policy, and RunLockError if another process
     works on the run.
     """
     with local_run(config, adapter) as run, locked(run.folder.path):
@@ -122,7 +118,7 @@ def _keep_policy(run: LocalRun) -> None:
     if file.exists():
         recorded = json.loads(file.read_text(encoding="utf-8"))
         if changed := [name for name, value in policy.items() if recorded.get(name) != value]:
-            raise OtherPolicyError(
+            raise UserError(
                 f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; use the same "
                 "to add to them, or collect under another name=..."
             )

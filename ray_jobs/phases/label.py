@@ -11,7 +11,7 @@ from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
-from ray_jobs.phases.collect import OtherPolicyError, side_by_side
+from ray_jobs.phases.collect import side_by_side
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
 from ray_jobs.run.local import LocalRun, local_run
@@ -45,14 +45,6 @@ class Labelling:
 
     labels: tuple[StepLabel, ...]
     failures: tuple[str, ...]
-
-
-class NothingCollectedError(UserError):
-    """A run folder without the trajectories or labels that a command needs."""
-
-
-class LabellingStoppedError(UserError):
-    """A pass that was stopped because its cause of failure is not a single step."""
 
 
 def labeller_of(
@@ -109,7 +101,7 @@ async def label_steps(
                 failures.append(str(error))
                 in_a_row += 1
                 if in_a_row == MAX_FAILURES_IN_A_ROW:
-                    raise LabellingStoppedError(
+                    raise UserError(
                         f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
                         "labels so far are kept"
                     ) from error
@@ -117,7 +109,7 @@ async def label_steps(
                 try:
                     append_label(path, label)
                 except OSError as error:
-                    raise LabellingStoppedError(
+                    raise UserError(
                         f"cannot write {path}: {error.strerror}; free some space there; labels so far are kept"
                     ) from error
                 known[_place(step)], in_a_row = label, 0
@@ -173,7 +165,7 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
     """Label the steps of the trajectories in `collected/` of the run folder.
 
-    Raises NothingCollectedError without trajectories, OtherPolicyError if continuations of another policy gave labels,
+    Raises UserError without trajectories, or if continuations of another policy gave labels,
     and RunLockError if another process works on the run.
     """
     check_labelling(config)
@@ -186,23 +178,23 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
 
 
 def _check_same_policy(run: LocalRun) -> None:
-    """Check that earlier labels are from continuations of the current policy. Raises OtherPolicyError."""
+    """Check that earlier labels are from continuations of the current policy. Raises UserError."""
     if run.config.label.type != "monte_carlo":
         return
     for known in labels_of(run.config.label, read_labels(run.folder.labels)):
         # Labels of a training run do not name their policy.
         if changed := [name for name, value in run.policy.items() if known.details.get(name, value) != value]:
-            raise OtherPolicyError(
+            raise UserError(
                 f"'{run.folder.labels}' holds labels whose continuations another {', '.join(changed)} sampled; use "
                 "the same to add to them, or collect and label under another name=..."
             )
 
 
 def read_collected(folder: Path) -> list[Trajectory]:
-    """Return the trajectories in a run folder. Raises NothingCollectedError."""
+    """Return the trajectories in a run folder. Raises UserError."""
     collected = list(CollectedGroups(folder / "collected").trajectories()) if folder.is_dir() else []
     if not collected:
-        raise NothingCollectedError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
+        raise UserError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
     return collected
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import ray
 
 from actors.cluster import PART_LOST
+from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.phases.label import NothingCollectedError, labeller_name, labels_of, read_collected
+from ray_jobs.phases.label import labeller_name, labels_of, read_collected
 from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun, local_run
 from reward.labels import StepLabel, read_labels
@@ -49,13 +50,13 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 def run_train_prm(config: RunConfig) -> None:
     """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
 
-    Raises NothingCollectedError without trajectories or labels, and RunLockError if another process works on the run.
+    Raises UserError without trajectories or labels, and RunLockError if another process works on the run.
     """
     with local_run(config) as run:
         folder = run.folder
         collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
         if not labels_of(config.label, labels):
-            raise NothingCollectedError(
+            raise UserError(
                 f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
                 "same label settings first"
             )

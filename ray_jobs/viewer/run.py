@@ -25,10 +25,6 @@ FRESH_S = 900.0
 _SETTINGS = ("seed", "num_steps", "pipeline_depth", "max_staleness")
 
 
-class ViewError(UserError):
-    """A folder that cannot be shown."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """Filters of rows, which must all hold."""
@@ -49,7 +45,7 @@ class ViewedRun:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "trajectories.jsonl").exists() and not (folder / "config.json").exists():
-            raise ViewError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
+            raise UserError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
         self.folder = folder
         self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
         self.metrics = LogRows(folder / "metrics.jsonl", "step")

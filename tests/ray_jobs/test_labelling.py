@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs.phases.label import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
-    LabellingStoppedError,
     label,
     label_steps,
     labeller_name,
@@ -110,7 +110,7 @@ async def test_failures_that_are_not_in_a_row_do_not_stop_the_pass(path):
 
 async def test_too_many_failures_in_a_row_stop_the_pass(path):
     labeller = ScriptedLabeller({number: LabelError(f"reason {number}") for number in range(10, 500)})
-    with pytest.raises(LabellingStoppedError, match="reason"):
+    with pytest.raises(UserError, match="reason"):
         await run(500, labeller, path)
     assert numbers_on_disk(path) == list(range(10))
     assert len(labeller.steps) < 10 + MAX_FAILURES_IN_A_ROW + 2 * MAX_OPEN_STEPS
@@ -172,9 +172,7 @@ async def test_a_spent_budget_stops_the_pass_and_a_larger_one_pays_for_the_rest_
     assert sum(label.details["cost_usd"] for label in done.labels) == pytest.approx(18.0)
 
 
-@pytest.mark.parametrize(
-    ("answer", "error"), [(Answer(status=401), ChatError), (says("It is good."), LabellingStoppedError)]
-)
+@pytest.mark.parametrize(("answer", "error"), [(Answer(status=401), ChatError), (says("It is good."), UserError)])
 async def test_a_refused_key_or_a_judge_without_verdicts_stops_the_pass(path, receipts, answer, error):
     with FakeChatServer(answer) as server, pytest.raises(error):
         await judged(server, path, receipts, count=40, max_retries=0, num_votes=1)

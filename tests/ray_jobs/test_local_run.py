@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import pytest
 from evaluating import config_for
 
+from configs.errors import UserError
 from learner.checkpoint import write_manifest
-from ray_jobs.phases.collect import OtherPolicyError, run_collect
-from ray_jobs.phases.label import NothingCollectedError, run_label
+from ray_jobs.phases.collect import run_collect
+from ray_jobs.phases.label import run_label
 from ray_jobs.phases.prm import run_train_prm
 from reward.collected import CollectedGroups
 from reward.labels import read_labels
@@ -63,7 +64,7 @@ def test_trajectories_of_another_policy_are_rejected(tmp_path, loaded):
         (None, "collect.temperature=0.5", "collect.temperature"),
         (None, "collect.rollouts_per_task=3", "collect.rollouts_per_task"),
     ):
-        with pytest.raises(OtherPolicyError, match=other):
+        with pytest.raises(UserError, match=other):
             run_collect(config_for(tmp_path, *SMALL, setting), adapter)
     run_collect(config_for(tmp_path, *SMALL, "collect.num_tasks=4"), None)
     assert len(CollectedGroups(tmp_path / "r" / "collected").group_ids) == 4
@@ -92,10 +93,10 @@ def test_train_prm_command_writes_the_quality(tmp_path, loaded, monkeypatch, cap
     monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)
-    with pytest.raises(NothingCollectedError, match="plan"):
+    with pytest.raises(UserError, match="plan"):
         run_train_prm(config)
     run_label(config, None, dry_run=False)
-    with pytest.raises(NothingCollectedError, match="monte_carlo"):
+    with pytest.raises(UserError, match="monte_carlo"):
         run_train_prm(config_for(tmp_path, *SMALL, "label.type=monte_carlo"))
     run_train_prm(config)
     quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from configs.errors import UserError
 from rollout.buffer import GroupBuffer
-from rollout.filters import StarvedError
 from rollout.lifecycle import BufferSettings, Snapshot, State, WorkerStatus
 from rollout.task_choice import LearnableChoice
 from rollout.types import GroupSummary
@@ -159,7 +159,7 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run():
     assert len(batch.refs) == 1
     assert batch.warning
     await fill(buffer, dropped(), version=1)
-    with pytest.raises(StarvedError):
+    with pytest.raises(UserError):
         await buffer.next_batch(2)
 
 
