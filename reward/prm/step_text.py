@@ -108,7 +108,7 @@ def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int]
         if room < 0:
             break
         kept = [*piece, *kept]
-    return [*problem, *gap, *kept, *decision]
+    return [*problem, *gap, *kept, *decision][-max_tokens:]
 
 
 Texts = tuple[tuple[str, ...], str]
