@@ -89,7 +89,7 @@ class PrmActor(Watched):
         return dict(zip(junk, await self._scorer.score(list(junk.values())), strict=True))
 
     def _use(self, prm: ProcessRewardModel) -> None:
-        """Score with this model from now on, with an empty cache."""
+        """Score with this model from now on."""
         self._prm, self._scorer = prm, PrmScorer(prm)
 
 

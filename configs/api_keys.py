@@ -80,20 +80,11 @@ def find_key(variable: str) -> str | None:
 
 
 def required_key(name: str, variable: str, otherwise: str) -> str:
-    """Return the API key of a tool or a setting.
+    """Return the API key of a tool or a setting; see `find_key`. Raise ApiKeyError, without quoting a key.
 
-    Args:
-        name: The tool or setting, for the error message.
-        variable: The environment variable, see `find_key`.
-        otherwise: How to do without the key, for the error message.
-
-    Raises:
-        ApiKeyError: If there is no key; the message never quotes one.
+    `name`, the tool or setting, and `otherwise`, how to do without the key, are for the error message.
     """
-    try:
-        key = find_key(variable)
-    except ApiKeyError as error:
-        raise ApiKeyError(f"{name}: {error}") from None
+    key = find_key(variable)
     if key is None:
         raise ApiKeyError(f"{name} needs {variable}: {how_to_set(variable)}, {otherwise}")
     return key

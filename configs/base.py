@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 Precision = Literal["bfloat16", "float32"]
 Dtype = Literal["auto", "bfloat16", "float32"]
@@ -16,28 +16,10 @@ OwnPath = Annotated[str, AfterValidator(os.path.expanduser)]
 """A file or a folder; `~` is the home of the user."""
 
 
-def no_truth(value: object) -> object:
-    """Turn a boolean into a text that no number field accepts: Python would take true for 1."""
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 class Config(BaseModel):
     """A frozen configuration model that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _reject_booleans_as_numbers(cls, values: object) -> object:
-        if not isinstance(values, Mapping):
-            return values
-        fields = cls.model_fields
-        numbers = {name for name in fields if _is_number(fields[name].annotation)}
-        return {key: no_truth(value) if key in numbers else value for key, value in values.items()}
-
-
-def _is_number(annotation: object) -> bool:
-    return not {int, float}.isdisjoint((annotation, *get_args(annotation)))
 
 
 def typed(default: str, **by_key: str) -> BeforeValidator:

@@ -4,11 +4,11 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
 from configs.backend import ServerConfig
-from configs.base import Config, OwnPath, no_truth
+from configs.base import Config, OwnPath
 from configs.errors import did_you_mean
 
 BUILT_IN_ACTIONS = (
@@ -16,10 +16,10 @@ BUILT_IN_ACTIONS = (
     *("wikipedia_search", "web_search", "google_search", "base_generator"),
 )
 _SOURCE = r"^(mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
-_DATA = re.compile(r"hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_DATA = r"^(hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_HOST = re.compile(r"[^\s/@:*?#\[\]]+")
-_HOST_PORT = re.compile(rf"({_HOST.pattern}|\[[0-9A-Fa-f:.]+\]):(\d{{1,5}})")
+_HOST = r"[^\s/@:*?#\[\]]+"
+_HOST_PORT = rf"^({_HOST}|\[[0-9A-Fa-f:.]+\]):\d{{1,5}}$"
 
 
 def _positive(mix: dict[str, float]) -> dict[str, float]:
@@ -29,7 +29,7 @@ def _positive(mix: dict[str, float]) -> dict[str, float]:
     return mix
 
 
-Mix = Annotated[dict[str, Annotated[float, BeforeValidator(no_truth)]], AfterValidator(_positive)]
+Mix = Annotated[dict[str, float], AfterValidator(_positive)]
 """Data set name -> share of the tasks."""
 
 
@@ -39,32 +39,15 @@ class WebConfig(Config):
     finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
     """The service that finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY
     and GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY and also reads the pages that it finds."""
-    allowed_hosts: tuple[str, ...] = ()
+    allowed_hosts: tuple[Annotated[str, Field(pattern=_HOST_PORT)], ...] = ()
     """Servers, each "host:port", that pages may be fetched from although they are not on the public internet."""
-    blocked_hosts: tuple[str, ...] = (
+    blocked_hosts: tuple[Annotated[str, Field(pattern=rf"^{_HOST}$")], ...] = (
         *("artofproblemsolving.com", "huggingface.co", "kaggle.com", "4nums.com", "github.com"),
         "githubusercontent.com",
     )
     """Hosts, with their subdomains, that publish benchmarks with answers: the built-in tools read nothing from them."""
     blocked_questions: OwnPath | None = None
     """File of held-out questions, one per line, plain or JSON with `question`: results that hold one are left out."""
-
-    @field_validator("allowed_hosts")
-    @classmethod
-    def _check_allowed_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            match = _HOST_PORT.fullmatch(host)
-            if not match or int(match[2]) > 65535:
-                raise ValueError(f"'{host}' must be host:port, such as wiki.local:8080 or [::1]:8080")
-        return hosts
-
-    @field_validator("blocked_hosts")
-    @classmethod
-    def _check_blocked_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if not _HOST.fullmatch(host):
-                raise ValueError(f"'{host}' must be a host alone, such as kaggle.com, which blocks its subdomains, too")
-        return hosts
 
 
 class ToolConfig(Config):
@@ -104,7 +87,7 @@ class ToolConfig(Config):
 
 
 class OwnDatasetConfig(Config):
-    source: str
+    source: str = Field(pattern=_DATA)
     """`module:name` of a function without arguments that returns the tasks: `envs.types.Task`s, or tables with
     `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name`, a data set of
     the Hugging Face hub."""
@@ -129,13 +112,6 @@ class OwnDatasetConfig(Config):
     @property
     def hub_id(self) -> str:
         return self.source.removeprefix("hf:")
-
-    @field_validator("source")
-    @classmethod
-    def _source_is_a_function_or_on_the_hub(cls, source: str) -> str:
-        if not _DATA.fullmatch(source):
-            raise ValueError("must be module:name of a function, as in my_tasks:load, or hf:owner/name")
-        return source
 
     @model_validator(mode="after")
     def _columns_are_those_of_a_hub(self) -> "OwnDatasetConfig":
@@ -178,8 +154,6 @@ class EnvsConfig(Config):
     takes equally long in every run."""
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
-    code_timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """Wall-clock limit of one code call."""
     sandbox: Literal["auto", "namespaces", "landlock"] = "auto"
     """Isolation of the code tool: `namespaces` hide the machine's files and processes; `landlock` refuses access to
     them, and works in a container with the default profile (Linux 6.12 or later). `auto` takes the first that the
@@ -188,24 +162,19 @@ class EnvsConfig(Config):
     base_generator: ServerConfig | None = None
     """Server of the model behind the tool `base_generator`; none: the run's own frozen base model."""
 
-    @field_validator("actions")
-    @classmethod
-    def _can_answer(cls, actions: tuple[str, ...]) -> tuple[str, ...]:
-        if "answer" not in actions:
-            raise ValueError("actions must contain 'answer', or no task could ever end")
-        if len(set(actions)) != len(actions):
-            raise ValueError("actions must not contain an action twice")
-        return actions
-
     @model_validator(mode="after")
-    def _actions_are_known(self) -> "EnvsConfig":
+    def _check(self) -> "EnvsConfig":
+        if "answer" not in self.actions:
+            raise ValueError("actions must contain 'answer', or no task could ever end")
+        if len(set(self.actions)) != len(self.actions):
+            raise ValueError("actions must not contain an action twice")
         for name in self.tools:
             if name in BUILT_IN_ACTIONS or not _ACTION_NAME.fullmatch(name):
                 raise ValueError(f"tools.{name}: a name is at most 40 of a-z, 0-9 and _, and none of the built-in ones")
-        unknown = [action for action in self.actions if action not in (*BUILT_IN_ACTIONS, *self.tools)]
-        if unknown:
+        known = (*BUILT_IN_ACTIONS, *self.tools)
+        if unknown := [action for action in self.actions if action not in known]:
             raise ValueError(
                 f"actions: '{unknown[0]}' is not built in ({', '.join(BUILT_IN_ACTIONS)}) and not among envs.tools"
-                f"{did_you_mean(unknown[0], (*BUILT_IN_ACTIONS, *self.tools))}"
+                f"{did_you_mean(unknown[0], known)}"
             )
         return self

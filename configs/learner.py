@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from configs.base import Config, Dtype, OwnPath, Precision, no_truth, precision_of, typed
+from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
 from configs.plugins import ImportPath, own_function
 
 
@@ -29,10 +29,7 @@ class ModelConfig(Config):
 
 
 Correction = Literal["tis", "icepop", "sequence_reject", "none"]
-Band = tuple[
-    Annotated[float, BeforeValidator(no_truth), Field(gt=0, le=1)],
-    Annotated[float, BeforeValidator(no_truth), Field(ge=1, allow_inf_nan=False)],
-]
+Band = tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(ge=1, allow_inf_nan=False)]]
 """Lower and upper end of a band of ratios around 1, the ratio of an on-policy token."""
 DEFAULT_BAND = (0.5, 5.0)
 """The band of IcePop (arXiv 2510.18855, section 2.3.2)."""

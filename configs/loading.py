@@ -5,7 +5,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -58,11 +57,6 @@ def find_recipe(recipe: Path) -> Path:
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
 
 
-def value_of(config: RunConfig, key: str) -> Any:
-    """Return the value at a dotted key."""
-    return reduce(getattr, key.split("."), config)
-
-
 def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
     """Return the configuration with other values at these dotted keys; raises pydantic's ValidationError."""
     values = config.model_dump()
@@ -72,28 +66,18 @@ def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
 
 
 def render_config(config: RunConfig) -> str:
-    """Return the resolved configuration as TOML that loads back to the same configuration."""
-    lines: list[str] = []
-    _render_table(config.model_dump(mode="json"), (), lines)
-    return "\n".join(lines) + "\n"
+    """Return the resolved configuration as TOML with the keys of overrides; it loads back to the same configuration."""
+    return "".join(f"{line}\n" for line in _render_table(config.model_dump(mode="json"), ""))
 
 
-def _render_table(table: dict[str, object], path: tuple[str, ...], lines: list[str]) -> None:
-    if path:
-        lines += ["", f"[{'.'.join(map(_render_key, path))}]"]
+def _render_table(table: Mapping[str, object], prefix: str) -> Iterator[str]:
     for key, value in table.items():
-        if value is None:
+        name = prefix + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _render_value(key))
+        if isinstance(value, dict) and value:
+            yield from _render_table(value, f"{name}.")
+        else:
             # TOML has no null; the comment shows that the key exists.
-            lines.append(f"# {key} is not set")
-        elif not isinstance(value, dict):
-            lines.append(f"{_render_key(key)} = {_render_value(value)}")
-    for key, value in table.items():
-        if isinstance(value, dict):
-            _render_table(value, (*path, key), lines)
-
-
-def _render_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _render_value(key)
+            yield f"# {name} is not set" if value is None else f"{name} = {_render_value(value)}"
 
 
 def _render_value(value: object) -> str:

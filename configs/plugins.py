@@ -34,15 +34,9 @@ def search_in(folder: str | None) -> None:
 
 
 def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., Any]:
-    """Import the callable `source`, a `module:name`.
+    """Import the callable `source`, a `module:name`. Raise OwnCodeError if that fails or it is not callable.
 
-    Args:
-        source: The import path.
-        key: The setting that names it, for error messages.
-        kind: What it should be, for error messages.
-
-    Raises:
-        OwnCodeError: If it cannot be imported or is not callable.
+    `key`, the setting that names it, and `kind`, what it should be, are for error messages.
     """
     module, _, name = source.partition(":")
     search_in(None)
@@ -50,32 +44,17 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
         loaded: object = getattr(importlib.import_module(module), name)
     except Exception as error:
         # Importing a user's module can raise anything.
-        problem = f"{type(error).__name__}: {error}{_name_conflict(module, error)}"
+        package = ((error.name if isinstance(error, ImportError) else None) or module).partition(".")[0]
+        hidden = f"; '{package}' is a package of agentflow and hides yours: rename it" if package in PACKAGES else ""
+        problem = f"{type(error).__name__}: {error}{hidden}"
         raise OwnCodeError(f"{key}: '{source}' cannot be imported: {problem}") from error
     if not callable(loaded):
         raise OwnCodeError(f"{key}: '{source}' is a {type(loaded).__name__}; name a {kind}")
     return loaded
 
 
-def _name_conflict(module: str, error: Exception) -> str:
-    """Return a hint if a package of agentflow or an installed library hides the user's module."""
-    name = (error.name if isinstance(error, ModuleNotFoundError) else None) or module
-    package = name.partition(".")[0]
-    if package in PACKAGES:
-        return f"; '{package}' is a package of agentflow and hides yours: rename your module"
-    imported = getattr(sys.modules.get(package), "__file__", None)
-    custom = next((file for place in sys.path if (file := Path(place) / f"{package}.py").is_file()), None)
-    if imported is None or custom is None or custom.resolve() == Path(imported).resolve():
-        return ""
-    return f"; '{imported}' hides '{custom}': rename your module"
-
-
 def check_call(function: Callable[..., Any], source: str, *, key: str, takes: str, **settings: object) -> None:
-    """Check that the function accepts the arguments in `takes`, such as "task, answer", and the settings.
-
-    Raises:
-        OwnCodeError: If its signature does not fit.
-    """
+    """Raise OwnCodeError if the function refuses the arguments in `takes`, such as "task, answer", or the settings."""
     try:
         inspect.signature(function).bind(*filter(None, takes.split(", ")), **settings)
     except TypeError as error:
@@ -101,11 +80,12 @@ def in_a_thread(function: Callable[..., object], /, *args: object, **kwargs: obj
     def run() -> None:
         try:
             done.set_result(function(*args, **kwargs))
-        except StopIteration as error:
-            # An asyncio future rejects StopIteration and would leave the caller waiting.
-            done.set_exception(RuntimeError(f"StopIteration {error}".strip()))
         except BaseException as error:
-            done.set_exception(error)
+            # An asyncio future rejects StopIteration and would leave the caller waiting; what is no Exception would end
+            # the event loop of the caller.
+            is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            wrapped = RuntimeError(f"{type(error).__name__} {error}".strip()).with_traceback(error.__traceback__)
+            done.set_exception(error if is_plain else wrapped)
 
     Thread(target=run, daemon=True).start()
     return asyncio.wrap_future(done)

@@ -5,7 +5,7 @@ They cover the credit of steps, the process reward model (PRM), its data and tra
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from configs.api_keys import PlainUrl, on_this_machine
 from configs.backend import ServerConfig
@@ -22,15 +22,19 @@ class CollectConfig(Config):
     """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
 
 
+def _odd(num_votes: int) -> int:
+    if num_votes % 2 == 0:
+        raise ValueError("must be odd, so that the median is a verdict")
+    return num_votes
+
+
 class JudgeConfig(ServerConfig):
     base_url: PlainUrl = "http://127.0.0.1:11434/v1"
     """Root of a server that speaks the OpenAI chat-completions protocol; the default is a local Ollama."""
-    temperature: float = Field(default=0.7, ge=0, le=2)
-    """Sampling temperature; several votes need one above 0, or they would be identical."""
-    num_votes: int = Field(default=3, ge=1, le=9)
-    """Blind verdicts per step or answer, an odd number: their median or majority counts."""
-    request_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    """Wall-clock limit of one request."""
+    num_votes: Annotated[int, Field(ge=1, le=9), AfterValidator(_odd)] = 3
+    """Verdicts per step or answer, an odd number: their median or majority counts."""
+    max_concurrency: int = Field(default=4, ge=1, le=256)
+    """Requests that are open at a time."""
     max_retries: int = Field(default=4, ge=0, le=10)
     """Further attempts after a transient failure, and further replies after one without a verdict."""
     price_per_million_input_tokens: float = Field(default=0.0, ge=0, le=10_000)
@@ -43,18 +47,10 @@ class JudgeConfig(ServerConfig):
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
     """Longest reply, including the thoughts of a reasoning model."""
 
-    @field_validator("num_votes")
-    @classmethod
-    def _odd_votes(cls, num_votes: int) -> int:
-        if num_votes % 2 == 0:
-            raise ValueError(f"num_votes must be odd, so that the median is a verdict, got {num_votes}")
-        return num_votes
-
-    @model_validator(mode="after")
-    def _votes_differ(self) -> Self:
-        if self.num_votes > 1 and self.temperature == 0:
-            raise ValueError(f"{self.num_votes} votes at temperature 0 are copies: raise temperature or ask for 1 vote")
-        return self
+    @property
+    def temperature(self) -> float:
+        """Return the sampling temperature: several votes at 0 would be copies."""
+        return 0.7 if self.num_votes > 1 else 0.0
 
     @model_validator(mode="after")
     def _remote_server_has_prices(self) -> Self:
@@ -116,18 +112,6 @@ class PrmConfig(Config):
     """Where the PRM computes; `cuda` needs a GPU and the `gpu` extra."""
 
 
-class AlarmConfig(Config):
-    """Reaction to signs that the policy exploits the step scores.
-
-    Every alarm multiplies the weight of these scores by `factor`, and train steps without a sign restore it.
-    """
-
-    window: int = Field(default=4, ge=2)
-    """Train steps over which every sign is measured."""
-    factor: float = Field(default=0.5, ge=0, lt=1)
-    """Factor of the weight at each alarm; 0 switches the PRM off permanently."""
-
-
 class OutcomeConfig(Config):
     """Credit by the trajectory's outcome alone, without a PRM."""
 
@@ -151,7 +135,9 @@ class OutcomeGatedConfig(Config):
     with a number from 0 to 1, or None, for each turn. None uses a PRM."""
     prm_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Weight of the step scores; alarms lower it, and it never rises above this."""
-    alarms: AlarmConfig = AlarmConfig()
+    alarm_window: int = Field(default=4, ge=2)
+    """Train steps over which signs are measured that the policy exploits the step scores. Every such alarm halves their
+    weight, and train steps without a sign restore it."""
 
     @model_validator(mode="after")
     def _has_one_source_of_scores(self) -> "OutcomeGatedConfig":

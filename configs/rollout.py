@@ -60,9 +60,6 @@ class EngineConfig(Config):
         return self
 
 
-_STEP = ("thought", "action", "action_input")
-
-
 def _read_examples(value: Any) -> Any:
     """Replace a path by the examples in the file, so that a run keeps them. Raises ValueError."""
     if not isinstance(value, str):
@@ -80,23 +77,22 @@ def _read_examples(value: Any) -> Any:
 def _example(line: str, place: str) -> str:
     try:
         row = json.loads(line)
-        question, steps = row["question"], row["steps"]
-        shown = [_step(step, last=number == len(steps)) for number, step in enumerate(steps, start=1)]
-        if not isinstance(question, str) or not shown:
+        question, (*steps, last) = row["question"], row["steps"]
+        shown = [f"{_decision(step)}\nResult: {step['result']}" for step in steps]
+        ends = [step["action"] == "answer" for step in (*steps, last)]
+        if not isinstance(question, str) or ends != [False] * len(steps) + [True] or "result" in last:
             raise ValueError
+        return "\n".join((f"Task: {question}", *shown, _decision(last)))
     except (ValueError, TypeError, KeyError):
         raise ValueError(
             f'{place} must be {{"question": ..., "steps": [...]}} whose steps have thought, action, action_input and '
             "result; the last one's action is answer, without a result"
         ) from None
-    return "\n".join((f"Task: {question}", *shown))
 
 
-def _step(step: Mapping[str, Any], *, last: bool) -> str:
-    decision = json.dumps({name: step[name] for name in _STEP}, ensure_ascii=False, separators=(",", ":"))
-    if last != (step["action"] == "answer") or last == ("result" in step):
-        raise ValueError
-    return decision if last else f"{decision}\nResult: {step['result']}"
+def _decision(step: Mapping[str, Any]) -> str:
+    names = ("thought", "action", "action_input")
+    return json.dumps({name: step[name] for name in names}, ensure_ascii=False, separators=(",", ":"))
 
 
 class PromptConfig(Config):
@@ -187,8 +183,6 @@ class PlannerAgentConfig(Config):
     """Decides after each step whether the task is done: a rule, or the frozen base model."""
     generator: Module = "rule"
     """Writes the answer if the planner gave none: a rule, or the frozen base model."""
-    frozen_max_tokens: int = Field(default=64, ge=1)
-    """Length limit of a verdict or answer of the frozen base model."""
     memory: MemoryConfig = LocalMemoryConfig()
     """What is remembered from one task to the next."""
     lockstep: bool = True

@@ -150,121 +150,95 @@ class RunConfig(Config):
         return self.envs.mix if self.evaluation.mix is None else self.evaluation.mix
 
     @model_validator(mode="after")
-    def _frozen_modules_have_frozen_weights(self) -> "RunConfig":
-        modules = (self.planner.verifier, self.planner.generator)
-        if "model" in modules and self.rollout.engine.adapter_mode == "merged":
-            raise ValueError(
-                "agent.verifier/generator = 'model' needs rollout.engine.adapter_mode = 'native': "
-                "a merged engine holds no frozen weights to ask"
-            )
+    def _base_weights_are_there(self) -> "RunConfig":
+        learner, engine, card = self.learner, self.rollout.engine, self.card
         asks_base = "base_generator" in self.envs.actions and self.envs.base_generator is None
-        if asks_base and self.backend.type == "vllm" and self.rollout.engine.adapter_mode == "merged":
-            raise ValueError(
-                "envs.actions with 'base_generator' needs envs.base_generator.base_url, or rollout.engine.adapter_mode "
-                "= 'native': a merged engine holds no frozen weights to ask"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shared_base_is_read_as_it_is(self) -> "RunConfig":
-        learner, engine = self.learner, self.rollout.engine
-        on_cpu = learner.device == engine.device == "cpu" and learner.num_workers == 1
-        if not self.card.share_base:
+        reads_base = {
+            "agent.verifier/generator = 'model'": "model" in (self.planner.verifier, self.planner.generator),
+            "envs.actions with 'base_generator' and no envs.base_generator": asks_base and self.backend.type == "vllm",
+            "card.share_base": card.share_base,
+        }
+        for setting, is_set in reads_base.items():
+            if is_set and engine.adapter_mode == "merged":
+                raise ValueError(
+                    f"{setting} needs rollout.engine.adapter_mode = 'native': a merged engine holds no frozen weights"
+                )
+        if not card.share_base:
             return self
-        if engine.adapter_mode != "native":
-            raise ValueError(
-                f"card.share_base needs rollout.engine.adapter_mode = 'native', not '{engine.adapter_mode}': a merged "
-                "engine writes to its weights"
-            )
+        on_cpu = learner.device == engine.device == "cpu" and learner.num_workers == 1
         if not (self.shares_card or on_cpu):
             raise ValueError(
-                "card.share_base needs card.shared = true with learner and engine on one card, or both on the CPU, "
-                f"each in one process: learner.device = '{learner.device}', rollout.engine.device = '{engine.device}', "
-                f"learner.num_workers = {learner.num_workers}, rollout.engine.tensor_parallel = "
-                f"{engine.tensor_parallel}, card.shared = {str(self.card.shared).lower()}"
+                "card.share_base needs card.shared = true with learner.device and rollout.engine.device = 'cuda', or "
+                "both on the CPU; and learner.num_workers and rollout.engine.tensor_parallel = 1"
             )
         if learner.precision != engine.precision:
             raise ValueError(
                 f"card.share_base needs one type for both, and learner.dtype is {learner.precision}, "
                 f"rollout.engine.dtype {engine.precision}: set them to the same"
             )
-        if self.shares_card and self.card.learner <= BASE_SHARE:
+        if self.shares_card and card.learner <= BASE_SHARE:
             raise ValueError(
-                f"card.learner = {self.card.learner:g} must be more than the {BASE_SHARE:g} that card.share_base takes "
-                "of it"
+                f"card.learner = {card.learner:g} must be more than the {BASE_SHARE:g} that card.share_base takes of it"
             )
         return self
 
     @model_validator(mode="after")
-    def _memory_serves_all_workers(self) -> "RunConfig":
+    def _agent_fits(self) -> "RunConfig":
+        """Reject what reads or plays the planner's decisions for a custom agent, and the opposite for the planner."""
+        cold_start, agent = self.cold_start, f"agent.type = '{self.agent.type}' needs"
+        if isinstance(self.agent, PlannerAgentConfig):
+            if not isinstance(cold_start, PlansConfig):
+                raise ValueError(
+                    f"cold_start.type = '{cold_start.type}' needs a custom agent (agent.function or agent.command): "
+                    "the planner imitates plans"
+                )
+        elif self.trains_prm and self.label.type != "monte_carlo":
+            raise ValueError(
+                f"{agent} label.type = monte_carlo for a PRM, or reward.credit = outcome: the other labels read the "
+                "planner's decisions"
+            )
+        elif isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations > 0:
+            raise ValueError(
+                f"{agent} cold_start.type = 'teacher' or 'file', or cold_start.num_demonstrations = 0: only the "
+                "planner imitates plans"
+            )
+        elif self.backend.type != "vllm":
+            raise ValueError(f"{agent} backend = vllm: a served model does not report token ids")
+        return self
+
+    @model_validator(mode="after")
+    def _loss_fits(self) -> "RunConfig":
+        loss, correction, credit = self.learner.loss.type, self.learner.correction, self.reward.credit.type
+        if loss in BOUNDED_LOSSES and correction != "none":
+            raise ValueError(
+                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction = '{correction}' "
+                "would bound it a second time: set learner.correction=none"
+            )
+        if loss == "dr_grpo" and credit != "outcome_centered":
+            raise ValueError(
+                f"learner.loss.type = 'dr_grpo' needs reward.credit.type = 'outcome_centered', not '{credit}': its "
+                "advantages are not divided by the group's deviation"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rollouts_fit(self) -> "RunConfig":
         most = max(self.rollout.num_workers, self.rollout.max_workers or 0)
         if isinstance(self.planner.memory, FolderMemoryConfig) and most > 1:
             raise ValueError(
                 f"agent.memory.type = 'folder' is for one rollout worker, and there may be {most}: use "
                 "agent.memory.type=server with the url of a Qdrant server"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _custom_agents_write_no_plans(self) -> "RunConfig":
-        """Reject what reads or plays the planner's decisions for a custom agent, and the opposite for the planner."""
-        if isinstance(self.agent, PlannerAgentConfig):
-            if not isinstance(self.cold_start, PlansConfig):
-                raise ValueError(
-                    f"cold_start.type = '{self.cold_start.type}' needs a custom agent (agent.function or "
-                    "agent.command): the planner imitates plans"
-                )
-            return self
-        agent = f"agent.type = '{self.agent.type}' needs"
-        if self.trains_prm and self.label.type != "monte_carlo":
-            raise ValueError(
-                f"{agent} label.type = monte_carlo for a PRM, or reward.credit = outcome: the other labels read the "
-                "planner's decisions"
-            )
-        if isinstance(self.cold_start, PlansConfig) and self.cold_start.num_demonstrations > 0:
-            raise ValueError(
-                f"{agent} cold_start.type = 'teacher' or 'file', or cold_start.num_demonstrations = 0: only the "
-                "planner imitates plans"
-            )
-        if self.backend.type != "vllm":
-            raise ValueError(f"{agent} backend = vllm: a served model does not report token ids")
-        return self
-
-    @model_validator(mode="after")
-    def _ratio_is_bounded_once(self) -> "RunConfig":
-        loss, correction = self.learner.loss.type, self.learner.correction
-        if loss in BOUNDED_LOSSES and correction != "none":
-            raise ValueError(
-                f"learner.loss.type = '{loss}' bounds the ratio itself, and learner.correction = '{correction}' "
-                "would bound it a second time: set learner.correction=none"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _dr_grpo_divides_by_no_deviation(self) -> "RunConfig":
-        if self.learner.loss.type == "dr_grpo" and self.reward.credit.type != "outcome_centered":
-            raise ValueError(
-                "learner.loss.type = 'dr_grpo' needs reward.credit.type = 'outcome_centered', not "
-                f"'{self.reward.credit.type}': its advantages are not divided by the group's deviation"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cap_is_above_the_depth(self) -> "RunConfig":
         if self.max_staleness < self.pipeline_depth:
             raise ValueError(
                 f"max_staleness = {self.max_staleness} is below pipeline_depth = {self.pipeline_depth}: ordinary "
                 "rollouts would be left out of the loss"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _turns_fit_the_context(self) -> "RunConfig":
         turns = self.planner.max_steps if isinstance(self.agent, PlannerAgentConfig) else 1
-        needed = turns * self.rollout.max_turn_tokens
-        if needed >= self.rollout.engine.max_model_len:
+        needed, room = turns * self.rollout.max_turn_tokens, self.rollout.engine.max_model_len
+        if needed >= room:
             raise ValueError(
                 f"agent.max_steps * rollout.max_turn_tokens = {needed} leaves no room for prompts in "
-                f"rollout.engine.max_model_len = {self.rollout.engine.max_model_len}"
+                f"rollout.engine.max_model_len = {room}"
             )
         return self

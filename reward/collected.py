@@ -1,23 +1,23 @@
-"""Collected trajectories on disk: groups as JSON lines in shards, to label and to train a PRM on."""
+"""Collected trajectories on disk: groups as JSON lines, to label and to train a PRM on."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from configs.errors import UserError
 from reward.scorers import score_answer
-from reward.types import PrmDataError
 from rollout.codec import SchemaError, group_line, group_of
 from rollout.records import append_line, whole_lines
 from rollout.types import Group, Reward, Trajectory
 
-GROUPS_PER_SHARD = 200
+GROUPS = "groups.jsonl"
 
 
 class CollectedGroups:
-    """A folder of shards. A group is one line: it is there whole, or not at all, whenever the process ends."""
+    """A folder with a file of groups. A group is one line: it is there whole or not at all, whenever a process ends."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / GROUPS
         self.group_ids = {group.id for group in self._groups()}
 
     def add(self, group: Group) -> None:
@@ -27,21 +27,20 @@ class CollectedGroups:
         for trajectory in group.trajectories:
             outcome = outcome_of(trajectory)
             trajectory.phase, trajectory.reward = "collect", Reward(outcome=outcome, total=outcome)
-        append_line(self._folder / f"shard-{len(self.group_ids) // GROUPS_PER_SHARD:05d}.jsonl", group_line(group))
+        append_line(self._path, group_line(group))
         self.group_ids.add(group.id)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yield every trajectory, in the order of the shards. Raises PrmDataError for another schema."""
+        """Yield every trajectory, in the order of the file. Raises UserError for another schema."""
         for group in self._groups():
             yield from group.trajectories
 
     def _groups(self) -> Iterator[Group]:
-        for shard in sorted(self._folder.glob("shard-*.jsonl")):
-            for line in whole_lines(shard):
-                try:
-                    yield group_of(line)
-                except SchemaError as error:
-                    raise PrmDataError(f"{shard}: {error}; collect again") from error
+        for line in whole_lines(self._path) if self._path.exists() else ():
+            try:
+                yield group_of(line)
+            except SchemaError as error:
+                raise UserError(f"{self._path}: {error}; collect again") from error
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:

@@ -4,11 +4,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 
 from configs.learner import LearnerConfig
 from reward.collected import outcome_of
-from reward.statistics import group_statistics
+from reward.statistics import group_facts
 from rollout.filters import ending_of
 from rollout.types import Group, GroupSummary, Reward, StepScores, Trajectory
 
@@ -110,24 +109,15 @@ def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSumm
 
     `duration_s` are the seconds from the permit to the judgement, `prm_s` those of them that it waited for step scores.
     """
-    ending, statistics = ending_of(group.outcomes, group.totals), group_statistics(group)
-    turns = [turn for trajectory in group.trajectories for turn in trajectory.planner_turns]
-    facts: dict[str, float] = {
-        **asdict(statistics),
-        "generate_s": sum(turn.generate_s for turn in turns),
-        "tool_s": sum(turn.tool_s for turn in turns),
-        "groups": 1.0,
-        "kept": float(ending == "ready"),
-        "duration_s": duration_s,
-        "prm_s": prm_s,
-    }
+    ending, facts = ending_of(group.outcomes, group.totals), group_facts(group)
+    kept = float(ending == "ready")
     return GroupSummary(
         ending=ending,
         versions=group.token_versions,
         duration_s=duration_s,
-        right=statistics.right,
-        scored=statistics.scored,
-        facts=facts,
+        right=facts["right"],
+        scored=int(facts["scored"]),
+        facts={**facts, "groups": 1.0, "kept": kept, "duration_s": duration_s, "prm_s": prm_s},
         reason=_why_unscorable(group),
     )
 

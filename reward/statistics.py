@@ -1,147 +1,106 @@
 """Statistics of the rollouts since the last batch, over all drawn groups and not only the kept ones."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from statistics import fmean
-from typing import Any
 
 from rollout.types import Group, Trajectory
 
 SATURATED = 0.02
 
+Facts = dict[str, float]
+"""Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutStatistics:
-    """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
-
-    `prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `prm_pairs` are pairs of
-    attempts at one task with different outcomes, ranked by the mean of their scores: `prm_wins` of them rightly, a tie
-    counting half; `prm_wins_variance` is the variance of these under a PRM that knows nothing.
-    """
-
-    trajectories: int = 0
-    scored: int = 0
-    right: float = 0.0
-    turns: int = 0
-    sampled_tokens: int = 0
-    format_errors: int = 0
-    truncated: int = 0
-    tool_errors: int = 0
-    repeats: int = 0
-    infrastructure: int = 0
-    prm_steps: int = 0
-    prm_unscored: int = 0
-    prm_saturated: int = 0
-    prm_score: float = 0.0
-    prm_score_squared: float = 0.0
-    prm_length: float = 0.0
-    prm_length_squared: float = 0.0
-    prm_score_length: float = 0.0
-    prm_pairs: int = 0
-    prm_wins: float = 0.0
-    prm_wins_variance: float = 0.0
-
-    def __add__(self, other: "RolloutStatistics") -> "RolloutStatistics":
-        return RolloutStatistics(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the metrics; there are no means without trajectories."""
-        count = {"rollout/trajectories": float(self.trajectories)}
-        if not self.trajectories:
-            return count
-        per_trajectory = self.trajectories
-        return {
-            **count,
-            **({"rollout/solve_rate": self.right / self.scored} if self.scored else {}),
-            "rollout/turns": self.turns / per_trajectory,
-            "rollout/sampled_tokens": self.sampled_tokens / per_trajectory,
-            "rollout/format_errors": self.format_errors / per_trajectory,
-            "rollout/truncated_share": self.truncated / per_trajectory,
-            "rollout/tool_errors": self.tool_errors / per_trajectory,
-            "rollout/repeat_share": self.repeats / max(self.turns, 1),
-            "rollout/infrastructure_failures": float(self.infrastructure),
-            **self._prm_metrics(),
-        }
-
-    def _prm_metrics(self) -> Mapping[str, float]:
-        """Return nothing without a PRM, and no means where it scored nothing."""
-        asked = self.prm_steps + self.prm_unscored
-        unscored = {"prm/unscored_share": self.prm_unscored / asked} if asked else {}
-        if not self.prm_steps:
-            return unscored
-        return unscored | {
-            "prm/score": self.prm_score / self.prm_steps,
-            "prm/saturated_share": self.prm_saturated / self.prm_steps,
-            "prm/length_correlation": self._length_correlation(),
-            **self._ranking(),
-        }
-
-    def _ranking(self) -> Mapping[str, float]:
-        """Return Mann-Whitney's U within each group, added up; nothing where no siblings differ in outcome."""
-        if not self.prm_pairs:
-            return {}
-        return {
-            "prm/sibling_auroc": self.prm_wins / self.prm_pairs,
-            "prm/sibling_z": (self.prm_wins - self.prm_pairs / 2) / math.sqrt(self.prm_wins_variance),
-        }
-
-    def _length_correlation(self) -> float:
-        """Pearson's; 0 where one side does not vary."""
-        count = self.prm_steps
-        score, length = self.prm_score / count, self.prm_length / count
-        variance = (self.prm_score_squared / count - score**2) * (self.prm_length_squared / count - length**2)
-        covariance = self.prm_score_length / count - score * length
-        return covariance / math.sqrt(variance) if variance > 1e-9 else 0.0
+`prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `prm_pairs` are pairs of
+attempts at one task with different outcomes, ranked by the mean of their scores: `prm_wins` of them rightly, a tie
+counting half; `prm_wins_variance` is the variance of these under a PRM that knows nothing.
+"""
 
 
-def statistics_of(facts: Mapping[str, float]) -> RolloutStatistics:
-    """Return the statistics in facts that were added up over groups; other facts are left out."""
-    known: dict[str, Any] = {f.name: facts[f.name] for f in fields(RolloutStatistics) if f.name in facts}
-    return RolloutStatistics(**known)
+def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of facts that were added up over groups; there are no means without trajectories."""
+    sums = defaultdict(float, facts)
+    num = sums["trajectories"]
+    metrics = {"rollout/trajectories": float(num)}
+    if not num:
+        return metrics
+    if sums["scored"]:
+        metrics["rollout/solve_rate"] = sums["right"] / sums["scored"]
+    return {
+        **metrics,
+        "rollout/turns": sums["turns"] / num,
+        "rollout/sampled_tokens": sums["sampled_tokens"] / num,
+        "rollout/format_errors": sums["format_errors"] / num,
+        "rollout/truncated_share": sums["truncated"] / num,
+        "rollout/tool_errors": sums["tool_errors"] / num,
+        "rollout/repeat_share": sums["repeats"] / max(sums["turns"], 1),
+        "rollout/infrastructure_failures": float(sums["infrastructure"]),
+        **_prm_metrics(sums),
+    }
 
 
-def group_statistics(group: Group) -> RolloutStatistics:
-    """Return the counts of a judged group."""
+def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return nothing without a PRM, and no means where it scored nothing."""
+    metrics: dict[str, float] = {}
+    steps, pairs = sums["prm_steps"], sums["prm_pairs"]
+    if asked := steps + sums["prm_unscored"]:
+        metrics["prm/unscored_share"] = sums["prm_unscored"] / asked
+    if not steps:
+        return metrics
+    score, length = sums["prm_score"] / steps, sums["prm_length"] / steps
+    variance = (sums["prm_score_squared"] / steps - score**2) * (sums["prm_length_squared"] / steps - length**2)
+    covariance = sums["prm_score_length"] / steps - score * length
+    metrics |= {
+        "prm/score": score,
+        "prm/saturated_share": sums["prm_saturated"] / steps,
+        # Pearson's; 0 where one side does not vary.
+        "prm/length_correlation": covariance / math.sqrt(variance) if variance > 1e-9 else 0.0,
+    }
+    if pairs:
+        # Mann-Whitney's U within each group, added up.
+        metrics["prm/sibling_auroc"] = sums["prm_wins"] / pairs
+        metrics["prm/sibling_z"] = (sums["prm_wins"] - pairs / 2) / math.sqrt(sums["prm_wins_variance"])
+    return metrics
+
+
+def group_facts(group: Group) -> Facts:
+    """Return the counts of a judged group; those of the PRM are left out where no steps were to be scored."""
     trajectories = group.trajectories
     outcomes = [outcome for outcome in group.outcomes if outcome is not None]
     turns = [turn for trajectory in trajectories for turn in trajectory.planner_turns]
-    return RolloutStatistics(
-        trajectories=len(trajectories),
-        scored=len(outcomes),
-        right=sum(outcomes),
-        turns=len(turns),
-        sampled_tokens=sum(trajectory.num_sampled_tokens for trajectory in trajectories),
-        format_errors=sum(trajectory.num_format_errors for trajectory in trajectories),
-        truncated=sum(trajectory.truncated for trajectory in trajectories),
-        tool_errors=sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
-        repeats=sum(map(_num_repeats, trajectories)),
-        infrastructure=sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
-    ) + step_statistics(group)
-
-
-def step_statistics(group: Group) -> RolloutStatistics:
-    """Return the `prm_*` counts of a group; all are 0 where no steps were to be scored."""
-    if all(trajectory.prm_digest is None for trajectory in group.trajectories):
-        return RolloutStatistics()
-    turns = [turn for trajectory in group.trajectories for turn in trajectory.planner_turns]
+    facts: Facts = {
+        "trajectories": len(trajectories),
+        "scored": len(outcomes),
+        "right": sum(outcomes),
+        "turns": len(turns),
+        "sampled_tokens": sum(trajectory.num_sampled_tokens for trajectory in trajectories),
+        "format_errors": sum(trajectory.num_format_errors for trajectory in trajectories),
+        "truncated": sum(trajectory.truncated for trajectory in trajectories),
+        "tool_errors": sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
+        "repeats": sum(map(_num_repeats, trajectories)),
+        "infrastructure": sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
+        "generate_s": sum(turn.generate_s for turn in turns),
+        "tool_s": sum(turn.tool_s for turn in turns),
+    }
+    if all(trajectory.prm_digest is None for trajectory in trajectories):
+        return facts
     pairs = [(turn.score, float(len(turn.text))) for turn in turns if turn.score is not None]
-    return RolloutStatistics(
-        prm_steps=len(pairs),
-        prm_unscored=len(turns) - len(pairs),
-        prm_saturated=sum(not SATURATED <= score <= 1 - SATURATED for score, _ in pairs),
-        prm_score=sum(score for score, _ in pairs),
-        prm_score_squared=sum(score**2 for score, _ in pairs),
-        prm_length=sum(length for _, length in pairs),
-        prm_length_squared=sum(length**2 for _, length in pairs),
-        prm_score_length=sum(score * length for score, length in pairs),
-    ) + ranking_statistics(group.outcomes, [[turn.score for turn in one.planner_turns] for one in group.trajectories])
+    return {
+        **facts,
+        "prm_steps": len(pairs),
+        "prm_unscored": len(turns) - len(pairs),
+        "prm_saturated": sum(not SATURATED <= score <= 1 - SATURATED for score, _ in pairs),
+        "prm_score": sum(score for score, _ in pairs),
+        "prm_score_squared": sum(score**2 for score, _ in pairs),
+        "prm_length": sum(length for _, length in pairs),
+        "prm_length_squared": sum(length**2 for _, length in pairs),
+        "prm_score_length": sum(score * length for score, length in pairs),
+        **ranking_facts(group.outcomes, [[turn.score for turn in one.planner_turns] for one in trajectories]),
+    }
 
 
-def ranking_statistics(
-    outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]]
-) -> RolloutStatistics:
+def ranking_facts(outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]]) -> Facts:
     """Return the counts of pairs in one group.
 
     A trajectory without an outcome, or with a step that has no score, is in no pair. With more than two outcomes, which
@@ -157,11 +116,11 @@ def ranking_statistics(
     ]
     pairs = [(above, below) for better, above in means for worse, below in means if better > worse]
     alike = Counter(outcome for outcome, _ in means).values()
-    return RolloutStatistics(
-        prm_pairs=len(pairs),
-        prm_wins=sum((above > below) + 0.5 * (above == below) for above, below in pairs),
-        prm_wins_variance=(_spread(len(means)) - sum(map(_spread, alike))) / 72,
-    )
+    return {
+        "prm_pairs": len(pairs),
+        "prm_wins": sum((above > below) + 0.5 * (above == below) for above, below in pairs),
+        "prm_wins_variance": (_spread(len(means)) - sum(map(_spread, alike))) / 72,
+    }
 
 
 def _spread(num: int) -> int:

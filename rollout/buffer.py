@@ -12,8 +12,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from configs.errors import UserError
 from configs.run import RunConfig
-from rollout.filters import StarvationGuard, StarvedError
+from rollout.filters import StarvationGuard
 from rollout.lifecycle import (
     LIVE,
     Batch,
@@ -152,14 +153,14 @@ class GroupBuffer:
 
         Waits until there are B, woken by `complete`; at depth 0 also until nothing runs, so that the batch does not
         depend on the order of finishing. Fewer than B when signal has become rare or tasks have run out; None when
-        nothing is left. Raises StarvedError.
+        nothing is left. Raises UserError if too many groups in a row had no signal.
         """
         while not self._can_cut():
             if not self._counts[State.READY]:
                 if self._no_more_will_come():
                     return None
                 if self._guard.gives_up:
-                    raise StarvedError(self._guard.diagnosis(self.counts, self._reasons))
+                    raise UserError(self._guard.diagnosis(self.counts, self._reasons))
             await self._changed.wait()
         return self._cut(step)
 

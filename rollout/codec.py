@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from configs.errors import UserError
-from rollout.records import RecordsError, whole_lines
+from rollout.records import whole_lines
 from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
 
 Value = TypeVar("Value")
@@ -61,12 +61,12 @@ def group_of(line: bytes) -> Group:
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """Yield the trajectories of a file; a last line that a crash cut off is left out. Raises RecordsError."""
+    """Yield the trajectories of a file; a last line that a crash cut off is left out. Raises UserError."""
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             yield trajectory_of(line)
         except SchemaError as error:
-            raise RecordsError(f"'{path}', line {number}: {error}") from error
+            raise UserError(f"'{path}', line {number}: {error}") from error
 
 
 def flat_record(trajectory: Trajectory) -> Record:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from statistics import pstdev
 
-from configs.errors import UserError
 from rollout.lifecycle import GroupCounts
 from rollout.types import Ending
 
@@ -38,10 +37,6 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
         return "all_right" if max(valid) == SOLVED else "all_wrong"
     trained = [outcome for outcome, total in zip(outcomes, totals, strict=True) if total is not None]
     return "ready" if has_signal(trained) and has_signal(totals) else "overlong"
-
-
-class StarvedError(UserError):
-    """Too many groups in a row carried no signal to continue training; the message says which kind."""
 
 
 class StarvationGuard:

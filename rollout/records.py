@@ -13,10 +13,6 @@ TOKENIZER = "tokenizer.json"
 """Copy of the model's tokenizer in a run folder, with which the token ids of its trajectories can be read."""
 
 
-class RecordsError(UserError):
-    """A file of records that cannot be read; the message names the line."""
-
-
 def line_of(record: Mapping[str, object]) -> bytes:
     """Return a record as one line of JSON. Half a surrogate pair, which a model may write, becomes a question mark."""
     return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
@@ -39,13 +35,13 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """Yield the records of a file; a last line that a crash cut off is left out. Raises RecordsError."""
+    """Yield the records of a file; a last line that a crash cut off is left out. Raises UserError."""
     for number, line in enumerate(whole_lines(path), start=1):
         yield _object_of(line, f"'{path}', line {number},")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises RecordsError."""
+    """Return the JSON object in a file. Raises UserError."""
     return _object_of(path.read_bytes(), f"'{path}'")
 
 
@@ -55,7 +51,7 @@ def _object_of(text: bytes, place: str) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise RecordsError(f"{place} is not a JSON object: it was damaged after it was written; restore it from a copy")
+        raise UserError(f"{place} is not a JSON object: it was damaged after it was written; restore it from a copy")
     return found
 
 

@@ -27,6 +27,8 @@ WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
 TIME_LIMIT_S = 30.0
 """Wall-clock limit of one request to a service, attempts and pauses included, and of a call of an MCP server's tool; a
 page has half of it. A call that takes 20 times as long leaves its attempt unscored."""
+CODE_TIME_LIMIT_S = 5.0
+"""Wall-clock limit of one code call."""
 CACHE_ENTRIES = 1024
 REQUESTS_PER_MINUTE = 60.0
 """Pace of one worker's requests to one service."""
@@ -108,7 +110,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             case "answer":
                 return _lent(AnswerTool())
             case "code" if sandbox is not None:
-                return lambda: _closing(PythonCodeTool(sandbox, timeout_s=config.code_timeout_s))
+                return lambda: _closing(PythonCodeTool(sandbox, timeout_s=CODE_TIME_LIMIT_S))
             case "search" if config.search == "offline":
                 passages = build_catalogue().passages
                 return _lent(OfflineSearchTool(passages, max_chars=max_chars, latency_s=config.search_latency_s))

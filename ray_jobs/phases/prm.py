@@ -76,7 +76,7 @@ def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float)
     if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
-    if step % run.config.reward.prm.alarms.window == 0:
+    if step % run.config.reward.prm.alarm_window == 0:
         firsts: list[StepText] = []
         for group in groups:
             scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)

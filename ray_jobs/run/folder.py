@@ -26,7 +26,7 @@ from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistrib
 from rollout.codec import trajectory_line
 from rollout.files import named, network_file_system, sync, sync_tree, write_whole
 from rollout.lifecycle import GroupRow
-from rollout.records import TOKENIZER, RecordsError, read_json, read_records, whole_lines
+from rollout.records import TOKENIZER, read_json, read_records, whole_lines
 from rollout.types import Trajectory
 
 
@@ -356,12 +356,12 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
     def _lines_up_to(self, log: Path, step: int) -> Iterator[bytes]:
-        """Yield the lines that stay when the run is rewound to `step`. Raises RecordsError for a damaged line."""
+        """Yield the lines that stay when the run is rewound to `step`. Raises UserError for a damaged line."""
         for number, line in enumerate(whole_lines(log), start=1):
             try:
                 place = _decode_place(line)
             except msgspec.DecodeError as error:
-                raise RecordsError(f"'{log}', line {number}, was damaged after it was written: {error}") from error
+                raise UserError(f"'{log}', line {number}, was damaged after it was written: {error}") from error
             if place.phase in self.finished_phases if place.step is None else place.step <= step:
                 yield line
 

@@ -13,7 +13,7 @@ from envs.datasets.families import FAMILIES
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
 from reward.prm.alarms import Alarm, HackingMonitor
-from reward.statistics import RolloutStatistics, statistics_of
+from reward.statistics import rollout_metrics
 from rollout.concurrency import WorkerReading
 from rollout.lifecycle import Batch, Totals
 
@@ -34,7 +34,7 @@ def step_metrics(
     facts, num_groups = batch.facts, sum(batch.families.values())
     shares = shares_of_step(facts, readings, wait_s=wait_s, train_s=train_s, publish_s=publish_s)
     return {
-        **statistics_of(facts).metrics(),
+        **rollout_metrics(facts),
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(batch.counts).items()},
@@ -63,7 +63,7 @@ class Training:
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """Return the training as if these rows had been added one by one, with `num_steps` train steps behind it."""
         gated = config.reward.gated or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(gated.alarms, gated.prm_weight), scored=scored)
+        training = cls(monitor=HackingMonitor(gated.alarm_window, gated.prm_weight), scored=scored)
         for row in rows:
             training.add(int(row["step"]), row)
         training.num_steps = num_steps
@@ -92,7 +92,6 @@ class Training:
         totals: Totals = ray.get(sampling.totals.remote())
         num_published, proofs = ray.get(sampling.proofs.remote())
         latencies = [latency_s for _, latency_s in proofs]
-        rollouts: RolloutStatistics = statistics_of(totals.facts)
         staleness = [row["policy/staleness_max"] for row in self.rows]
         counted = ("drawn", "trained", "refused", "filtered", "failed", "expired", "lost")
         # The same version sampled and scored the first batch, so that any gap is numerical.
@@ -100,8 +99,8 @@ class Training:
         alarms = [asdict(alarm) for alarm in self.monitor.alarms]
         return {
             "num_steps": self.num_steps,
-            "num_trajectories": rollouts.trajectories,
-            "sampled_tokens": rollouts.sampled_tokens,
+            "num_trajectories": totals.facts.get("trajectories", 0),
+            "sampled_tokens": totals.facts.get("sampled_tokens", 0),
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),
             "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),

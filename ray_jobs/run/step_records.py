@@ -35,8 +35,9 @@ def step_trajectories(
             trajectory.trained_as = result.policy_version if trained else None
             trajectory.reason = result.skipped or ""
             yield trajectory
-    for state, reason, ref in batch.untrained:
-        for trajectory in decode_group(ray.get(ref)).trajectories:
+    payloads = ray.get([ref for _, _, ref in batch.untrained])
+    for (state, reason, _), payload in zip(batch.untrained, payloads, strict=True):
+        for trajectory in decode_group(payload).trajectories:
             trajectory.step, trajectory.verdict, trajectory.reason = batch.step, state, reason
             yield trajectory
 

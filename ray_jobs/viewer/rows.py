@@ -128,5 +128,5 @@ def shortened(text: object) -> str | None:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, and an empty one without the file. Raises RecordsError."""
+    """Return the JSON object in a file, and an empty one without the file. Raises UserError."""
     return read_json(path) if path.exists() else {}

@@ -34,16 +34,12 @@ Asked = Mapping[str, str]
 """Filters of a list, which must all hold, `text` to search for, and `order`; an empty one is none."""
 
 
-class ViewError(UserError):
-    """A folder that cannot be shown."""
-
-
 class ViewedRun:
     """A reader of a run folder. Call `refresh` to read new data, and everything from one thread at a time."""
 
     def __init__(self, folder: Path) -> None:
         if not (folder / "trajectories.jsonl").exists() and not (folder / "config.json").exists():
-            raise ViewError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
+            raise UserError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
         self.folder = folder
         self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
         self.metrics = LogRows(folder / "metrics.jsonl", "step")

@@ -19,9 +19,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from configs.api_keys import LOOPBACK_HOSTS
+from configs.errors import UserError
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
 from ray_jobs.viewer.rows import Row
-from ray_jobs.viewer.run import ViewedRun, ViewError, paired
+from ray_jobs.viewer.run import ViewedRun, paired
 
 STATIC = Path(__file__).with_name("static")
 MAX_PAGE = 500
@@ -144,7 +145,7 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
     import uvicorn
 
     if len(folders) > MOST_RUNS:
-        raise ViewError(f"at most {MOST_RUNS} runs can be shown, got {len(folders)}")
+        raise UserError(f"at most {MOST_RUNS} runs can be shown, got {len(folders)}")
     runs = [ViewedRun(folder) for folder in folders]
     with listen(LOOPBACK, port) as listener:
         token = new_token()

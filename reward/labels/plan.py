@@ -1,8 +1,6 @@
 """Step labels from the task generator's own plan, in which the right next step is known exactly."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import fmean
 
 from envs.datasets.generated import partial_results, plan_of, result_of
@@ -31,8 +29,7 @@ WRONG = 0.0
 class PlanLabeller:
     """A labeller for generated tasks, which compares each step with the generator's plan.
 
-    The tools of generated tasks are deterministic, so the label of a decision's result is a label of the decision: the
-    blind score and the hindsight score are the same.
+    The tools of generated tasks are deterministic, so the label of a decision's result is a label of the decision.
     """
 
     name = "plan"
@@ -46,7 +43,7 @@ class PlanLabeller:
         if step.trajectory_id not in self._scores:
             self._scores[step.trajectory_id] = plan_scores(self._trajectories[step.trajectory_id])
         score = self._scores[step.trajectory_id][step.step]
-        return StepLabel.of(step, labeller=self.name, score=score, score_hindsight=score, votes=(score,))
+        return StepLabel.of(step, labeller=self.name, score=score, votes=(score,))
 
 
 def plan_scores(trajectory: Trajectory) -> list[float]:
@@ -54,49 +51,32 @@ def plan_scores(trajectory: Trajectory) -> list[float]:
     if any(turn.heard is not None for turn in trajectory.planner_turns):
         raise LabelError(f"{trajectory.id} is of a custom agent, and a plan only knows the planner's steps")
     try:
-        progress = _Progress.of(trajectory.task)
+        progress = _Progress(trajectory.task)
     except ValueError as error:
         raise LabelError(str(error)) from error
     return [progress.score(turn) for turn in trajectory.planner_turns]
 
 
-@lru_cache(maxsize=1)
-def _worked_out(task: Task) -> tuple[frozenset[str], tuple[int, ...], frozenset[int]]:
-    """Return the items a plan looks up, the values its code computes, and the parts of these.
-
-    Siblings come in a row, so one cached task is enough.
-    """
-    names: dict[str, int] = {}
-    values: list[int] = []
-    parts: set[int] = set()
-    plan = plan_of(task)
-    for step in plan:
-        if step.action == "code":
-            values.append(result_of(step.action_input, names))
-            parts |= partial_results(step.action_input, names)
-    items = frozenset(step.action_input for step in plan if step.action == "search")
-    return items, tuple(values), frozenset(parts)
-
-
-@dataclass(slots=True)
 class _Progress:
-    """Position of an episode in its plan."""
+    """Position of an episode in its plan. Raises ValueError for a task without a plan."""
 
-    task: Task
-    items: frozenset[str]
-    """Items to look up."""
-    values: tuple[int, ...]
-    """Values to compute, in order; the last one is the answer."""
-    parts: frozenset[int]
-    """Intermediate results of these computations."""
-    found: set[str] = field(default_factory=set)
-    known: set[int] = field(default_factory=set)
-    seen: set[ToolCall] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, task: Task) -> "_Progress":
-        items, values, parts = _worked_out(task)
-        return cls(task=task, items=items, values=values, parts=parts)
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        plan = plan_of(task)
+        self.items = {step.action_input for step in plan if step.action == "search"}
+        """Items to look up."""
+        self.values: list[int] = []
+        """Values to compute, in order; the last one is the answer."""
+        self.parts: set[int] = set()
+        """Intermediate results of these computations."""
+        names: dict[str, int] = {}
+        for step in plan:
+            if step.action == "code":
+                self.values.append(result_of(step.action_input, names))
+                self.parts |= partial_results(step.action_input, names)
+        self.found: set[str] = set()
+        self.known: set[int] = set()
+        self.seen: set[ToolCall] = set()
 
     def score(self, turn: Turn) -> float:
         call, result = turn.tool_call, turn.tool_result
@@ -146,14 +126,12 @@ def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
     Steps without either are left out, such as those of tasks without a plan; nothing is returned if none is left.
     """
     errors: list[float] = []
-    for group in groups:
-        if all(trajectory.prm_digest is None for trajectory in group.trajectories):
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        if trajectory.prm_digest is None:
             continue
         try:
-            truths = [plan_scores(trajectory) for trajectory in group.trajectories]
+            truths = zip(trajectory.planner_turns, plan_scores(trajectory), strict=True)
         except LabelError:
             continue
-        for trajectory, known in zip(group.trajectories, truths, strict=True):
-            turns = zip(trajectory.planner_turns, known, strict=True)
-            errors += [turn.score - truth for turn, truth in turns if turn.score is not None]
+        errors += [turn.score - truth for turn, truth in truths if turn.score is not None]
     return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}

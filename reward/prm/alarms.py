@@ -12,10 +12,10 @@ from statistics import fmean
 
 import numpy as np
 
-from configs.reward import AlarmConfig
-
 Metrics = Mapping[str, float]
 
+FACTOR = 0.5
+"""Factor of the weight at each alarm."""
 SOLVE_RATE_FALL = 0.15
 """Fall of the solve rate below its best window that is an alarm, if it is more than noise."""
 NOISE_DEVIATIONS = 3.0
@@ -45,14 +45,13 @@ class Alarm:
 class HackingMonitor:
     """A monitor of the metrics of every train step, over the last window of steps.
 
-    An alarm multiplies `prm_weight` by the configured factor. The same alarm then pauses for a window, so that one
+    An alarm multiplies `prm_weight` by FACTOR. The same alarm then pauses for a window, so that one
     cause does not silence the PRM at once. After steps without any sign the weight recovers by one alarm, never above
     its initial value: after two windows at first, and after twice as many with every further alarm.
     """
 
-    def __init__(self, config: AlarmConfig, prm_weight: float) -> None:
-        self._config = config
-        self._window: deque[Metrics] = deque(maxlen=config.window)
+    def __init__(self, window: int, prm_weight: float) -> None:
+        self._window: deque[Metrics] = deque(maxlen=window)
         self._solve_rates: list[float] = []
         self._last: dict[str, int] = {}
         self._full_weight = prm_weight
@@ -63,7 +62,7 @@ class HackingMonitor:
     @property
     def prm_weight(self) -> float:
         """Return the weight for the next train step, lowered by the active alarms."""
-        return self._full_weight * self._config.factor**self._active
+        return self._full_weight * FACTOR**self._active
 
     def observe(self, step: int, metrics: Metrics) -> list[Alarm]:
         """Return the alarms of this step after lowering the weight for each."""
@@ -71,21 +70,21 @@ class HackingMonitor:
         if "rollout/solve_rate" in metrics:
             self._solve_rates.append(metrics["rollout/solve_rate"])
         signs = list(self._signs())
-        raised = []
+        raised, window = [], self._window.maxlen or 0
         for name, message in signs:
-            if step - self._last.get(name, step - self._config.window) >= self._config.window:
+            if step - self._last.get(name, step - window) >= window:
                 self._active += 1
                 self._last[name] = step
                 raised.append(Alarm(step=step, name=name, message=message, prm_weight=self.prm_weight))
         self.alarms += raised
         self._quiet = 0 if signs else self._quiet + 1
-        if self._active and self._config.factor and self._quiet >= self._config.window * 2 ** len(self.alarms):
+        if self._active and self._quiet >= window * 2 ** len(self.alarms):
             self._active, self._quiet = self._active - 1, 0
         return raised
 
     def _signs(self) -> Iterator[tuple[str, str]]:
-        window = self._config.window
-        if len(self._window) < window:
+        window = len(self._window)
+        if window < (self._window.maxlen or 0):
             return
         yield from self._fall()
         if deviations := self._of_window("prm/sibling_z"):
@@ -107,7 +106,7 @@ class HackingMonitor:
 
     def _fall(self) -> Iterator[tuple[str, str]]:
         """Compare the solve rate with its best window of the whole run, so that a slow drift is seen, too."""
-        window, rates = self._config.window, np.array(self._solve_rates)
+        window, rates = len(self._window), np.array(self._solve_rates)
         if len(rates) < 2 * window:
             return
         means = np.convolve(rates, np.full(window, 1 / window), "valid")

@@ -1,10 +1,10 @@
 """The process reward model (PRM), which maps a step's text to a score in [0, 1]."""
 
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,10 @@ class ProcessRewardModel:
     def rows(self, steps: Sequence[StepText]) -> list[EncodedStep]:
         """Encode the steps; those whose decision does not fit `max_tokens` are left out."""
         rows = []
+        # Special tokens in text of models and tools stay text.
+        tokenize = partial(self.backbone.tokenizer, add_special_tokens=False, split_special_tokens=True)
         for index, step in enumerate(steps):
-            token_ids = encode_step(step, self._encode, max_tokens=self.config.max_tokens)
+            token_ids = encode_step(step, lambda text: tokenize(text).input_ids, max_tokens=self.config.max_tokens)
             if token_ids is not None:
                 rows.append(EncodedStep(index, np.array(token_ids, dtype=np.int64)))
         return rows
@@ -114,10 +116,10 @@ class ProcessRewardModel:
         data = safetensors.torch.save(self.backbone.adapter_state() | head)
         self.digest = hashlib.sha256(data).hexdigest()
         try:
-            with whole_folder(folder) as partial:
-                (partial / WEIGHTS).write_bytes(data)
-                (partial / "prm.json").write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
-                write_manifest(partial, kind="prm", renderer=RENDERER_VERSION, **facts)
+            with whole_folder(folder) as unfinished:
+                (unfinished / WEIGHTS).write_bytes(data)
+                (unfinished / "prm.json").write_text(self.config.model_dump_json(indent=2) + "\n")
+                write_manifest(unfinished, kind="prm", renderer=RENDERER_VERSION, **facts)
         except OSError as error:
             raise UserError(f"cannot write PRM {folder}: {error.strerror}; free space or change output_dir") from error
 
@@ -129,10 +131,6 @@ class ProcessRewardModel:
         self.head.load_state_dict(head)
         self.backbone.load_adapter_state(state)
         self.digest = str(manifest["files"][WEIGHTS])
-
-    def _encode(self, text: str) -> list[int]:
-        # Special tokens in text of models and tools stay text.
-        return list(self.backbone.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids)
 
 
 def read_prm_manifest(folder: Path) -> dict[str, Any]:

@@ -1,27 +1,24 @@
-"""Quality of a PRM on steps that it was not trained on: agreement with labels and outcomes, calibration, junk."""
+"""Quality of a PRM on steps that it was not trained on: agreement with labels and outcomes, junk."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from configs.errors import UserError
 from reward.collected import outcome_of
 from reward.prm.decoys import canaries
 from reward.prm.step_text import StepText
 from reward.prm.training import PrmData
-from reward.types import PrmDataError
 from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
 Array = npt.NDArray[np.float64]
+Statistic = Callable[..., float | None]
 Score = Callable[[Sequence[StepText]], Sequence[float | None]]
 
 NUM_CANARY_CONTEXTS = 8
-NUM_BINS = 10
-NUM_PICKS = 4
-"""Attempts of one group that the PRM picks the best of."""
 RIGHT = 0.5
 """Steps with a higher label count as right where right steps are separated from wrong ones."""
 
@@ -58,24 +55,8 @@ def auroc(score: Array, positive: Array) -> float | None:
     return wins / (num_right * num_wrong)
 
 
-def ece(label: Array, pred: Array, *, bins: int = NUM_BINS) -> float:
-    """Return the expected calibration error over bins of equal mass.
-
-    It is |mean prediction - mean label| of each bin, weighted by the bin's size. Equal predictions share a bin.
-    """
-    position = np.searchsorted(np.sort(pred), pred, side="right") - 1
-    place = np.minimum(position * bins // max(len(pred) - 1, 1), bins - 1)
-    gaps = ((place == k).sum() * abs(pred[place == k].mean() - label[place == k].mean()) for k in np.unique(place))
-    return float(sum(gaps)) / len(pred)
-
-
-def best_of_n(score: Array, correct: Array) -> tuple[float, float, float]:
-    """Return the expected result of picking by score, at random, and by an oracle. Tied scores share the pick."""
-    return float(correct[score == score.max()].mean()), float(correct.mean()), float(correct.max())
-
-
 def clustered_interval(
-    statistic: Callable[..., float | None],
+    statistic: Statistic,
     clusters: Sequence[str],
     columns: Sequence[Array],
     *,
@@ -103,110 +84,82 @@ def clustered_interval(
     return float(low), float(high)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredStep:
-    """A held-out planner decision with its label and the PRM's output."""
-
-    task_id: str
-    group_id: str
-    """Shared by the attempts at one task that were sampled together."""
-    trajectory_id: str
-    label: float
-    """The labeller's score, in [0, 1]."""
-    score: float
-    """The PRM's raw output, in [0, 1]."""
-    outcome: float | None
-    """The trajectory's outcome; None if it was never judged."""
-
-
-def quality_report(steps: Sequence[ScoredStep], *, baseline: float, seed: int) -> dict[str, Any]:
+def quality_report(
+    trajectories: Sequence[Trajectory], labels: Array, scores: Array, *, baseline: float, seed: int
+) -> dict[str, Any]:
     """Return what the scores of held-out steps say about the PRM; each figure x has its 95% interval as `x_ci95`.
 
     mse, mse_baseline: squared error against the labels, and that of the constant `baseline`.
-    ece: calibration error. auroc_step: right steps against wrong ones.
+    auroc_step: right steps against wrong ones.
     spearman_within_group: rank correlation with the labels within each group, averaged.
     auroc_outcome: right against wrong trajectories by the mean score of their steps.
-    best_of_4: solved share if the PRM, chance or an oracle picks one of a group's attempts.
 
-    Raises PrmDataError if there are no steps.
+    Args:
+        trajectories: That of each step.
+        labels: The labeller's score of each step.
+        scores: The PRM's output for each step.
+        baseline: The mean label of the steps that the PRM was trained on.
+        seed: Decides the draws of the bootstrap.
+
+    Raises:
+        UserError: If there are no steps.
     """
-    if not steps:
-        raise PrmDataError("no held-out step could be scored; raise prm.max_tokens, or collect more tasks")
-    labels, scores = np.array([step.label for step in steps]), np.array([step.score for step in steps])
-    tasks = [step.task_id for step in steps]
+    if not trajectories:
+        raise UserError("no held-out step could be scored; raise prm.max_tokens, or collect more tasks")
+    tasks = [trajectory.task.id for trajectory in trajectories]
 
-    def measured(
-        name: str, statistic: Callable[..., float | None], clusters: Sequence[str], *columns: Array
-    ) -> dict[str, Any]:
+    def measured(name: str, statistic: Statistic, clusters: Sequence[str], *columns: Array) -> dict[str, Any]:
         value = statistic(*columns) if clusters else None
         interval = clustered_interval(statistic, clusters, columns, seed=seed) if value is not None else None
         return {name: value, f"{name}_ci95": interval}
 
-    groups: dict[tuple[str, str], list[int]] = {}
-    trajectories: dict[str, list[int]] = {}
-    for row, step in enumerate(steps):
-        groups.setdefault((step.task_id, step.group_id), []).append(row)
-        trajectories.setdefault(step.trajectory_id, []).append(row)
-    correlations = [(task, spearman(labels[rows], scores[rows])) for (task, _), rows in groups.items()]
+    groups, attempts = _places(one.group_id for one in trajectories), _places(one.id for one in trajectories)
+    correlations = [(tasks[rows[0]], spearman(labels[rows], scores[rows])) for rows in groups]
     defined = [(task, value) for task, value in correlations if value is not None]
-    judged = {
-        rows[0]: float(scores[rows].mean()) for rows in trajectories.values() if steps[rows[0]].outcome is not None
-    }
-    means, right = np.array(list(judged.values())), np.array([float(steps[row].outcome == SOLVED) for row in judged])
-    by_group: dict[tuple[str, str], list[int]] = {}
-    for place, row in enumerate(judged):
-        by_group.setdefault((steps[row].task_id, steps[row].group_id), []).append(place)
-    picks = {group: best_of_n(means[rows], right[rows]) for group, rows in by_group.items() if len(rows) >= NUM_PICKS}
-    picked = np.array(list(picks.values())).reshape(-1, 3)
-    picked_tasks = [task for task, _ in picks]
+    judged = [rows for rows in attempts if outcome_of(trajectories[rows[0]]) is not None]
+    right = np.array([float(outcome_of(trajectories[rows[0]]) == SOLVED) for rows in judged])
+    means = np.array([scores[rows].mean() for rows in judged])
+    rhos = np.array([rho for _, rho in defined])
     return {
-        "num_steps": len(steps),
+        "num_steps": len(tasks),
         "num_tasks_held_out": len(set(tasks)),
-        "num_trajectories": len(trajectories),
+        "num_trajectories": len(attempts),
         **measured("mse", mse, tasks, labels, scores),
         "mse_baseline": mse(labels, np.full(len(labels), baseline)),
-        **measured("ece", ece, tasks, labels, scores),
         **measured("auroc_step", auroc, tasks, scores, (labels > RIGHT).astype(float)),
-        **measured(
-            "spearman_within_group", _mean, [task for task, _ in defined], np.array([rho for _, rho in defined])
-        ),
-        **measured("auroc_outcome", auroc, [steps[row].task_id for row in judged], means, right),
-        **measured("best_of_4", _mean, picked_tasks, picked[:, 0]),
-        **measured("best_of_4_random", _mean, picked_tasks, picked[:, 1]),
-        **measured("best_of_4_oracle", _mean, picked_tasks, picked[:, 2]),
+        **measured("spearman_within_group", lambda column: float(column.mean()), [task for task, _ in defined], rhos),
+        **measured("auroc_outcome", auroc, [tasks[rows[0]] for rows in judged], means, right),
     }
+
+
+def _places(names: Iterable[str]) -> list[list[int]]:
+    """Return the positions of each name."""
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    return list(places.values())
 
 
 def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Score, seed: int) -> dict[str, Any]:
     """Return the quality report on the held-out steps, and the highest score of each junk decision as `canaries`."""
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
     held_out = [labelled.step for labelled in data.held_out]
-    scores = score(held_out)
-    outcomes = {name: outcome_of(by_id[name]) for name in {step.trajectory_id for step in held_out}}
-    steps = [
-        ScoredStep(
-            task_id=labelled.step.task_id,
-            group_id=by_id[labelled.step.trajectory_id].group_id,
-            trajectory_id=labelled.step.trajectory_id,
-            label=labelled.label,
-            score=value,
-            outcome=outcomes[labelled.step.trajectory_id],
-        )
-        for labelled, value in zip(data.held_out, scores, strict=True)
-        if value is not None
-    ]
-    baseline = float(np.mean([labelled.label for labelled in data.train]))
+    found = list(zip(data.held_out, score(held_out), strict=True))
+    scored = [(labelled, value) for labelled, value in found if value is not None]
+    report = quality_report(
+        [by_id[labelled.step.trajectory_id] for labelled, _ in scored],
+        np.array([labelled.label for labelled, _ in scored]),
+        np.array([value for _, value in scored]),
+        baseline=float(np.mean([labelled.label for labelled in data.train])),
+        seed=seed,
+    )
     junk: dict[str, list[float]] = {}
     for context in [step for step in held_out if step.step == 0][:NUM_CANARY_CONTEXTS]:
         decisions = canaries(context)
         for name, value in zip(decisions, score(list(decisions.values())), strict=True):
             junk.setdefault(name, []).extend([] if value is None else [value])
     return {
-        **quality_report(steps, baseline=baseline, seed=seed),
-        "num_unscored": sum(value is None for value in scores),
+        **report,
+        "num_unscored": len(found) - len(scored),
         "canaries": {name: max(values, default=None) for name, values in junk.items()},
     }
-
-
-def _mean(values: Array) -> float | None:
-    return float(values.mean()) if len(values) else None

@@ -12,6 +12,7 @@ its own branch.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from envs.types import ToolResult
 from rollout.agent.planner import CLOSING, OPENING, shown
@@ -48,10 +49,6 @@ class StepText:
     context: tuple[str, ...]
     """Earlier decisions and results in turn, oldest first."""
     decision: str
-    result: str
-    """Result of the decision, which only a judgement in hindsight may read."""
-    valid: bool
-    """False for a malformed turn."""
 
     @property
     def text(self) -> str:
@@ -72,7 +69,6 @@ def step_texts(trajectory: Trajectory) -> list[StepText]:
     """Return every planner turn of a trajectory as text, in order."""
     turns = trajectory.planner_turns
     is_custom = any(turn.heard is not None for turn in turns)
-    texts = _replies(turns) if is_custom else _decisions(turns)
     return [
         StepText(
             trajectory_id=trajectory.id,
@@ -82,10 +78,8 @@ def step_texts(trajectory: Trajectory) -> list[StepText]:
             problem=PROBLEM.format(question=trajectory.task.question),
             context=context,
             decision=decision,
-            result=result,
-            valid=turn.format_error is None,
         )
-        for index, (turn, (context, decision, result)) in enumerate(zip(turns, texts, strict=True))
+        for index, (context, decision) in enumerate(_replies(turns) if is_custom else _decisions(turns))
     ]
 
 
@@ -95,74 +89,56 @@ def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int]
     The oldest context is cut first, then the middle of the problem. The decision is never cut: None is returned if it
     does not fit, and the step stays unscored.
     """
-    problem, decision = list(encode(step.problem)), list(encode(step.decision))
-    pieces = [list(encode(piece)) for piece in step.context]
-    room = max_tokens - len(decision)
-    if room < 0:
+    problem, *pieces, decision = (list(encode(piece)) for piece in (step.problem, *step.context, step.decision))
+    if len(decision) > max_tokens:
         return None
-    if len(problem) + sum(map(len, pieces)) <= room:
-        return [*problem, *(token for piece in pieces for token in piece), *decision]
+    whole = [*problem, *chain(*pieces), *decision]
+    if len(whole) <= max_tokens:
+        return whole
     gap = list(encode(GAP))
-    kept = _newest(pieces, room - len(problem) - len(gap))
-    problem = _without_middle(problem, gap, room - sum(map(len, kept)) - (len(gap) if pieces else 0))
-    cut = gap if pieces and len(kept) < len(pieces) else []
-    return [*problem, *cut, *(token for piece in kept for token in piece), *decision][-max_tokens:]
-
-
-def _newest(pieces: list[list[int]], room: int) -> list[list[int]]:
-    kept: list[list[int]] = []
+    room = max(max_tokens - len(decision) - len(gap), 0)
+    if len(problem) > room:
+        head = room // 2
+        tail = len(problem) - (room - head)
+        return [*problem[:head], *gap, *problem[tail:], *decision][-max_tokens:]
+    room -= len(problem)
+    kept: list[int] = []
     for piece in reversed(pieces):
         room -= len(piece)
         if room < 0:
             break
-        kept.insert(0, piece)
-    return kept
+        kept = [*piece, *kept]
+    return [*problem, *gap, *kept, *decision][-max_tokens:]
 
 
-def _without_middle(tokens: list[int], gap: list[int], room: int) -> list[int]:
-    if len(tokens) <= room:
-        return tokens
-    kept = max(room - len(gap), 0)
-    head = kept // 2
-    return [*tokens[:head], *gap, *tokens[len(tokens) - (kept - head) :]] if kept else []
-
-
-Texts = tuple[tuple[str, ...], str, str]
-"""Context, decision and result."""
+Texts = tuple[tuple[str, ...], str]
+"""Context and decision."""
 
 
 def _decisions(turns: Sequence[Turn]) -> Iterator[Texts]:
     context: tuple[str, ...] = ()
-    for index, turn in enumerate(turns):
-        call = turn.tool_call
-        if call is None:
-            decision = MALFORMED.format(number=index + 1, text=turn.text)
-        else:
+    for number, turn in enumerate(turns, start=1):
+        if call := turn.tool_call:
             decision = DECISION.format(
-                number=index + 1, thought=turn.thought, action=call.name, action_input=call.arguments
+                number=number, thought=turn.thought, action=call.name, action_input=call.arguments
             )
-        if turn.tool_result is None:
-            result = REJECTED.format(text=turn.format_error or "")
         else:
-            result = RESULT.format(text=shown(turn.tool_result))
-        yield context, decision, result
-        context += (decision, result)
+            decision = MALFORMED.format(number=number, text=turn.text)
+        yield context, decision
+        if turn.tool_result is None:
+            context += (decision, REJECTED.format(text=turn.format_error or ""))
+        else:
+            context += (decision, RESULT.format(text=shown(turn.tool_result)))
 
 
 def _replies(turns: Sequence[Turn]) -> list[Texts]:
-    """Return the texts of a custom agent's turns. A reply's result is the first message that follows it."""
+    """Return the texts of a custom agent's turns."""
     texts: list[Texts] = []
     for index, turn in enumerate(turns):
-        heard = HEARD.format(text=shown(ToolResult(text=turn.heard or "", foreign=True)))
-        before: tuple[str, ...] = ()
         # The turn that this one continues: the longest dialogue that its prompt starts with.
-        prompt = turns[index].prompt
-        ends = [turn.dialogue for turn in turns[:index]]
-        continued = [at for at, end in enumerate(ends) if prompt.startswith(end)]
-        parent = max(continued, key=lambda at: len(ends[at]), default=None)
-        if parent is not None:
-            context, reply, result = texts[parent]
-            before = (*context, reply)
-            texts[parent] = context, reply, result or heard
-        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.text), ""))
+        continued = [at for at in range(index) if turn.prompt.startswith(turns[at].dialogue)]
+        parent = max(continued, key=lambda at: len(turns[at].dialogue), default=None)
+        before = () if parent is None else (*texts[parent][0], texts[parent][1])
+        heard = HEARD.format(text=shown(ToolResult(text=turn.heard or "", foreign=True)))
+        texts.append(((*before, heard), REPLY.format(number=index + 1, text=turn.text)))
     return texts

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from configs.errors import UserError
 from learner.packing import split_microbatches
 from reward.labels import StepLabel
 from reward.prm.decoys import junk_steps, spoilt_steps
 from reward.prm.model import ProcessRewardModel
 from reward.prm.step_text import StepText, step_texts
-from reward.types import PrmDataError
 from rollout.types import Trajectory
 
 HELD_OUT_SHARE = 0.25
@@ -48,7 +48,7 @@ class PrmData:
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
-    Raises PrmDataError if a label belongs to another text than its step has now, or if a half is empty.
+    Raises UserError if a label belongs to another text than its step has now, or if a half is empty.
     """
     by_place = {(label.trajectory_id, label.step): label for label in labels}
     joined: list[LabelledStep] = []
@@ -57,7 +57,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
         if label is None:
             continue
         if label.text_digest != step.digest:
-            raise PrmDataError(
+            raise UserError(
                 f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
             )
         joined.append(LabelledStep(step=step, label=label.score))
@@ -67,7 +67,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
         held_out=tuple(labelled for labelled in joined if labelled.step.task_id in held_out),
     )
     if not data.train or not data.held_out:
-        raise PrmDataError(
+        raise UserError(
             f"a PRM needs labelled steps of tasks to train on and of others to be measured on, got {len(data.train)} "
             f"and {len(data.held_out)}; raise collect.num_tasks"
         )
@@ -80,31 +80,32 @@ def held_out_tasks(task_ids: Iterable[str], *, share: float) -> set[str]:
     return set(ordered[: max(1, round(share * len(ordered)))])
 
 
-def train_prm(
-    prm: ProcessRewardModel,
-    steps: Sequence[LabelledStep],
-    *,
-    seed: int,
-) -> Iterator[float]:
+def train_prm(prm: ProcessRewardModel, steps: Sequence[LabelledStep], *, seed: int) -> Iterator[float]:
     """Minimise the mean squared error of the score; yield the loss of every optimizer step.
 
     A batch contains the steps of BATCH_TASKS tasks, junk, and corrupted copies of right steps. The learning rate
-    falls linearly to zero. Raises PrmDataError if a gradient is not finite.
+    falls linearly to zero. Raises UserError if a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
     batches = [batch for epoch in range(config.num_epochs) for batch in _batches(steps, seed=f"{seed}|{epoch}")]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: 1 - done / len(batches))
     for batch in batches:
-        loss = _accumulate(prm, batch)
+        rows = prm.rows([labelled.step for labelled in batch])
+        total = 0.0
+        for microbatch in split_microbatches(rows, config.microbatch_tokens):
+            labels = prm.backbone.tensor(np.array([batch[row.index].label for row in microbatch], dtype=np.float32))
+            loss = (prm.predict(microbatch) - labels).square().sum() / len(rows)
+            loss.backward()
+            total += float(loss.detach())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, 1.0))
         if not math.isfinite(norm):
-            raise PrmDataError(f"the PRM's gradient must be finite, it is {norm}; lower prm.learning_rate")
+            raise UserError(f"the PRM's gradient must be finite, it is {norm}; lower prm.learning_rate")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
-        yield loss
+        yield total
 
 
 def num_batches(steps: Sequence[LabelledStep], *, num_epochs: int) -> int:
@@ -122,22 +123,7 @@ def _batches(steps: Sequence[LabelledStep], *, seed: str) -> Iterator[list[Label
     for start in range(0, len(order), BATCH_TASKS):
         batch = [labelled for task_id in order[start : start + BATCH_TASKS] for labelled in by_task[task_id]]
         draw = rng.randrange(2**31)
-        worthless = [
-            *junk_steps([labelled.step for labelled in batch], share=JUNK_SHARE, seed=draw),
-            *spoilt_steps(
-                [labelled.step for labelled in batch if labelled.label >= RIGHT], share=SPOILT_SHARE, seed=draw
-            ),
-        ]
-        yield batch + [LabelledStep(step=step, label=0.0) for step in worthless]
-
-
-def _accumulate(prm: ProcessRewardModel, batch: Sequence[LabelledStep]) -> float:
-    """Run backward over the batch in microbatches and return the loss; its denominator is the whole batch."""
-    rows = prm.rows([labelled.step for labelled in batch])
-    total = 0.0
-    for microbatch in split_microbatches(rows, prm.config.microbatch_tokens):
-        labels = prm.backbone.tensor(np.array([batch[row.index].label for row in microbatch], dtype=np.float32))
-        loss = (prm.predict(microbatch) - labels).square().sum() / len(rows)
-        loss.backward()
-        total += float(loss.detach())
-    return total
+        proposed, right = [one.step for one in batch], [one.step for one in batch if one.label >= RIGHT]
+        junk = junk_steps(proposed, share=JUNK_SHARE, seed=draw)
+        spoilt = spoilt_steps(right, share=SPOILT_SHARE, seed=draw)
+        yield batch + [LabelledStep(step=step, label=0.0) for step in (*junk, *spoilt)]

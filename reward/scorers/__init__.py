@@ -56,9 +56,9 @@ def score_integer(text: str, gold: str) -> float:
     return float(int(number.replace(",", "")) == int(gold.replace(",", "")))
 
 
-def score_game24(text: str, numbers: Sequence[int]) -> float:
-    """Check an expression over exactly the given numbers with + - * / and brackets whose exact value is 24."""
-    return float(is_solution(text, numbers))
+def score_game24(text: str, gold: str) -> float:
+    """Check an expression over exactly the numbers in `gold` with + - * / and brackets whose exact value is 24."""
+    return float(is_solution(text, [int(number) for number in gold.split()]))
 
 
 def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> float | None:
@@ -67,19 +67,19 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
     A custom scorer may read the trajectory's `turns`, and may return None if it cannot decide. Raises OwnCodeError if
     it fails.
     """
-    if task.scorer is None and task.dataset not in _SCORERS:
+    name = task.scorer
+    if name is None and task.dataset not in _SCORERS:
         raise ValueError(f"no scorer for data set {task.dataset!r}; known: {', '.join(_SCORERS)}")
-    if task.scorer is not None and ":" in task.scorer:
-        return own_score(task, answer, turns) if is_answer(answer) else 0.0
-    if task.scorer is not None and task.scorer not in NAMED:
+    if name is not None and ":" not in name and name not in NAMED:
         raise OwnCodeError(
-            f"unknown scorer '{task.scorer}' of task '{task.id}'; use {', '.join(NAMED)}, or module:name"
-            f"{did_you_mean(task.scorer, NAMED)}"
+            f"unknown scorer '{name}' of task '{task.id}'; use {', '.join(NAMED)}, or module:name"
+            f"{did_you_mean(name, NAMED)}"
         )
     if not is_answer(answer):
         return 0.0
-    compare = _SCORERS[task.dataset] if task.scorer is None else NAMED[task.scorer]
-    return compare(answer, task.answer)
+    if name is not None and ":" in name:
+        return own_score(task, answer, turns)
+    return (_SCORERS[task.dataset] if name is None else NAMED[name])(answer, task.answer)
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:
@@ -87,10 +87,6 @@ def partial_credit(task: Task, answer: str | None) -> float | None:
     if task.dataset not in SHORT_ANSWERS:
         return None
     return token_f1(answer, task.answer) if is_answer(answer) else 0.0
-
-
-def _score_game24_task(text: str, gold: str) -> float:
-    return score_game24(text, [int(number) for number in gold.split()])
 
 
 NAMED: dict[str, Callable[[str, str], float]] = {
@@ -108,7 +104,7 @@ _SCORERS: dict[str, Callable[[str, str], float]] = {
     "three_lookup": score_integer,
     "chain": score_integer,
     "branch": score_integer,
-    "game24": _score_game24_task,
+    "game24": score_game24,
     "aime": score_aime,
     "aime24": score_aime,
     "amc23": score_math,

@@ -2,16 +2,14 @@
 
 import asyncio
 import inspect
-import queue
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import lru_cache
 from numbers import Real
 
 import numpy as np
 
-from configs.plugins import OwnCodeError, check_call, failure, load_own, own_function
+from configs.plugins import OwnCodeError, check_call, failure, in_a_thread, load_own, own_function
 from envs.types import Task
 from rollout.types import Group, StepScores, Trajectory, Turn
 
@@ -53,14 +51,10 @@ class CustomTurnScorer:
             return (None,) * len(turns)
         scores = _call_with_limit(lambda: self._call(task, answer, turns), self._source, task, limit_s=self._limit_s)
         attempt = f"an attempt at task '{task.id}'"
-        if not isinstance(scores, Sequence):
+        if not isinstance(scores, Sequence) or len(scores) != len(turns):
             raise OwnCodeError(
                 f"scorer '{self._source}' returned {scores!r:.80} for the {len(turns)} turns of {attempt}; return a "
                 "list with a number for each"
-            )
-        if len(scores) != len(turns):
-            raise OwnCodeError(
-                f"scorer '{self._source}' returned {len(scores)} scores for the {len(turns)} turns of {attempt}"
             )
         places = (f"turn {number} of {attempt}" for number in range(1, len(turns) + 1))
         return tuple(_checked(score, self._source, place) for score, place in zip(scores, places, strict=True))
@@ -80,41 +74,23 @@ def scorer_of(source: str) -> Scorer:
 
 def _call_with_limit(call: Callable[[], object], source: str, task: Task, *, limit_s: float) -> object:
     """Call the function in a thread, await its result if needed, and return it. Raise OwnCodeError."""
-    results: queue.SimpleQueue[tuple[object, BaseException | None]] = queue.SimpleQueue()
-    pending: list[Future[object]] = []
-    timed_out = threading.Event()
 
-    async def resolve(awaitable: object) -> object:
-        return await awaitable  # type: ignore[misc]
+    async def result() -> object:
+        found = await in_a_thread(call)
+        return await found if inspect.isawaitable(found) else found
 
-    def run() -> None:
-        try:
-            result = call()
-            if inspect.isawaitable(result):
-                pending.append(asyncio.run_coroutine_threadsafe(resolve(result), _loop()))
-                if timed_out.is_set():
-                    pending[0].cancel()
-                result = pending[0].result()
-            results.put((result, None))
-        except BaseException as error:
-            results.put((None, error))
-
-    # A thread cannot be ended from outside; a daemon thread at least does not keep the process alive.
-    threading.Thread(target=run, daemon=True, name=source).start()
+    future = asyncio.run_coroutine_threadsafe(result(), _loop())
     try:
-        result, error = results.get(timeout=limit_s)
-    except queue.Empty:
-        # A thread that reaches its coroutine later sees that the time is over.
-        timed_out.set()
-        for future in pending:
-            future.cancel()
+        return future.result(timeout=limit_s)
+    except Exception as error:
+        if future.done():
+            raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from error
+        # A thread cannot be ended from outside; what it returns later is dropped.
+        future.cancel()
         raise OwnCodeError(
             f"scorer '{source}' gave no score for task '{task.id}' within {limit_s:g} s; make it faster, or raise "
             "reward.timeout_s"
         ) from None
-    if error is not None:
-        raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from error
-    return result
 
 
 @lru_cache(maxsize=1)

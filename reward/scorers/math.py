@@ -243,7 +243,7 @@ _PLAIN = re.compile(r"[+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9
 
 
 def score_math(text: str, gold: str) -> float:
-    """Return 1.0 if both are the same number. Raise CheckerError if the checking process cannot be started."""
+    """Return 1.0 if both are the same number. Raise UserError if the checking process cannot be started."""
     if len(text) > MAX_CHARS:
         return 0.0
     answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))

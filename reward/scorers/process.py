@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from configs.errors import UserError
@@ -16,10 +15,6 @@ from configs.errors import UserError
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 120.0
 READY = "ready"
-
-
-class CheckerError(UserError):
-    """The process cannot be started, so no answer was checked."""
 
 
 class CheckingProcess:
@@ -32,13 +27,13 @@ class CheckingProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Mapping[str, object]) -> object:
-        """Return the answer; None if the check hung, used too much memory, or crashed. Raise CheckerError."""
+        """Return the answer; None if the check hung, used too much memory, or crashed. Raise UserError."""
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                # It ended between two questions, so this question did not cause it.
+            if self._process is None or self._process.poll() is not None:
+                # If it ended between two questions, this question did not cause it.
                 self._kill()
-            process = self._process or self._start()
-            answer = _exchange(process, json.dumps(question).encode() + b"\n", self._limit_s)
+                self._start()
+            answer = self._exchange(json.dumps(question).encode() + b"\n", self._limit_s)
             if answer is None:
                 self._kill()
             return answer
@@ -47,9 +42,9 @@ class CheckingProcess:
         with self._lock:
             self._kill()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         # The environment is empty but for the code's path: no keys, no proxies.
-        process = subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -57,25 +52,34 @@ class CheckingProcess:
             cwd=ROOT,
             env={"PYTHONPATH": str(ROOT), "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
         )
-        self._process = process
-        if _exchange(process, b"", START_LIMIT_S) != READY:
+        if self._exchange(b"", START_LIMIT_S) != READY:
             self._kill()
-            raise CheckerError(
+            raise UserError(
                 f"`{sys.executable} -m {self._module}` did not start within {START_LIMIT_S:.0f} s; run it by hand"
             )
-        return process
+
+    def _exchange(self, line: bytes, limit_s: float) -> object:
+        """Send a line and return the next line of the process as JSON; None without a whole one in time."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except OSError:
+            return None
+        # `select.select` accepts no descriptor above 1023.
+        waiting = select.poll()
+        waiting.register(process.stdout, select.POLLIN)
+        answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""
+        return json.loads(answer) if answer.endswith(b"\n") else None
 
     def _kill(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stdout):
-            # Closing flushes what the process did not read.
-            with suppress(OSError):
-                if pipe:
-                    pipe.close()
-        process.wait()
+        if process is not None:
+            process.kill()
+            process.communicate()
 
 
 def serve_checks(check: Callable[[Mapping[str, object]], object], *, memory_mb: int = 1024) -> None:
@@ -85,19 +89,3 @@ def serve_checks(check: Callable[[Mapping[str, object]], object], *, memory_mb: 
     print(json.dumps(READY), flush=True)
     for line in sys.stdin:
         print(json.dumps(check(json.loads(line))), flush=True)
-
-
-def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> object:
-    """Send a line and return the next line of the process as JSON; None without a whole one in time."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(line)
-        process.stdin.flush()
-    except OSError:
-        return None
-    # `select.select` accepts no descriptor above 1023.
-    waiting = select.poll()
-    waiting.register(process.stdout, select.POLLIN)
-    answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""
-    return json.loads(answer) if answer.endswith(b"\n") else None

@@ -33,6 +33,8 @@ from rollout.types import Message, Role, StopReason, TextCompletion, Trajectory,
 ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
 TurnListener = Callable[[Turn], None]
 
+FROZEN_MAX_TOKENS = 256
+"""Length limit of a verdict or answer of the frozen base model."""
 _VERIFIER_GRAMMAR = 'root ::= "continue" | "stop"'
 _VERIFIER_SYSTEM = (
     "You check the work of an agent. Say stop if the steps so far suffice to answer the task, else continue."
@@ -235,7 +237,7 @@ class _Episode:
         request = GenerationRequest(
             trajectory_id=self._trajectory_id,
             prompt_token_ids=prompt,
-            max_tokens=self._planner.frozen_max_tokens,
+            max_tokens=FROZEN_MAX_TOKENS,
             temperature=0.0,
             grammar=grammar,
             use_adapter=False,

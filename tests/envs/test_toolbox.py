@@ -211,13 +211,6 @@ def test_the_cause_of_a_failed_import_is_reported(tmp_path, monkeypatch, text, c
         Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": f"{name}:Mine"}}))
 
 
-def test_a_module_that_an_installed_library_hides_is_reported(tmp_path, monkeypatch):
-    (tmp_path / "toml.py").write_text("class Mine: pass\n")
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    with pytest.raises(UserError, match=r"toml/__init__.py' hides '.*/toml.py'"):
-        Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": "toml:Mine"}}))
-
-
 # Wrappers of tools from outside
 
 

@@ -18,7 +18,6 @@ from ray_jobs.phases.label import (
     labels_of,
 )
 from ray_jobs.run.folder import RunPaths
-from reward import judge_client
 from reward.judge_client import BudgetExceededError, ChatError
 from reward.labels import LabelError, StepLabel, append_label, read_labels
 from tests.reward.chat_server import Answer, FakeChatServer, says
@@ -26,12 +25,6 @@ from tests.reward.test_judge import PRICED, judge_of, step, verdict
 from tests.reward.test_step_text import decided, make_trajectory
 
 JUDGED = {"type": "judge", "judge": {"model": "judge-1"}}
-
-
-@pytest.fixture(autouse=True)
-def one_request_at_a_time(monkeypatch):
-    monkeypatch.setattr(judge_client, "MAX_OPEN_REQUESTS", 1)
-    monkeypatch.setattr(judge_client, "REQUESTS_PER_MINUTE", 1_000_000)
 
 
 @pytest.fixture
@@ -133,24 +126,24 @@ async def test_a_server_that_dies_costs_only_the_missing_replies(path, receipts)
     labels, failures = await first
     paid = sum(1 for line in receipts.read_text().splitlines() if json.loads(line)["text"])
     assert len(labels) + len(failures) == 6
-    assert 8 <= paid < 24
+    assert 8 <= paid < 18
     with FakeChatServer(verdict(0.4), port=server.port) as back:
         all_labels, missing = await judged(back, path, receipts)
-    assert len(back.requests) == 24 - paid
+    assert len(back.requests) == 18 - paid
     assert missing == []
     assert labels.items() <= all_labels.items()
 
 
 async def test_a_spent_budget_stops_the_pass_and_a_larger_one_pays_for_the_rest_only(path, receipts):
-    # Four replies of $1 a step: ten of them are two steps and a half.
+    # Three replies of $1 a step: seven of them are two steps and a third.
     with FakeChatServer(verdict(0.7)) as server:
         with pytest.raises(BudgetExceededError, match=r"label\.judge\.max_cost_usd"):
-            await judged(server, path, receipts, **PRICED, max_retries=0, max_cost_usd=10.5)
-        assert len(server.requests) == 10
+            await judged(server, path, receipts, **PRICED, max_retries=0, max_cost_usd=7.5)
+        assert len(server.requests) == 7
         assert numbers_on_disk(path) == [0, 1]
-        labels, _ = await judged(server, path, receipts, **PRICED, max_retries=0, max_cost_usd=24.5)
-    assert (len(server.requests), len(labels)) == (24, 6)
-    assert sum(label.details["cost_usd"] for label in labels.values()) == pytest.approx(24.0)
+        labels, _ = await judged(server, path, receipts, **PRICED, max_retries=0, max_cost_usd=18.5)
+    assert (len(server.requests), len(labels)) == (18, 6)
+    assert sum(label.details["cost_usd"] for label in labels.values()) == pytest.approx(18.0)
 
 
 @pytest.mark.parametrize(("answer", "error"), [(Answer(status=401), ChatError), (says("It is good."), UserError)])
@@ -177,7 +170,7 @@ def shelf_of(article: str) -> str:
 async def test_the_rubric_lists_custom_tools(receipts):
     tools = {"shelf_of": {"source": f"{__name__}:shelf_of"}, "news": {"source": "mcp:news", "description": "the news"}}
     with FakeChatServer(verdict(0.7)) as server:
-        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 10.0, **PRICED}
+        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
         envs = {"actions": ("shelf_of", "news", "answer"), "tools": tools}
         await labeller(receipts, label={"type": "judge", "judge": judge}, envs=envs).label(step(0))
     rubric = server.requests[0][2]["messages"][0]["content"]
@@ -228,12 +221,12 @@ def test_dry_run_and_labelling_report_the_same_numbers(tmp_path):
 
 def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
     with FakeChatServer(verdict(0.7)) as server:
-        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 10.0, **PRICED}
+        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
         run = FakeRun(tmp_path, type="judge", judge=judge)
         trajectories = [make_trajectory(decided("answer", "1"), id="g/0")]
         label(run, trajectories, dry_run=True)
         label(run, trajectories)
-    # Three blind votes and one in hindsight, of $1 each.
-    assert all("4 calls" in line and "4.0000" in line for line in (run.lines[0], run.lines[-1]))
-    assert (run.facts["num_labels"], run.facts["spent"]["requests"]) == (1, 4)
-    assert run.facts["spent"]["cost_usd"] == pytest.approx(4.0)
+    # Three votes of $1 each.
+    assert all("3 calls" in line and "3.0000" in line for line in (run.lines[0], run.lines[-1]))
+    assert (run.facts["num_labels"], run.facts["spent"]["requests"]) == (1, 3)
+    assert run.facts["spent"]["cost_usd"] == pytest.approx(3.0)

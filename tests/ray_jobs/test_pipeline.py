@@ -45,7 +45,7 @@ def killed(tmp_path_factory):
     job.ensure_running()
     wait_for_train_step(job, 1)
     job.kill("driver", job.process.pid)
-    before = {name: (job.folder / name).read_bytes() for name in ("labels.jsonl", "collected/shard-00000.jsonl")}
+    before = {name: (job.folder / name).read_bytes() for name in ("labels.jsonl", "collected/groups.jsonl")}
     first = prm_of(job.folder)
     phases = read(job.folder / "phases.json")
     (job.folder / "phases.json").write_text(json.dumps({name: phases[name] for name in phases if name != "train_prm"}))

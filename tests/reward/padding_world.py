@@ -5,6 +5,7 @@ Three pieces of work, then an answer, in at most six steps. The PRM scores work 
 amount of work done is trained by policy gradient with the product's own advantages and alarms.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from learner.advantages import outcome_gated
 from reward.prm.alarms import HackingMonitor
-from reward.statistics import RolloutStatistics, ranking_statistics
+from reward.statistics import ranking_facts, rollout_metrics
 
 WORK, PAD, ANSWER = range(3)
 NEEDED, MAX_STEPS = 3, 6
@@ -82,17 +83,15 @@ def train(advantages_of: Credit, *, padding: Padding, seed: int, updates: int = 
 
 def monitored(monitor: HackingMonitor) -> Credit:
     """Gated credit with the weight that `monitor` leaves, which sees every update as it sees a train step."""
-    groups: list[RolloutStatistics] = []
+    groups: list[Counter[str]] = []
 
     def credit(outcomes: Sequence[float], scores: Sequence[Sequence[float]]) -> list[list[float]]:
         advantages = outcome_gated(outcomes, scores, weight=monitor.prm_weight)
-        seen = RolloutStatistics(
-            trajectories=len(outcomes), scored=len(outcomes), right=sum(outcomes), prm_steps=sum(map(len, scores))
-        )
-        groups.append(seen + ranking_statistics(outcomes, scores))
+        seen = {"trajectories": len(outcomes), "scored": len(outcomes), "right": sum(outcomes)}
+        groups.append(Counter({**seen, "prm_steps": sum(map(len, scores)), **ranking_facts(outcomes, scores)}))
         if len(groups) % GROUPS == 0:
-            step = sum(groups[-GROUPS:], start=RolloutStatistics())
-            monitor.observe(len(groups) // GROUPS, step.metrics())
+            step = sum(groups[-GROUPS:], start=Counter())
+            monitor.observe(len(groups) // GROUPS, rollout_metrics(step))
         return advantages
 
     return credit

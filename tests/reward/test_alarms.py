@@ -1,17 +1,16 @@
 import numpy as np
 import pytest
 
-from configs.reward import AlarmConfig
 from reward.prm.alarms import CANARY_LIMIT, REJUDGE_MSE_LIMIT, HackingMonitor
-from reward.statistics import RolloutStatistics, ranking_statistics
+from reward.statistics import ranking_facts, rollout_metrics
 
 LEVELS = {"canary": ("prm/canary_max", CANARY_LIMIT), "fresh error": ("prm/rejudge_mse", REJUDGE_MSE_LIMIT)}
 """Alarm -> the metric that it watches, and its bound."""
 HEALTHY = {"rollout/solve_rate": 0.5, "prm/sibling_z": 3.0, "prm/canary_max": 0.1, "prm/rejudge_mse": 0.05}
 
 
-def make_monitor(*, prm_weight=0.5, **config):
-    return HackingMonitor(AlarmConfig(**config), prm_weight)
+def make_monitor(*, prm_weight=0.5, window=4):
+    return HackingMonitor(window, prm_weight)
 
 
 def observe(monitor, rows, *, first_step=1):
@@ -83,11 +82,12 @@ def test_ranking_fires_where_right_attempts_score_below_wrong_siblings():
 
 
 def test_ranking_is_over_pairs_of_a_group_and_added_up_over_groups():
-    inverted = ranking_statistics([1.0, 0.0, 0.0], [[0.1], [0.5, 0.7], [0.1]])
-    assert (inverted.prm_pairs, inverted.prm_wins) == (2, 0.5)
-    assert inverted.prm_wins_variance == pytest.approx(2 * 1 * 4 / 12)
-    right = ranking_statistics([1.0, 0.0], [[0.9, 0.8], [0.1]])
-    metrics = (RolloutStatistics(trajectories=5, prm_steps=7) + inverted + right).metrics()
+    inverted = ranking_facts([1.0, 0.0, 0.0], [[0.1], [0.5, 0.7], [0.1]])
+    assert (inverted["prm_pairs"], inverted["prm_wins"]) == (2, 0.5)
+    assert inverted["prm_wins_variance"] == pytest.approx(2 * 1 * 4 / 12)
+    right = ranking_facts([1.0, 0.0], [[0.9, 0.8], [0.1]])
+    both = {name: inverted[name] + right[name] for name in right}
+    metrics = rollout_metrics({"trajectories": 5, "prm_steps": 7, **both})
     assert metrics["prm/sibling_auroc"] == pytest.approx(1.5 / 3)
     assert metrics["prm/sibling_z"] == pytest.approx(0.0)
 
@@ -105,9 +105,8 @@ def test_ranking_is_over_pairs_of_a_group_and_added_up_over_groups():
     ids=["three outcomes", "two outcomes", "equal but for rounding", "missing outcome or score", "one outcome"],
 )
 def test_ranking_of_partial_outcomes(outcomes, scores, pairs, wins, variance):
-    counts = ranking_statistics(outcomes, scores)
-    assert (counts.prm_pairs, counts.prm_wins) == (pairs, wins)
-    assert counts.prm_wins_variance == pytest.approx(variance)
+    counts = ranking_facts(outcomes, scores)
+    assert counts == {"prm_pairs": pairs, "prm_wins": wins, "prm_wins_variance": pytest.approx(variance)}
 
 
 def test_alarm_pauses_for_a_window_of_steps_without_silencing_another():
@@ -118,11 +117,11 @@ def test_alarm_pauses_for_a_window_of_steps_without_silencing_another():
     assert observe(monitor, [{"prm/canary_max": 0.9, "prm/rejudge_mse": 0.9}], first_step=5) == [["fresh error"]]
 
 
-def test_every_alarm_multiplies_the_weight_by_the_factor():
-    monitor = make_monitor(prm_weight=0.8, factor=0.25, window=2)
+def test_every_alarm_halves_the_weight():
+    monitor = make_monitor(prm_weight=0.8, window=2)
     noisy = {"prm/canary_max": 0.9, "prm/rejudge_mse": 0.9}
     assert observe(monitor, [noisy] * 3) == [[], ["canary", "fresh error"], []]
-    assert [alarm.prm_weight for alarm in monitor.alarms] == pytest.approx([0.2, 0.05])
+    assert [alarm.prm_weight for alarm in monitor.alarms] == pytest.approx([0.4, 0.2])
 
 
 def test_weight_recovers_after_quiet_steps_twice_as_slowly_with_every_alarm_up_to_its_initial_value():
@@ -131,9 +130,3 @@ def test_weight_recovers_after_quiet_steps_twice_as_slowly_with_every_alarm_up_t
         monitor.observe(step, HEALTHY | row)
         weights.append(monitor.prm_weight)
     assert weights == [0.5] + [0.25] * 4 + [0.5] * 2 + [0.25] * 8 + [0.5] * 41
-
-
-def test_factor_zero_switches_the_prm_off_permanently():
-    monitor = make_monitor(factor=0, window=2)
-    observe(monitor, [{"prm/canary_max": 0.9}] * 3 + [{}] * 99)
-    assert monitor.prm_weight == 0

@@ -2,7 +2,6 @@ import pytest
 
 from configs.errors import UserError
 from envs.types import Task
-from reward import collected
 from reward.collected import CollectedGroups, outcome_of
 from rollout.types import Group, Reward
 from tests.changed import replace
@@ -31,15 +30,13 @@ def folder(tmp_path):
     return tmp_path / "collected"
 
 
-def test_groups_are_read_as_written_from_shards_in_order(folder, monkeypatch):
-    monkeypatch.setattr(collected, "GROUPS_PER_SHARD", 2)
+def test_groups_are_read_as_written_in_order(folder):
     groups = [make_group(number, answers=("141", "140", None)) for number in range(5)]
     for group in groups:
         CollectedGroups(folder).add(group)
     trajectories = list(CollectedGroups(folder).trajectories())
     assert trajectories == [trajectory for group in groups for trajectory in group.trajectories]
     assert [trajectory.outcome for trajectory in trajectories[:3]] == [1.0, 0.0, None]
-    assert [shard.read_text().count("\n") for shard in sorted(folder.iterdir())] == [2, 2, 1]
 
 
 def test_a_group_without_any_outcome_is_left_out(folder):
@@ -61,8 +58,8 @@ def test_a_truncated_last_group_can_be_added_again(folder, lost_bytes):
     store = CollectedGroups(folder)
     store.add(make_group(0))
     store.add(make_group(1))
-    shard = folder / "shard-00000.jsonl"
-    shard.write_bytes(shard.read_bytes()[:-lost_bytes])
+    file = folder / "groups.jsonl"
+    file.write_bytes(file.read_bytes()[:-lost_bytes])
     again = CollectedGroups(folder)
     assert again.group_ids == {"collect/lookup-train-0-0"}
     assert list(again.trajectories()) == [written(trajectory) for trajectory in make_group(0).trajectories]
@@ -71,19 +68,9 @@ def test_a_truncated_last_group_can_be_added_again(folder, lost_bytes):
     assert list(again.trajectories()) == list(store.trajectories())
 
 
-def test_a_truncated_group_is_not_read(folder):
-    CollectedGroups(folder).add(make_group(0))
-    shard = folder / "shard-00000.jsonl"
-    content = shard.read_bytes()
-    inside_a_character = content.index("苹".encode()) + 1
-    for end in (*range(0, len(content), 50), inside_a_character):
-        shard.write_bytes(content[:end])
-        assert CollectedGroups(folder).group_ids == set(), end
-
-
 def test_groups_of_another_schema_are_rejected(folder):
     CollectedGroups(folder).add(make_group(0))
-    shard = folder / "shard-00000.jsonl"
-    shard.write_text(shard.read_text().replace('"schema":4', '"schema":3', 1))
-    with pytest.raises(UserError, match=r"shard-00000\.jsonl"):
+    file = folder / "groups.jsonl"
+    file.write_text(file.read_text().replace('"schema":4', '"schema":3', 1))
+    with pytest.raises(UserError, match=r"groups\.jsonl"):
         CollectedGroups(folder)

@@ -7,7 +7,7 @@ from reward.prm.step_text import StepText
 from tests.changed import replace
 
 
-def make_step(task, step=0, *, decision=None, valid=True):
+def make_step(task, step=0, *, decision=None):
     body = decision or f"Thought: about {task}.{step}\nAction: search\nInput: item {task}.{step}\n"
     return StepText(
         trajectory_id=f"g{task}/0",
@@ -17,8 +17,6 @@ def make_step(task, step=0, *, decision=None, valid=True):
         problem=f"Problem: How many kg do {task} crates of iron bolts weigh together?\n",
         context=tuple(f"context {number} of {task}\n" for number in range(2 * step)),
         decision=f"Step {step + 1}\n{body}",
-        result="Result: 47\n",
-        valid=valid,
     )
 
 
@@ -73,7 +71,6 @@ def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision_and_no
         for junk in junk_of_seed:
             assert place(junk) in places
             assert junk.decision.startswith(f"Step {junk.step + 1}\n")
-            assert junk.result == ""
             assert body(junk) not in canary_bodies
             assert f"about {junk.task_id.removeprefix('t')}." not in junk.decision
             assert not ("Action: search" in junk.decision and "iron bolts" in junk.decision.rpartition("Input: ")[2])
@@ -85,7 +82,7 @@ def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision_and_no
 def test_junk_of_a_reply_is_a_reply():
     replies = [make_reply(f"{task} crates weigh {47 * task} kg", task) for task in range(10)]
     junk = [*junk_steps(replies, share=2.0, seed=0), *canaries(replies[0]).values()]
-    assert all(step.is_reply and step.valid for step in junk)
+    assert all(step.is_reply for step in junk)
     assert canaries(replies[0])["empty answer"].decision == "Step 1\nReply: Done.\nI do not know\n"
 
 

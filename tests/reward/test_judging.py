@@ -1,11 +1,12 @@
 import time
+from collections import Counter
 
 import pytest
 
 from configs.learner import LearnerConfig
 from envs.types import Task, ToolCall, ToolResult
 from reward.judging import GroupJudge, OutcomeReward, group_summary
-from reward.statistics import group_statistics
+from reward.statistics import group_facts, rollout_metrics
 from rollout.types import Completion, Group, StepScores, Trajectory, Turn
 from tests.changed import replace
 
@@ -140,9 +141,9 @@ async def test_summary_holds_the_facts_of_a_group():
 
 async def test_unscored_steps_are_counted_and_left_out_of_the_mean_score():
     unscored = await judged(make_judge(ScriptedPrm(BusyError()), delays_s=()), make_group("42", "1"))
-    statistics = group_statistics(unscored)
-    assert (statistics.prm_unscored, statistics.prm_steps) == (4, 0)
-    assert statistics.metrics()["prm/unscored_share"] == 1.0
-    both = statistics + group_statistics(await judged(make_judge(ScriptedPrm()), make_group("42", "1")))
-    assert both.metrics()["prm/unscored_share"] == 0.5
-    assert both.metrics()["prm/score"] == pytest.approx(0.7)
+    facts = Counter(group_facts(unscored))
+    assert (facts["prm_unscored"], facts["prm_steps"]) == (4, 0)
+    assert rollout_metrics(facts)["prm/unscored_share"] == 1.0
+    facts.update(group_facts(await judged(make_judge(ScriptedPrm()), make_group("42", "1"))))
+    assert rollout_metrics(facts)["prm/unscored_share"] == 0.5
+    assert rollout_metrics(facts)["prm/score"] == pytest.approx(0.7)

@@ -14,9 +14,7 @@ def make_label(step=0, **changes):
         "labeller": "judge:one",
         "text_digest": "d" * 64,
         "score": 0.7,
-        "score_hindsight": 0.2,
         "votes": (0.5, 0.9, 0.7),
-        "spread": 0.4,
         "details": {"reason": "Finds it.", "criteria": {"correct": 2}},
     }
     return StepLabel(**(values | changes))
@@ -31,29 +29,20 @@ def path(tmp_path):
     "label",
     [
         make_label(),
-        make_label(score_hindsight=None, votes=(), spread=0.0, details={}),
+        make_label(votes=(), details={}),
         make_label(score=0.0, details={"reason": 'a "quote",\na newline, \u2028 and 苹果'}),
         make_label(score=1 / 3),
     ],
-    ids=["whole", "without hindsight", "any text", "no short number"],
+    ids=["whole", "without votes", "any text", "no short number"],
 )
 def test_labels_are_read_as_written(path, label):
     append_label(path, label)
     assert list(read_labels(path)) == [label]
 
 
-def test_a_truncated_label_is_not_read(path):
-    append_label(path, make_label(0))
-    append_label(path, make_label(1))
-    path.write_bytes(path.read_bytes()[:-10])
-    append_label(path, make_label(2))
-    assert list(read_labels(path)) == [make_label(0), make_label(2)]
-    assert path.read_bytes().count(b"\n") == 2
-
-
 def test_labels_of_another_schema_are_rejected(path):
     append_label(path, make_label())
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 0'))
+    path.write_text(path.read_text().replace('"score"', '"mark"'))
     with pytest.raises(UserError, match=r"labels\.jsonl"):
         list(read_labels(path))
 
@@ -102,9 +91,7 @@ async def label(step, ends, *, trajectory=EPISODE, continuations=4):
 async def test_the_label_is_the_share_of_continuations_that_end_right(answers, score):
     labelled = await label(0, Ends(*(ending(answer) for answer in answers)))
     assert labelled.score == pytest.approx(score)
-    assert labelled.score_hindsight == labelled.score
     assert labelled.votes == tuple(float(answer == "141") for answer in answers)
-    assert labelled.spread == (1.0 if 0 < score < 1 else 0.0)
 
 
 @pytest.mark.parametrize("step", [0, 1, 2])
@@ -123,7 +110,7 @@ async def test_continuations_start_after_the_step(step):
 async def test_the_last_step_is_labelled_by_its_outcome_and_nothing_is_continued(changes, score):
     ends = Ends()
     labelled = await label(3, ends, trajectory=make_trajectory(*EPISODE.turns, **changes))
-    assert (labelled.score, labelled.votes, labelled.spread) == (score, (score,), 0.0)
+    assert (labelled.score, labelled.votes) == (score, (score,))
     assert ends.requests == []
 
 

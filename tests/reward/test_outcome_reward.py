@@ -13,7 +13,7 @@ from envs.types import Task
 from learner.credit import assign_credit
 from learner.samples import group_samples
 from reward.judging import OutcomeReward, soft_overlong_penalty
-from reward.statistics import RolloutStatistics
+from reward.statistics import rollout_metrics
 from rollout.filters import ending_of
 from rollout.types import Completion, Group, StepScores, Trajectory, Turn
 
@@ -115,7 +115,7 @@ def test_soft_overlong_matches_golden_values():
 
 
 def test_without_scored_trajectories_there_is_no_solve_rate():
-    assert RolloutStatistics().metrics() == {"rollout/trajectories": 0.0}
-    broken = RolloutStatistics(trajectories=2, turns=3, infrastructure=2).metrics()
+    assert rollout_metrics({}) == {"rollout/trajectories": 0.0}
+    broken = rollout_metrics({"trajectories": 2, "turns": 3, "infrastructure": 2})
     assert "rollout/solve_rate" not in broken
     assert broken["rollout/infrastructure_failures"] == 2.0

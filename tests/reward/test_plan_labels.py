@@ -102,14 +102,13 @@ def test_code_whose_variable_was_missing_is_right_later():
     assert scores(task, first, answer) == [1.0, 0.7]
 
 
-async def test_a_label_is_the_same_with_and_without_hindsight():
+async def test_a_label_is_bound_to_the_text_of_its_step():
     task, turns = solve("lookup", 0)
     trajectory = make_trajectory(*turns[:1], decided("think", "hm", "Noted."), *turns[1:], task=task)
     labeller = PlanLabeller([trajectory])
     steps = step_texts(trajectory)
     labels = [await labeller.label(step) for step in reversed(steps)][::-1]
     assert [label.score for label in labels] == [1.0, 0.2, 1.0, 1.0]
-    assert [label.score_hindsight for label in labels] == [label.score for label in labels]
     assert [label.votes for label in labels] == [(1.0,), (0.2,), (1.0,), (1.0,)]
     assert [(label.step, label.text_digest, label.labeller) for label in labels] == [
         (step.step, step.digest, "plan") for step in steps

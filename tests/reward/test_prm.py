@@ -98,14 +98,6 @@ def test_score_does_not_depend_on_batch_mates(model_path, float32, tolerance):
     assert largest_change(together, small.score(steps)) < tolerance
 
 
-def test_score_does_not_depend_on_the_steps_own_result_but_a_later_one_does(model_path):
-    prm = make_prm(model_path)
-    first = prm.score(make_steps(make_turn(result="w3"), make_turn()))
-    other = prm.score(make_steps(make_turn(result="w40 w41 w42"), make_turn()))
-    assert abs(first[0] - other[0]) < ROUNDING
-    assert abs(first[1] - other[1]) > ROUNDING
-
-
 def test_score_does_not_depend_on_later_steps(model_path):
     prm = make_prm(model_path, float32=True)
     turns = [make_turn(thought=f"w{index}", tool_input=f"w{index + 20}") for index in range(4)]

@@ -8,12 +8,9 @@ import pytest
 from envs.types import Task
 from reward.prm.decoys import CANARIES
 from reward.prm.quality import (
-    ScoredStep,
     auroc,
     average_ranks,
-    best_of_n,
     clustered_interval,
-    ece,
     evaluate_prm,
     mse,
     quality_report,
@@ -25,10 +22,6 @@ from tests.reward.test_step_text import decided, make_trajectory
 
 LABEL = np.array([0.0, 0.2, 0.4, 0.4, 0.8, 1.0])
 PRED = np.array([0.1, 0.1, 0.5, 0.3, 0.9, 0.8])
-
-
-def mean(column):
-    return float(column.mean())
 
 
 def near(value):
@@ -51,12 +44,6 @@ def test_spearman_uses_average_ranks():
     assert spearman(np.full(6, 0.1), PRED) is None
 
 
-def test_calibration_error_in_bins_of_equal_mass():
-    assert ece(LABEL, PRED, bins=5) == near(0.05)
-    # Two bins: (.1, .1, .3) against (0, .2, .4), (.5, .8, .9) against (.4, 1, .8).
-    assert ece(LABEL, PRED, bins=2) == near(0.1 / 6)
-
-
 def test_auroc_equals_the_share_of_ordered_pairs():
     rng = random.Random(0)
     scores = np.array([rng.randrange(5) / 4 for _ in range(40)])
@@ -64,10 +51,6 @@ def test_auroc_equals_the_share_of_ordered_pairs():
     pairs = list(itertools.product(scores[right == 1], scores[right == 0]))
     assert auroc(scores, right) == near(sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs))
     assert auroc(scores, np.ones(40)) is None
-
-
-def test_best_of_n_shares_the_pick_between_ties():
-    assert best_of_n(np.array([0.9, 0.9, 0.1]), np.array([1.0, 0.0, 1.0])) == (0.5, near(2 / 3), 1.0)
 
 
 def test_coverage_of_the_interval_of_a_mean():
@@ -87,37 +70,34 @@ def make_steps(*, num_tasks=20, score=lambda label, rng: label):
     """Groups of 4 attempts of 3 steps; an attempt is right if its mean label is above one half."""
     rng = random.Random(0)
     steps = []
-    for task, attempt in itertools.product(range(num_tasks), range(4)):
+    for number, attempt in itertools.product(range(num_tasks), range(4)):
         labels = [rng.choice((0.0, 0.2, 0.5, 0.7, 1.0)) for _ in range(3)]
-        steps += [
-            ScoredStep(
-                task_id=f"t{task}",
-                group_id="g",
-                trajectory_id=f"t{task}.{attempt}",
-                label=label,
-                score=score(label, rng),
-                outcome=float(sum(labels) / 3 > 0.5),
-            )
-            for label in labels
-        ]
+        task = Task(id=f"t{number}", dataset="arith", question="What?", answer="42")
+        answer = "42" if sum(labels) / 3 > 0.5 else "0"
+        trajectory = make_trajectory(decided("answer", answer), task=task, id=f"g{number}/{attempt}", answer=answer)
+        steps += [(trajectory, label, score(label, rng)) for label in labels]
     return steps
 
 
+def report_of(steps):
+    trajectories, labels, scores = zip(*steps, strict=True)
+    return quality_report(trajectories, np.array(labels), np.array(scores), baseline=0.5, seed=0)
+
+
 def test_figures_of_a_perfect_prm():
-    report = quality_report(make_steps(), baseline=0.5, seed=0)
+    report = report_of(make_steps())
     assert [report[name] for name in ("auroc_step", "spearman_within_group", "auroc_outcome")] == near([1.0] * 3)
-    assert [report[name] for name in ("mse", "ece")] == near([0.0] * 2)
-    assert report["best_of_4"] == report["best_of_4_oracle"] > report["best_of_4_random"]
+    assert report["mse"] == near(0.0)
     assert (report["num_tasks_held_out"], report["num_steps"], report["num_trajectories"]) == (20, 240, 80)
 
 
 def test_figures_are_in_their_intervals_and_do_not_depend_on_the_order():
     steps = make_steps(score=lambda label, rng: 0.2 + 0.6 * label + rng.gauss(0, 0.25))
-    report = quality_report(steps, baseline=0.5, seed=0)
-    for name in ("mse", "auroc_step", "spearman_within_group", "auroc_outcome", "best_of_4"):
+    report = report_of(steps)
+    for name in ("mse", "auroc_step", "spearman_within_group", "auroc_outcome"):
         low, high = report[f"{name}_ci95"]
         assert low <= report[name] <= high
-    shuffled = quality_report(random.Random(1).sample(steps, len(steps)), baseline=0.5, seed=0)
+    shuffled = report_of(random.Random(1).sample(steps, len(steps)))
     assert shuffled["auroc_outcome"] == near(report["auroc_outcome"])
 
 

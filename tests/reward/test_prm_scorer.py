@@ -1,8 +1,5 @@
 import asyncio
 import threading
-from collections import Counter
-
-import pytest
 
 from envs.types import Task
 from reward.prm.scorer import PrmScorer
@@ -72,19 +69,18 @@ async def test_group_gets_one_score_per_planner_turn_and_the_digest_of_the_weigh
     assert scores.raw == expected(group)
     assert [len(row) for row in scores.raw] == [2, 0, 3]
     assert scores.prm_digest == "fake-weights"
+    assert (await PrmScorer(FakeModel()).score_group(make_group("too long", num_turns=(1,)))).raw == ((None,),)
 
 
-async def test_calls_that_wait_for_the_model_are_scored_together_and_equal_steps_once():
+async def test_groups_are_scored_one_by_one_whatever_else_waits():
     model = FakeModel()
-    scorer, groups = PrmScorer(model), [make_group(name) for name in "abcdefaf"]
+    scorer, groups = PrmScorer(model), [make_group(name) for name in "abc"]
     tasks = await start_held(model, scorer, *groups)
-    assert scorer.pulse == Pulse(done=0, num_open=3)
+    assert scorer.pulse == Pulse(done=0, num_open=9)
     model.release()
-    scored = await asyncio.gather(*tasks)
-    assert [scores.raw for scores in scored] == [expected(group) for group in groups]
-    assert [len(call) for call in model.calls] == [3, 15]
-    assert await scorer.score_group(groups[0]) == scored[0]
-    assert (len(model.calls), scorer.pulse) == (2, Pulse(done=18, num_open=0))
+    assert [scores.raw for scores in await asyncio.gather(*tasks)] == list(map(expected, groups))
+    assert [len(call) for call in model.calls] == [3, 3, 3]
+    assert scorer.pulse == Pulse(done=9, num_open=0)
 
 
 async def test_many_steps_are_scored_in_pieces_so_that_progress_is_visible():
@@ -104,54 +100,14 @@ async def test_many_steps_are_scored_in_pieces_so_that_progress_is_visible():
     assert scorer.pulse == Pulse(done=150, num_open=0)
 
 
-async def test_step_without_a_score_is_cached_as_well():
-    model = FakeModel()
-    scorer = PrmScorer(model)
-    for _ in range(2):
-        assert (await scorer.score_group(make_group("too long", num_turns=(1,)))).raw == ((None,),)
-    assert len(model.calls) == 1
-
-
-async def test_eviction_with_many_callers_loses_no_score():
-    scorer = PrmScorer(FakeModel(), max_cached=4)
-    groups = [make_group(name, num_turns=(3, 2)) for name in "abcdefgh"]
-    async with asyncio.timeout(10):
-        scored = await asyncio.gather(*map(scorer.score_group, groups))
-    assert [scores.raw for scores in scored] == list(map(expected, groups))
-
-
-@pytest.mark.parametrize(("max_cached", "calls"), [(6, 4), (9, 3)])
-async def test_oldest_scores_are_evicted_first_from_a_full_cache(max_cached, calls):
-    model = FakeModel()
-    scorer = PrmScorer(model, max_cached=max_cached)
-    for name in ("a", "b", "c", "b", "a"):
-        await scorer.score_group(make_group(name))
-    assert len(model.calls) == calls
-    assert max(Counter(digest for call in model.calls for digest in call).values()) == calls - 2
-
-
-async def test_error_reaches_one_caller_and_the_steps_of_others_are_scored_again():
+async def test_an_error_or_a_cancelled_call_does_not_affect_others():
     model = FakeModel(errors=[None, PrmError("broken")])
-    tasks = await start_held(model, PrmScorer(model), *map(make_group, "abc"))
+    scorer = PrmScorer(model)
+    tasks = await start_held(model, scorer, *map(make_group, "abcd"))
+    tasks[2].cancel()
     model.release()
-    first, broken, other = await asyncio.gather(*tasks, return_exceptions=True)
-    assert first.raw == expected(make_group("a"))
+    first, broken, cancelled, other = await asyncio.gather(*tasks, return_exceptions=True)
+    assert (first.raw, other.raw) == (expected(make_group("a")), expected(make_group("d")))
     assert isinstance(broken, PrmError)
-    assert other.raw == expected(make_group("c"))
-
-
-async def test_model_that_stays_broken_fails_every_caller():
-    scorer = PrmScorer(FakeModel(errors=[PrmError("broken")] * 3))
-    async with asyncio.timeout(10):
-        errors = await asyncio.gather(*(scorer.score_group(make_group(name)) for name in "abc"), return_exceptions=True)
-    assert [type(error) for error in errors] == [PrmError] * 3
-
-
-async def test_cancelled_caller_does_not_affect_others():
-    model = FakeModel()
-    tasks = await start_held(model, PrmScorer(model), *map(make_group, "abc"))
-    tasks[1].cancel()
-    model.release()
-    first, cancelled, other = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(cancelled, asyncio.CancelledError)
-    assert (first.raw, other.raw) == (expected(make_group("a")), expected(make_group("c")))
+    assert scorer.pulse.num_open == 0

@@ -14,7 +14,8 @@ from envs.datasets import game24
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import generate
 from envs.types import Task
-from reward.scorers import partial_credit, score_aime, score_answer, score_game24, score_integer
+from reward.scorers import partial_credit, score_aime, score_answer, score_integer
+from reward.scorers.game24 import is_solution
 from reward.scorers.math import _CHECKER, NotANumberError, parse_number, same_number, score_math
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
@@ -170,7 +171,7 @@ RIGHT = {
     score_gaia: GAIA_RIGHT,
     score_math: MATH_RIGHT,
     score_aime: AIME_RIGHT,
-    score_game24: GAME24_RIGHT,
+    is_solution: GAME24_RIGHT,
     score_integer: INTEGER_RIGHT,
 }
 WRONG = {
@@ -179,7 +180,7 @@ WRONG = {
     score_gaia: GAIA_WRONG,
     score_math: MATH_WRONG,
     score_aime: AIME_WRONG,
-    score_game24: GAME24_WRONG,
+    is_solution: GAME24_WRONG,
     score_integer: INTEGER_WRONG,
 }
 
@@ -307,7 +308,7 @@ def test_no_text_makes_a_scorer_raise(text, formula):
         (score_choice, CHOICE),
         (score_aime, "204"),
         (score_integer, "204"),
-        (score_game24, (1, 1, 1, 8)),
+        (is_solution, (1, 1, 1, 8)),
     ):
         assert 0.0 <= scorer(text, gold) <= 1.0
     assert same_number({"text": formula, "gold": "27"}) in (True, False)
@@ -389,8 +390,8 @@ def test_game24_accepts_exactly_the_expressions_worth_24(tree):
         worth_24 = exact_value(tree) == 24
     except ZeroDivisionError:
         worth_24 = False
-    assert score_game24(render(tree), leaves(tree)) == float(worth_24)
-    assert score_game24(render(tree), [*leaves(tree), 1]) == 0.0
+    assert is_solution(render(tree), leaves(tree)) == float(worth_24)
+    assert is_solution(render(tree), [*leaves(tree), 1]) == 0.0
 
 
 @given(st.integers(0, 999), st.integers(0, 999))
@@ -410,5 +411,5 @@ def test_hostile_texts_take_no_time(piece):
     for candidate in (text, text[:200], text[:64]):
         assert score_aime(candidate, "204") == 0.0
         assert score_integer(candidate, "204") == 0.0
-        assert score_game24(candidate, (1, 1, 1, 8)) == 0.0
+        assert is_solution(candidate, (1, 1, 1, 8)) == 0.0
     assert time.process_time() - started < 1

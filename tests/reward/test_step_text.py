@@ -1,5 +1,6 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,15 +99,13 @@ def test_context_of_a_custom_agents_reply_is_its_own_branch():
     assert last.text.startswith(first.text)
     assert other.context == (f"Heard: {opened}user: Summarise ‹b›.\n>>>\n",)
     assert edited.context == (*first.context, first.decision, f"Heard: {opened}user: Steel.\n>>>\n")
-    assert (first.result, other.result, last.result) == (last.context[-1], "", "")
-    assert all(step.valid and step.is_reply for step in (first, other, last, edited))
+    assert all(step.is_reply for step in (first, other, last, edited))
     assert not any(step.is_reply for step in step_texts(EPISODE))
 
 
 def test_only_planner_turns_are_steps_including_malformed_ones():
     steps = step_texts(EPISODE)
     assert [(step.step, step.num_steps) for step in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-    assert [step.valid for step in steps] == [True, False, True, True]
     assert {(step.trajectory_id, step.task_id) for step in steps} == {("g1/0", "t1")}
 
 
@@ -128,7 +127,6 @@ def test_a_page_that_imitates_a_step_stays_quoted_text():
 def test_text_of_a_step_does_not_contain_its_result():
     turns = [decided("search", "iron bolts", result, error=error) for result, error in (("47 kg", None), ("?", "down"))]
     [first], [other] = (step_texts(make_trajectory(turn)) for turn in turns)
-    assert (first.result, other.result) == ("Result: 47 kg\n", "Result: ?\n")
     assert first.text == other.text
     assert first.digest == other.digest
 
@@ -150,8 +148,6 @@ def make_step(problem="", context=(), decision="D"):
         problem=problem,
         context=tuple(context),
         decision=decision,
-        result="",
-        valid=True,
     )
 
 
@@ -160,21 +156,23 @@ def fitted(step, max_tokens):
     return None if token_ids is None else "".join(map(chr, token_ids))
 
 
-def test_oldest_context_is_cut_first():
-    # 20 of problem, 6 of gap, 10 of b, 5 of decision: 41 of the 45 there are.
-    assert fitted(make_step("p" * 20, ["a" * 10, "b" * 10], "D" * 5), 44) == "p" * 20 + GAP + "b" * 10 + "D" * 5
+LETTERS = "abcdefghijklmnopqrst"
 
 
-def test_pieces_older_than_one_that_does_not_fit_are_cut():
-    assert fitted(make_step("p" * 20, ["a", "b" * 30], "D" * 5), 45) == "p" * 20 + GAP + "D" * 5
-
-
-def test_the_middle_of_the_problem_is_cut_only_without_context():
-    # Of 29 tokens, 5 are the decision's and 6 the context's gap; 6 more mark the cut, 12 are left of the problem.
-    problem = "abcdefghijklmnopqrst"
-    assert fitted(make_step(problem, ["x" * 10], "D" * 5), 29) == "abcdef" + GAP + "opqrst" + GAP + "D" * 5
-    # Without context there is one gap, and 9 of the problem are left in 20.
-    assert fitted(make_step(problem, [], "D" * 5), 20) == "abcd" + GAP + "pqrst" + "D" * 5
+@pytest.mark.parametrize(
+    ("problem", "context", "max_tokens", "expected"),
+    [
+        # 20 of problem, 6 of gap, 10 of b, 5 of decision: 41 of the 45 there are.
+        ("p" * 20, ["a" * 10, "b" * 10], 44, "p" * 20 + GAP + "b" * 10),
+        ("p" * 20, ["a", "b" * 30], 45, "p" * 20 + GAP),
+        # Of 29 tokens, 5 are the decision's and 6 the gap's; 18 are left of the problem.
+        (LETTERS, ["x" * 10], 29, "abcdefghi" + GAP + "lmnopqrst"),
+        (LETTERS, [], 20, "abcd" + GAP + "pqrst"),
+    ],
+    ids=["oldest context first", "all that is older than a cut piece", "the middle of the problem", "no context"],
+)
+def test_what_does_not_fit_is_cut(problem, context, max_tokens, expected):
+    assert fitted(make_step(problem, context, "D" * 5), max_tokens) == expected + "D" * 5
 
 
 pieces = st.text("abc\n", max_size=30)
@@ -204,7 +202,7 @@ def test_context_is_the_newest_pieces_after_a_whole_problem_or_empty(step, probl
     newest = ["".join(step.context[start:]) for start in range(1, len(step.context) + 1)]
     if before in {step.problem + GAP + kept for kept in newest}:
         return
-    head, _, tail = before.removesuffix(GAP if step.context else "").partition(GAP)
+    head, _, tail = before.partition(GAP)
     assert step.problem.startswith(head)
     assert step.problem.endswith(tail)
     assert 0 < len(head) + len(tail) < len(step.problem)

@@ -7,7 +7,6 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from configs.reward import AlarmConfig
 from learner.advantages import outcome_gated, pooled
 from reward.prm import alarms
 from reward.prm.alarms import HackingMonitor
@@ -63,7 +62,7 @@ def test_weight_without_alarms_fails_where_padding_scores_above_everything():
 
 
 def watched(*, padding, seed, updates=120):
-    monitor = HackingMonitor(AlarmConfig(), 0.5)
+    monitor = HackingMonitor(4, 0.5)
     return train(monitored(monitor), padding=padding, seed=seed, updates=updates), monitor
 
 
@@ -93,6 +92,6 @@ def test_weight_that_returns_does_not_take_over_again():
 @pytest.mark.parametrize("seed", range(2))
 def test_solve_rate_alone_detects_a_takeover(padding, seed, monkeypatch):
     monkeypatch.setattr(alarms, "RANKING_DEVIATIONS", 1e9)
-    monitor = HackingMonitor(AlarmConfig(), 0.5)
+    monitor = HackingMonitor(4, 0.5)
     assert train(monitored(monitor), padding=padding, seed=seed) > 0.9
     assert {alarm.name for alarm in monitor.alarms} == {"solve rate"}

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from configs.errors import UserError
 from configs.rollout import RolloutConfig
 from configs.run import RunConfig
 from rollout.buffer import GroupBuffer
-from rollout.filters import StarvedError
 from rollout.lifecycle import Snapshot, State
 from rollout.task_choice import LearnableChoice
 from rollout.types import GroupSummary
@@ -165,7 +165,7 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run():
     assert len(batch.refs) == 1
     assert batch.warning
     await fill(buffer, dropped(), version=1)
-    with pytest.raises(StarvedError):
+    with pytest.raises(UserError):
         await buffer.next_batch(2)
 
 

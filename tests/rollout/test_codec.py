@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.errors import UserError
 from envs.types import Task, ToolCall, ToolResult
 from rollout.codec import (
     SchemaError,
@@ -16,7 +17,7 @@ from rollout.codec import (
     trajectory_line,
     trajectory_of,
 )
-from rollout.records import RecordsError, append_line, append_record, read_records
+from rollout.records import append_line, append_record, read_records
 from rollout.types import (
     Completion,
     Group,
@@ -129,6 +130,6 @@ def test_files_of_lines_leave_out_what_a_crash_cut_off_and_name_a_damaged_line(t
     append_line(path, line)
     assert len(list(read_trajectories(path))) == 2
     append_record(path, {"schema": 1})
-    with pytest.raises(RecordsError):
+    with pytest.raises(UserError):
         list(read_trajectories(path))
     assert len(list(read_records(path))) == 3
