@@ -46,8 +46,8 @@ from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import Rate, percent, points, write_page
 from reward.answer_judge import AnswerJudge
 from rollout.codec import Record
+from rollout.files import append_record, read_records
 from rollout.filters import SOLVED
-from rollout.records import append_record, read_records
 from rollout.types import Trajectory, is_answer
 
 Rates = dict[str, Any]

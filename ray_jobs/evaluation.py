@@ -34,8 +34,8 @@ from ray_jobs.viewer.pages import shown
 from rollout.agent.program import Program
 from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.served import OllamaEngine
+from rollout.files import read_records
 from rollout.filters import SOLVED
-from rollout.records import read_records
 
 IDENTITY = "evaluation.json"
 ITEMS = "items.jsonl"

@@ -16,7 +16,7 @@ from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError
 from ray_jobs.run.local import open_worker
 from rollout.codec import trajectory_line
-from rollout.records import append_line
+from rollout.files import append_line
 from rollout.types import Turn, is_answer
 
 if TYPE_CHECKING:

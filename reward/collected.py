@@ -6,7 +6,7 @@ from pathlib import Path
 from configs.errors import UserError
 from reward.scorers import score_answer
 from rollout.codec import SchemaError, group_line, group_of
-from rollout.records import append_line, whole_lines
+from rollout.files import append_line, whole_lines
 from rollout.types import Group, Reward, Trajectory
 
 GROUPS = "groups.jsonl"

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 
 from configs.errors import UserError
 from configs.run import RunConfig
-from rollout.filters import StarvationGuard
+from rollout.filters import (
+    LEAST_FRESH_SHARE,
+    StarvationGuard,
+    bias_metrics,
+    fresh_share,
+    oldest_trained_version,
+    version_ages,
+)
 from rollout.lifecycle import (
     LIVE,
     Batch,
@@ -27,7 +34,6 @@ from rollout.lifecycle import (
     Totals,
     sum_of_facts,
 )
-from rollout.staleness import LEAST_FRESH_SHARE, bias_metrics, fresh_share, oldest_trained_version, version_ages
 from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice, draw_by_number
 from rollout.types import GroupSummary
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from configs.errors import UserError
-from rollout.records import whole_lines
+from rollout.files import whole_lines
 from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
 
 Value = TypeVar("Value")

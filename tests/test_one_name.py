@@ -4,18 +4,18 @@ import pickle
 import subprocess
 import sys
 
-from agentflow.learner import advantages as below
+from agentflow.learner import credit as below
 from agentflow.rollout.types import Turn as PublicTurn
 
 from configs import PACKAGES
-from learner import advantages
+from learner import credit
 from rollout.types import Turn
 from tests.test_layers import ROOMS, ROOT
 
 
 def test_modules_and_classes_below_the_name_are_the_same_objects():
     assert PACKAGES == ROOMS
-    assert below is advantages
+    assert below is credit
     assert PublicTurn is Turn
     assert pickle.loads(pickle.dumps(PublicTurn)) is Turn
 

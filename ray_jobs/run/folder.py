@@ -24,9 +24,18 @@ from envs.sandbox import SandboxState
 from ray_jobs.run.origin import provenance
 from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, Trackers
 from rollout.codec import trajectory_line
-from rollout.files import named, network_file_system, sync, sync_tree, write_whole
+from rollout.files import (
+    TOKENIZER,
+    named,
+    network_file_system,
+    read_json,
+    read_records,
+    sync,
+    sync_tree,
+    whole_lines,
+    write_whole,
+)
 from rollout.lifecycle import GroupRow
-from rollout.records import TOKENIZER, read_json, read_records, whole_lines
 from rollout.types import Trajectory
 
 

@@ -17,7 +17,7 @@ from configs.loading import with_changes
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
-from rollout.records import read_json
+from rollout.files import read_json
 
 
 def checkpoint_at(path: Path) -> Path:

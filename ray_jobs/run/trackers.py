@@ -13,8 +13,8 @@ import numpy as np
 from configs.api_keys import exposed_key, written_secret
 from configs.errors import UserError
 from configs.run import TrackerName
+from rollout.files import read_records
 from rollout.lifecycle import State
-from rollout.records import read_records
 from rollout.types import Trajectory, floats_of
 
 if TYPE_CHECKING:

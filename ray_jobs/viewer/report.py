@@ -13,8 +13,8 @@ from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import LineChart, Point, Rate, write_page
 from ray_jobs.viewer.rows import read_json_if_there
 from rollout.codec import read_trajectories
+from rollout.files import read_records
 from rollout.filters import SOLVED
-from rollout.records import read_records
 from rollout.types import Trajectory, is_answer
 
 Row = Mapping[str, float]

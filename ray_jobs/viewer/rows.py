@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout.codec import SchemaError, flat_record, trajectory_of
-from rollout.records import read_json
+from rollout.files import read_json
 
 Row = dict[str, Any]
 

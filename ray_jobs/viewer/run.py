@@ -13,8 +13,8 @@ from configs.errors import UserError
 from ray_jobs.run.summary import held_out_rates
 from ray_jobs.viewer.rows import LogRows, Row, TrajectoryIndex, read_json_if_there
 from ray_jobs.viewer.tree import prefix_tree
+from rollout.files import TOKENIZER
 from rollout.filters import SOLVED
-from rollout.records import TOKENIZER
 
 MAX_PROMPT_CHARS = 20_000
 FRESH_S = 900.0

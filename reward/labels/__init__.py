@@ -10,7 +10,7 @@ import msgspec
 from configs.errors import UserError
 from reward.collected import outcome_of
 from reward.prm.step_text import StepText
-from rollout.records import append_record, read_records
+from rollout.files import append_record, read_records
 from rollout.types import Trajectory
 
 

@@ -19,7 +19,7 @@ from configs.reward import JudgeConfig
 from reward.judge_client import Bill, ChatClient, ChatError, Message, as_data
 from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
-from rollout.records import append_record, read_records
+from rollout.files import append_record, read_records
 
 CRITERIA = ("correct", "progress", "tool", "input", "fresh")
 

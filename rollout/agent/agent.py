@@ -25,9 +25,8 @@ from rollout.agent.planner import (
     step_line,
 )
 from rollout.chat import Chat, ChatFormat, ChatTemplateError
-from rollout.engines.engine import ContextFullError, Engine, EngineError, GenerationRequest
-from rollout.records import TOKENIZER
-from rollout.time_limit import TimeLimit
+from rollout.engines.engine import ContextFullError, Engine, EngineError, GenerationRequest, TimeLimit
+from rollout.files import TOKENIZER
 from rollout.types import Message, Role, StopReason, TextCompletion, Trajectory, Turn
 
 ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
@@ -75,7 +74,7 @@ class Agent:
         try:
             with self.tools_for_episode() as tools:
                 episode = _Episode(self, task, trajectory_id, tools, hints, turns, on_turn)
-                async with episode.limit:
+                async with episode.limit.running():
                     played = await episode.play()
             answer, stop_reason = played
         except (EngineError, TimeoutError):

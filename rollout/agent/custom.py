@@ -177,7 +177,7 @@ class CustomAgent:
         visible = GivenTask(id=task.id, dataset=task.dataset, question=task.question)
         solving = asyncio.ensure_future(self.solve(visible, attempt, self.endpoint))
         try:
-            async with attempt.limit:
+            async with attempt.limit.running():
                 await asyncio.wait((solving,))
         except TimeoutError:
             raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self.timeout_s:g}") from None

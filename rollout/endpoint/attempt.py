@@ -11,7 +11,7 @@ from rollout.chat import ChatFormat, ChatTemplateError
 from rollout.endpoint.messages import ChatMessage, RequestError, read_calls, turns_of
 from rollout.endpoint.request import ModelRequest, Rules
 from rollout.endpoint.writer import Writer
-from rollout.time_limit import TimeLimit
+from rollout.engines.engine import TimeLimit
 from rollout.types import Completion, Turn
 
 

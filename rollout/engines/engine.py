@@ -1,9 +1,11 @@
-"""The interface of an engine (requests in, completions out, adapters by version), and the queue of its thread."""
+"""The interface of an engine: requests in, completions out, adapters by version; its thread's queue; a time limit."""
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -140,3 +142,42 @@ class Commands:
             _, done = self._queue.get()
             if done.set_running_or_notify_cancel():
                 done.set_exception(error)
+
+
+class TimeLimit:
+    """How long an attempt may take: its own time and its tools', not the time in which the engine works for it.
+
+    On a busy machine an attempt waits minutes for its turns. Whether an engine still works is for its heartbeat to find
+    out; an attempt that was cut off for it would come again and be cut off again, the longest first. None is no limit.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = self._left = seconds
+        self._timeout: asyncio.Timeout | None = None
+        self._num_pauses = 0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the clock. The end of the block raises TimeoutError if the time was over."""
+        try:
+            async with asyncio.timeout(self._seconds) as self._timeout:
+                yield
+        finally:
+            self._timeout = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock, until the last of several pauses at the same time has ended."""
+        self._num_pauses += 1
+        if self._num_pauses == 1 and (timeout := self._running()) and (when := timeout.when()) is not None:
+            self._left = when - asyncio.get_running_loop().time()
+            timeout.reschedule(None)
+        try:
+            yield
+        finally:
+            self._num_pauses -= 1
+            if self._num_pauses == 0 and (timeout := self._running()) and self._left is not None:
+                timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+
+    def _running(self) -> asyncio.Timeout | None:
+        return None if self._timeout is None or self._timeout.expired() else self._timeout

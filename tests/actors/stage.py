@@ -27,7 +27,7 @@ from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run, start_parts
 from ray_jobs.train import reinforce
-from rollout.records import read_records
+from rollout.files import read_records
 from tests.faults.job import PARTS, part_of
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 

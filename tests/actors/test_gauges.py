@@ -9,7 +9,7 @@ from stage import make_config, open_stage, wait_until
 
 from actors.cluster import WORKER_GAUGES, LearnerLostError, gauge_name
 from ray_jobs.run.metrics import DESCRIPTIONS
-from rollout.records import read_records
+from rollout.files import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -33,7 +33,7 @@ from actors.supervisor import MAX_RESTARTS
 from configs.cluster import ClusterConfig
 from configs.errors import UserError
 from envs.datasets.sampler import evaluation_tasks
-from rollout.records import read_records
+from rollout.files import read_records
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from learner.checkpoint import newest_checkpoint, read_manifest
 from ray_jobs.run.folder import METRICS
-from rollout.records import read_json, read_records
+from rollout.files import read_json, read_records
 
 WEIGHTS = ("adapter.safetensors", "optimizer.pt")
 OF_THE_STEP = ("policy/", "learner/")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rollout.records import read_records
+from rollout.files import read_records
 from tests.faults.audit import faults_of
 from tests.faults.job import Job, send
 from tests.faults.machines import Machines

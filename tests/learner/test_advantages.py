@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner import advantages
-from learner.advantages import group_centered, group_normalized, outcome_gated, pooled
+from learner import credit
+from learner.credit import group_centered, group_normalized, outcome_gated, pooled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 calm = settings(max_examples=50, deadline=None)
@@ -31,7 +31,7 @@ def in_columns(group):
 
 
 def test_golden_groups_are_reproduced(monkeypatch):
-    monkeypatch.setattr(advantages, "MIN_STD", 0.0)
+    monkeypatch.setattr(credit, "MIN_STD", 0.0)
     for case in json.loads(GOLDEN.read_text())["group_advantages"]:
         found = group_normalized(case["rewards"])
         expected = [value or 0.0 for value in case["adv_ddof1_eps1e6_verl"]]
@@ -52,7 +52,7 @@ def test_equal_rewards_never_become_rounding_noise_blown_up(value):
 
 def test_spread_below_min_std_is_no_signal(monkeypatch):
     assert group_normalized([0.5, 0.5005, 0.5, 0.4995]) == [0.0] * 4
-    monkeypatch.setattr(advantages, "MIN_STD", 0.0)
+    monkeypatch.setattr(credit, "MIN_STD", 0.0)
     assert group_normalized([0.5, 0.5005, 0.5, 0.4995])[1] == pytest.approx(1.2217522019)
 
 

@@ -4,7 +4,7 @@ import json
 import time
 
 from rollout.codec import flat_record, read_trajectories
-from rollout.records import read_records
+from rollout.files import read_records
 
 WAIT_S = 900
 

@@ -14,7 +14,7 @@ from ray_jobs.evaluate import EvaluationRequest, evaluation_items, run_evaluatio
 from ray_jobs.evaluation import read_evaluation
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import EngineError
-from rollout.records import read_records
+from rollout.files import read_records
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 KENYA = "What is the capital of the country where Mount Kenya stands? Nairobi."

@@ -13,7 +13,7 @@ from ray_jobs.held_out import evaluate_step, held_out_metrics
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.summary import _by_dataset
 from rollout.codec import flat_record, read_trajectories
-from rollout.records import read_records
+from rollout.files import read_records
 from rollout.types import Reward, Trajectory
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"

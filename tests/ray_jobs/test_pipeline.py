@@ -6,7 +6,7 @@ import sys
 import pytest
 from real_run import WAIT_S, attempts_of, read, steps_of, wait_for_train_step
 
-from rollout.records import read_records
+from rollout.files import read_records
 from tests.faults.audit import faults_of
 from tests.faults.job import Job
 

@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.origin import check_same_run, check_trained_alike
-from rollout.records import read_records
+from rollout.files import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")

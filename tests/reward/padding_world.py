@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from learner.advantages import outcome_gated
+from learner.credit import outcome_gated
 from reward.prm.alarms import HackingMonitor
 from reward.statistics import ranking_facts, rollout_metrics
 

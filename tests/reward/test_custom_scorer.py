@@ -11,8 +11,7 @@ from configs.learner import LearnerConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from envs.types import Task
-from learner.advantages import group_normalized
-from learner.credit import assign_credit
+from learner.credit import assign_credit, group_normalized
 from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.scorers import score_answer

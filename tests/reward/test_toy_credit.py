@@ -7,7 +7,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from learner.advantages import outcome_gated, pooled
+from learner.credit import outcome_gated, pooled
 from reward.prm import alarms
 from reward.prm.alarms import HackingMonitor
 from tests.reward.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train

@@ -17,7 +17,7 @@ from rollout.codec import (
     trajectory_line,
     trajectory_of,
 )
-from rollout.records import append_line, append_record, read_records
+from rollout.files import append_line, append_record, read_records
 from rollout.types import (
     Completion,
     Group,

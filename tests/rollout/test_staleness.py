@@ -1,6 +1,6 @@
 import pytest
 
-from rollout.staleness import bias_metrics, fresh_share, oldest_trained_version, version_ages
+from rollout.filters import bias_metrics, fresh_share, oldest_trained_version, version_ages
 
 
 def make_groups(num, *, state="trained", seconds=1.0, tokens=100):

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rollout.time_limit import TimeLimit
+from rollout.engines.engine import TimeLimit
 from tests.virtual_time import run_in_virtual_time
 
 
@@ -15,7 +15,7 @@ def seconds_of(work, limit_s=10.0):
         loop, limit = asyncio.get_running_loop(), TimeLimit(limit_s)
         started = loop.time()
         try:
-            async with limit:
+            async with limit.running():
                 await work(limit)
         except TimeoutError:
             return loop.time() - started, True
