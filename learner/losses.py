@@ -10,7 +10,6 @@ as a weight. `gspo` uses this term with one r per trajectory; `cispo` only bound
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,22 +96,25 @@ def policy_loss(config: LossConfig) -> PolicyLoss:
             return partial(_custom_loss, config.load(), config)
 
 
-def _custom_loss(function: Callable[..., Any], config: CustomLossConfig, inputs: LossInputs) -> LossOutput:
+def _custom_loss(function: Callable[..., object], config: CustomLossConfig, inputs: LossInputs) -> LossOutput:
     must = f"learner.loss.function: '{config.function}' must return a learner.losses.LossOutput whose"
     try:
         output = function(inputs, **config.settings)
     except Exception as error:
         raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from error
-    loss = output.loss if isinstance(output, LossOutput) else None
-    has_gradient = isinstance(loss, Tensor) and (loss.requires_grad or not inputs.learner_logprobs.requires_grad)
-    if loss is None or not has_gradient or loss.dim():
+    if not (
+        isinstance(output, LossOutput)
+        and isinstance(output.loss, Tensor)
+        and (output.loss.requires_grad or not inputs.learner_logprobs.requires_grad)
+        and not output.loss.dim()
+    ):
         raise OwnCodeError(f"{must} loss is a tensor of one number with a gradient, it returned {output!r:.120}")
     try:
         # Other names could overwrite the learner's own sums.
         metrics = {name: float(output.metrics[name]) for name in METRICS if name in output.metrics}
     except (TypeError, ValueError, RuntimeError, LookupError):
         raise OwnCodeError(f"{must} metrics are numbers by name, they are {output.metrics!r:.80}") from None
-    return LossOutput(loss=loss, metrics=metrics)
+    return LossOutput(loss=output.loss, metrics=metrics)
 
 
 def dapo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.28) -> LossOutput:

@@ -25,16 +25,14 @@ from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS
 from envs.types import Task
 from learner.checkpoint import read_manifest
-from learner.export import file_digest
 from ray_jobs.run.folder import TRAJECTORIES, write_json
 from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
 from ray_jobs.run.origin import origin_of, provenance, saved_config
 from ray_jobs.statistics import PairedComparison, compare_paired
 from ray_jobs.viewer.pages import shown
-from rollout.agent.program import Program
 from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.served import OllamaEngine
-from rollout.files import read_records
+from rollout.files import file_digest, read_records
 from rollout.filters import SOLVED
 
 IDENTITY = "evaluation.json"
@@ -244,6 +242,8 @@ def _custom_code(config: RunConfig, tasks: Sequence[Task]) -> dict[str, str]:
     if isinstance(agent, FunctionAgentConfig):
         sources[agent.function] = "agent.function"
     if isinstance(agent, CommandAgentConfig):
+        from rollout.agent.custom import Program
+
         files |= {str(path): str(path) for path in Program(agent.command, config.code_path).files}
     for source, key in sources.items():
         load_own(source, key=key)

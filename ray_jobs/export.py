@@ -20,14 +20,14 @@ from envs.datasets.sampler import held_out_tasks
 from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
-from learner.export import file_digest, file_digests, write_merged_model
 from ray_jobs.gguf import go_template, measure_gap, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
 from rollout.agent.agent import build_chat
 from rollout.agent.planner import opening, planner_grammar
+from rollout.engines.adapters import write_merged_model
 from rollout.engines.served import PLAIN_SAMPLING
-from rollout.files import named
+from rollout.files import file_digest, file_digests, named
 
 MANIFEST = "export.json"
 PROMPT_SEED = 2_000_000

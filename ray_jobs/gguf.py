@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs.errors import UserError
-from learner.export import WEIGHTS
+from ray_jobs.run.model_folder import WEIGHTS
 from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:

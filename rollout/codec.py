@@ -112,9 +112,9 @@ _SHOWN_OF_TURNS = (
 )
 
 
-def _flat_turn(turn: Turn) -> dict[str, Any]:
+def _flat_turn(turn: Turn) -> Record:
     call, result = turn.tool_call, turn.tool_result
-    flat: dict[str, Any] = {
+    flat: Record = {
         **_named(turn, _SHOWN_OF_TURNS),
         "action": call.name if call else None,
         "action_input": call.arguments if call else None,
@@ -132,7 +132,7 @@ def _flat_turn(turn: Turn) -> dict[str, Any]:
     return flat
 
 
-def _named(source: object, names: Iterable[str]) -> dict[str, Any]:
+def _named(source: object, names: Iterable[str]) -> Record:
     return {name: getattr(source, name) for name in names}
 
 
@@ -169,7 +169,7 @@ def _restored(group: Group) -> Group:
     return group
 
 
-def _encoded(encode: Callable[[Any], bytes], value: object) -> bytes:
+def _encoded(encode: Callable[[object], bytes], value: object) -> bytes:
     try:
         return encode(value)
     except UnicodeEncodeError:
@@ -177,7 +177,7 @@ def _encoded(encode: Callable[[Any], bytes], value: object) -> bytes:
         return encode(_without_half_pairs(msgspec.to_builtins(value, builtin_types=(bytes,))))
 
 
-def _without_half_pairs(value: Any) -> Any:
+def _without_half_pairs(value: object) -> object:
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, dict):

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -173,6 +174,17 @@ def whole_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file with their ends; a last line that a crash cut off is left out."""
     with path.open("rb") as lines:
         yield from (line for line in lines if line.endswith(b"\n"))
+
+
+def file_digests(folder: Path) -> dict[str, str]:
+    """Return the sha256 of every file in `folder`, by its relative path."""
+    return {str(path.relative_to(folder)): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 MEMORY = Path("/dev/shm")

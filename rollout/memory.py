@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from rollout.types import Trajectory
 
 if TYPE_CHECKING:
     from qdrant_client import QdrantClient
+    from tokenizers import Tokenizer
 
 COLLECTION = "agentflow_experience"
 HEADING = "Hints from other tasks that were solved:"
@@ -110,7 +111,7 @@ def _read(payload: object) -> Experience | None:
 
 
 @cache
-def _embedding() -> tuple[Any, NDArray[np.float32]]:
+def _embedding() -> tuple["Tokenizer", NDArray[np.float32]]:
     """Return a tokenizer and the trained vectors of its tokens, 33 MB. Raises FileNotFoundError without their package.
 
     The files are read directly: the package's loader looks for its tokenizer in another folder than it is installed

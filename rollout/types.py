@@ -36,15 +36,6 @@ class Message:
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSwitch:
-    """A change of weights in the middle of a completion."""
-
-    index: int
-    """First token that the newer weights sampled."""
-    policy_version: int
-
-
 def is_answer(text: str | None) -> TypeGuard[str]:
     """Return whether a text is an answer: blank texts, which custom agents may return, are not."""
     return text is not None and bool(text.strip())
@@ -81,7 +72,8 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     """Version that sampled the first token."""
-    switches: tuple[VersionSwitch, ...] = ()
+    switches: tuple[tuple[int, int], ...] = ()
+    """Changes of weights in the middle: index of the first token of the newer weights, and their version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +156,7 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
             text=completion.text,
             finish_reason=completion.finish_reason,
             policy_version=completion.policy_version,
-            switches=tuple((switch.index, switch.policy_version) for switch in completion.switches),
+            switches=completion.switches,
             served=served,
             **known,
         )
@@ -186,7 +178,7 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
             text=self.text,
             finish_reason=self.finish_reason,
             policy_version=self.policy_version,
-            switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in self.switches),
+            switches=self.switches,
         )
 
     @property

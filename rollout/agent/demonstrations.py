@@ -2,10 +2,9 @@
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -18,7 +17,7 @@ from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read, read_messages
 from rollout.endpoint.messages import RequestError
 from rollout.endpoint.request import Rules
-from rollout.endpoint.writer import Teach, TeacherWriter
+from rollout.endpoint.writer import Message, Teach, TeacherWriter
 from rollout.types import Trajectory
 
 OWN_ID = "demonstration/{}"
@@ -31,8 +30,8 @@ class Conversation:
 
     place: str
     """File and line."""
-    messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
+    tools: Sequence[Message]
 
     def said_by_users(self) -> list[str]:
         return [one.content for one in read_messages(self.messages) if one.role == "user"]
@@ -82,7 +81,7 @@ def _conversation(line: str, place: str) -> Conversation:
     return Conversation(place=place, messages=messages, tools=tools)
 
 
-def _is_imitated(message: Mapping[str, Any]) -> bool:
+def _is_imitated(message: Message) -> bool:
     # Messages of weight 0 are only context, as in OpenAI's fine-tuning.
     return bool(message["role"] == "assistant" and message.get("weight") != 0)
 

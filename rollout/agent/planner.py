@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from configs.rollout import PromptConfig
 from envs.types import Schema, Task, Tool, ToolResult
@@ -44,7 +43,7 @@ class Decision:
 
     thought: str
     action: str
-    action_input: str | dict[str, Any]
+    action_input: str | dict[str, object]
 
     @property
     def arguments(self) -> str:

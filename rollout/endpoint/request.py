@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_parts, fields_of, unsupported
 
@@ -98,12 +98,20 @@ def read_fields(body: object, rules: Rules, fields: Fields) -> Body:
 
 
 def build_request(
-    given: Body, rules: Rules, *, messages: Sequence[ChatMessage], form: object, param: str, limit: str, **more: Any
+    given: Body,
+    rules: Rules,
+    *,
+    messages: Sequence[ChatMessage],
+    form: object,
+    param: str,
+    limit: str,
+    seed: int | None = None,
+    stop: tuple[str, ...] = (),
+    num_instructions: int = 0,
 ) -> ModelRequest:
     """Return the request with these messages, and with what all protocols have in common. Raises RequestError.
 
-    `form` is the form that the field `param` asks for, `limit` the field with the most tokens, and `more` are further
-    fields of the request.
+    `form` is the form that the field `param` asks for, `limit` the field with the most tokens.
     """
     tools, grammar = _tools_and_grammar(given, form_grammar(form, param), rules)
     return ModelRequest(
@@ -112,7 +120,9 @@ def build_request(
         tools=tools,
         grammar=grammar,
         max_tokens=min(whole_number(given, limit, 1) or rules.max_tokens, rules.max_tokens),
-        **more,
+        seed=seed,
+        stop=stop,
+        num_instructions=num_instructions,
     )
 
 

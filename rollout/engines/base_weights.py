@@ -4,10 +4,9 @@ vLLM joins queries, keys and values, and gate and up, along their outputs. A sli
 is a view of the joined weight: the learner's model, by transformers' names, is built on such views without a copy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,7 +42,7 @@ class ExportedBase:
     """
 
     places: Places
-    handles: Mapping[str, tuple[Any, tuple[Any, ...]]]
+    handles: Mapping[str, tuple[Callable[..., Tensor], tuple[object, ...]]]
     """CUDA IPC handles by vLLM's names, on a card."""
     file: Path | None = None
     """File in shared memory, on a CPU."""

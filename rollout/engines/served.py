@@ -226,7 +226,7 @@ class OpenAiEngine(_ServedEngine):
         """Connect to nothing yet. Raises ApiKeyError without a key."""
         super().__init__(config, seed=seed)
         # The client reads variables of its own. Only `backend.api_key_env` may name a key.
-        self._headers: dict[str, Any] = {} if self._key else {"Authorization": openai.Omit()}
+        self._headers: dict[str, str | openai.Omit] = {} if self._key else {"Authorization": openai.Omit()}
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",
             base_url=config.base_url,
@@ -250,7 +250,7 @@ class OpenAiEngine(_ServedEngine):
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
         self._check(request)
-        body: dict[str, Any] = {}
+        body: dict[str, object] = {}
         if self._config.form == "vllm_grammar":
             body = {**VLLM_PLAIN_SAMPLING, "chat_template_kwargs": {"enable_thinking": False}}
             if request.grammar:

@@ -20,7 +20,7 @@ from rollout.engines.adapters import AdapterMerger, NativeAdapters
 from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import OpenRequest, build_llm, completion_of, free_memory, kv_block, sampling_params
-from rollout.types import Completion, VersionSwitch
+from rollout.types import Completion
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -305,7 +305,7 @@ class VllmEngine:
             (internal_id,) = self._llm.output_processor.external_req_ids[request_id]
             num_sampled = self._scheduler.requests[internal_id].num_output_tokens
             if num_sampled:
-                entry.switches.append(VersionSwitch(index=num_sampled, policy_version=version))
+                entry.switches.append((num_sampled, version))
             else:
                 entry.policy_version = version
 

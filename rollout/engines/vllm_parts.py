@@ -11,7 +11,7 @@ from configs.base import lacks_avx512
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.engine import GenerationRequest
-from rollout.types import Completion, VersionSwitch
+from rollout.types import Completion
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,7 @@ class OpenRequest:
     future: Future[Completion]
     policy_version: int
     """Version of the first sampled token."""
-    switches: list[VersionSwitch] = field(default_factory=list)
+    switches: list[tuple[int, int]] = field(default_factory=list)
 
 
 def kv_block(device: Literal["cpu", "cuda"]) -> int:

@@ -6,9 +6,10 @@ import torch
 from tiny_export import lora_config, random_adapter, save_tiny_export_model
 
 from configs.errors import UserError
-from learner.export import file_digests, write_merged_model
 from ray_jobs.gguf import load_model, measure_gap, write_gguf
 from rollout.agent.planner import planner_grammar
+from rollout.engines.adapters import write_merged_model
+from rollout.files import file_digests
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
 PROMPTS = [(1, 40, 41, 7), (1, 90, 12, 60, 5)]

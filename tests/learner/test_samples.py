@@ -3,7 +3,7 @@ import pytest
 from envs.types import Task
 from learner.packing import build_batch
 from learner.samples import group_samples, samples_of
-from rollout.types import Completion, Group, Reward, TextCompletion, Trajectory, Turn, VersionSwitch
+from rollout.types import Completion, Group, Reward, TextCompletion, Trajectory, Turn
 
 TASK = Task(id="task", dataset="lookup", question="q", answer="a")
 
@@ -18,7 +18,7 @@ def make_turn(prompt, tokens, *, version, switches=(), trainable=True):
             text="",
             finish_reason="stop",
             policy_version=version,
-            switches=tuple(VersionSwitch(index=index, policy_version=to) for index, to in switches),
+            switches=tuple(switches),
         ),
         trainable=trainable,
     )

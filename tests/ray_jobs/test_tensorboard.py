@@ -7,7 +7,7 @@ from configs.loading import load_run_config
 from envs.types import Task, ToolCall
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.trackers import HISTOGRAMS, StepDistributions
-from rollout.types import Completion, Reward, Trajectory, Turn, VersionSwitch, packed_floats
+from rollout.types import Completion, Reward, Trajectory, Turn, packed_floats
 
 
 def make_turn(*, called=True, policy_version=2, switches=()):
@@ -17,7 +17,7 @@ def make_turn(*, called=True, policy_version=2, switches=()):
         text="w",
         finish_reason="stop",
         policy_version=policy_version,
-        switches=tuple(VersionSwitch(index=index, policy_version=version) for index, version in switches),
+        switches=tuple(map(tuple, switches)),
     )
     known = {"generate_s": 1.5, "tool_s": 0.25, "tool_call": ToolCall(name="search", arguments="w") if called else None}
     learner = packed_floats([-1.0, -1.0, math.nan, -1.0 + math.log(2)])

@@ -13,7 +13,7 @@ from learner.types import StepResult
 from ray_jobs.run.step_records import step_trajectories
 from rollout.codec import trajectory_line
 from rollout.lifecycle import Batch, GroupCounts, GroupRow, State
-from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn, VersionSwitch
+from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn
 
 WORDS = ["[UNK]", "weigh", "search", "iron", "bolts", "12", "kg", "times", "answer", "408"]
 WEIGHT, LOOK_UP, ANSWER = (5, 6), (1, 2, 3, 4), (8, 9)
@@ -38,7 +38,7 @@ def make_turn(
         text=text,
         finish_reason="stop",
         policy_version=1,
-        switches=(VersionSwitch(index=2, policy_version=2),) if len(token_ids) > 2 else (),
+        switches=((2, 2),) if len(token_ids) > 2 else (),
     )
     decided: dict[str, Any] = {
         "thought": "Find the weight.",

@@ -26,7 +26,6 @@ from rollout.types import (
     Spread,
     Trajectory,
     Turn,
-    VersionSwitch,
 )
 
 TEXTS = st.text(max_size=20)
@@ -43,7 +42,7 @@ def trajectories(draw):
             text=draw(TEXTS),
             finish_reason=draw(st.sampled_from(["stop", "length"])),
             policy_version=draw(st.integers(-1, 5)),
-            switches=(VersionSwitch(index=1, policy_version=7),) if len(ids) > 1 else (),
+            switches=((1, 7),) if len(ids) > 1 else (),
         )
         turn = Turn.of(
             role=draw(st.sampled_from(["planner", "planner", "verifier"])),

@@ -14,8 +14,7 @@ from endpoint_play import RULES
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
 from configs.rollout import FunctionAgentConfig
-from rollout.agent.custom import CustomAgent, command_solving, function_solving
-from rollout.agent.program import Program
+from rollout.agent.custom import CustomAgent, Program, command_solving, function_solving
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import engine_writers

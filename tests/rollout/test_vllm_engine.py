@@ -69,9 +69,8 @@ async def test_running_requests_continue_with_new_weights_from_a_prefix_that_is_
     await load(engine, old)
     completions = await completions_around(engine, requests, new)
     for asked, one, whole in zip(requests, completions, undisturbed, strict=True):
-        (switch,) = one.switches
-        at = switch.index
-        assert (one.policy_version, switch.policy_version) == (0, 1)
+        ((at, switched_to),) = one.switches
+        assert (one.policy_version, switched_to) == (0, 1)
         assert 15 <= at < 40
         # The tokens before the switch are those of an undisturbed run.
         assert (one.token_ids[:at], one.logprobs[:at]) == (whole.token_ids[:at], whole.logprobs[:at])
