@@ -15,8 +15,7 @@ from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
 from learner.credit import assign_credit
 from learner.learner import Learner
 from learner.optim import Ranks, join
-from learner.packing import build_batch
-from learner.samples import group_samples, samples_of
+from learner.packing import build_batch, group_samples, samples_of
 from learner.types import StepResult
 from reward.labels.plan import fresh_error
 from rollout.codec import decode_group

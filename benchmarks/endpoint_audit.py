@@ -28,7 +28,7 @@ import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from envs.types import Task
-from learner.samples import samples_of
+from learner.packing import samples_of
 from learner.types import TrainingSample
 from rollout.agent.custom import CustomAgent, GivenTask
 from rollout.chat import ChatFormat

@@ -20,9 +20,8 @@ from configs.learner import LearnerConfig, ModelConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
 from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Ranks, ShardedAdamW
-from learner.packing import split_microbatches
+from learner.packing import scoring_sample, split_microbatches, trained_logprobs
 from learner.policy import Policy, Prepared
-from learner.samples import scoring_sample, trained_logprobs
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
 
 PLACEHOLDER = scoring_sample([0, 0])

@@ -14,7 +14,7 @@ from benchmarks.endpoint_audit import Audit, LoggingEngine
 from configs.loading import load_run_config
 from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import cold_start_tasks
-from learner.samples import samples_of
+from learner.packing import samples_of
 from ray_jobs.cli import main
 from ray_jobs.starter.warehouse import article_of
 from reward.scorers import score_answer

@@ -1,8 +1,7 @@
 import pytest
 
 from envs.types import Task
-from learner.packing import build_batch
-from learner.samples import group_samples, samples_of
+from learner.packing import build_batch, group_samples, samples_of
 from rollout.types import Completion, Group, Reward, TextCompletion, Trajectory, Turn
 
 TASK = Task(id="task", dataset="lookup", question="q", answer="a")

@@ -8,8 +8,7 @@ import pytest
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.credit import VALID_FLOOR, assign_credit, map_score, step_rewards, turn_advantages
-from learner.packing import build_batch
-from learner.samples import group_samples
+from learner.packing import build_batch, group_samples
 from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"

@@ -11,7 +11,7 @@ from configs.learner import LearnerConfig
 from configs.reward import Credit
 from envs.types import Task
 from learner.credit import assign_credit
-from learner.samples import group_samples
+from learner.packing import group_samples
 from reward.judging import OutcomeReward, soft_overlong_penalty
 from reward.statistics import rollout_metrics
 from rollout.filters import ending_of

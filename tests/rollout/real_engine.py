@@ -73,7 +73,7 @@ def learner_logprobs(learner, adapter, asked, completion):
     """Return the learner's log-probs of a completion's tokens with an adapter."""
     import torch
 
-    from learner.samples import scoring_sample
+    from learner.packing import scoring_sample
 
     learner.load_adapter(adapter)
     with torch.no_grad():

@@ -46,7 +46,7 @@ def worker(model_path, tmp_path_factory):
 
 
 async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled(worker, learner):
-    from learner.samples import samples_of
+    from learner.packing import samples_of
 
     task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
     group = await worker.run_group(task, "g", 2)
