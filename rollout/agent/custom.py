@@ -38,8 +38,6 @@ GRACE_S = 5.0
 """Time that a cancelled function has to end."""
 INHERITED = ("LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Variables of the worker that a program inherits besides PATH. None of them is a secret."""
-MAX_READ = 64 * 1024
-"""Bytes that are read from the end of a program's output."""
 MAX_ERROR_CHARS = 300
 ENDING_S = 5.0
 _INTERPRETER = re.compile(r"python[0-9.]*|bash|sh|node|ruby|perl")
@@ -175,16 +173,10 @@ class Program:
             finally:
                 await asyncio.shield(asyncio.to_thread(end_all, process.pid, mark))
             if status != 0:
-                line = without_secrets(_last_line(folder / "err")[0])[:MAX_ERROR_CHARS]
+                line = without_secrets(_last_line(folder / "err"))[:MAX_ERROR_CHARS]
                 ending = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
                 raise UserError(f"the agent {ending}{line and f': {line}'}")
-            line, is_whole = _last_line(folder / "out")
-            if not is_whole:
-                raise UserError(
-                    f"the last line that the agent printed has more than {MAX_READ} bytes; post such an answer to "
-                    "$OPENAI_BASE_URL/answer"
-                )
-            return line
+            return _last_line(folder / "out")
 
 
 def end_all(group: int, mark: str) -> None:
@@ -211,17 +203,16 @@ def _has(process: psutil.Process, mark: str) -> bool:
         return False
 
 
-def _last_line(path: Path) -> tuple[str, bool]:
-    """Return the end of the last line that is not blank, and whether it is the whole line."""
-    start = max(0, path.stat().st_size - MAX_READ - len(b"\n\n"))
+def _last_line(path: Path) -> str:
+    """Return the last line of a file that is not blank."""
+    last = b""
     with path.open("rb") as file:
-        file.seek(start)
-        # Texts have more line separators than bytes.
-        lines = file.read().splitlines()
-    for place, line in reversed([*enumerate(lines)]):
-        if text := line.decode(errors="replace").strip():
-            return text, place > 0 or start == 0
-    return "", True
+        # Line by line, since a program may print more than fits into memory.
+        for line in file:
+            last = line if line.strip() else last
+    # Texts have more line separators than bytes; a progress bar ends its lines by a carriage return.
+    lines = [text for line in last.splitlines() if (text := line.decode(errors="replace").strip())]
+    return lines[-1] if lines else ""
 
 
 def command_solving(program: Program, model: str) -> Solve:
