@@ -49,14 +49,11 @@ class ReplayEngine:
 
     def __init__(self, engine: Engine, recorded: Sequence[Turn]) -> None:
         self._engine = engine
-        self._recorded = [turn.completion for turn in recorded]
-        self._next = 0
+        self._recorded = iter([turn.completion for turn in recorded])
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        if not request.use_adapter or self._next == len(self._recorded):
-            return await self._engine.generate(request)
-        self._next += 1
-        return self._recorded[self._next - 1]
+        completion = next(self._recorded, None) if request.use_adapter else None
+        return completion or await self._engine.generate(request)
 
     def release(self, trajectory_id: str) -> None:
         self._engine.release(trajectory_id)
