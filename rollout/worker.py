@@ -25,11 +25,11 @@ from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
     DemonstrationEngine,
-    FrozenModel,
     LockstepEngine,
     ReplayEngine,
     SeededEngine,
     demonstrated_plans,
+    frozen_model,
     stream_seed,
 )
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
@@ -153,9 +153,9 @@ class Worker(Solver):
             base=base,
         )
         self._own_chat = build_chat(model_path)
-        frozen = FrozenModel(self.engine, self._own_chat, BASE_GENERATOR_TOKENS)
+        frozen = frozen_model(self.engine, self._own_chat, BASE_GENERATOR_TOKENS)
         max_open = 2 * config.rollout.engine.max_num_seqs
-        super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen.ask)
+        super().__init__(config, self.engine, self._own_chat, max_open=max_open, own_model=frozen)
         self._lockstep = LockstepEngine(self.engine, seed=config.seed) if in_lockstep else None
         self._agent = self._build_agent(self._lockstep or self.engine, config.rollout.temperature)
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -125,29 +125,25 @@ class LockstepEngine:
 SYSTEM = "Answer the question in a few sentences."
 
 
-class FrozenModel:
-    """The frozen base model, which answers each question greedily and separately."""
+def frozen_model(engine: Engine, chat: Chat, max_tokens: int) -> Callable[[str], Awaitable[str]]:
+    """Return a function that lets the frozen base model answer a question greedily. It raises EngineError."""
+    numbers = count()
 
-    def __init__(self, engine: Engine, chat: Chat, max_tokens: int) -> None:
-        self._engine = engine
-        self._chat = chat
-        self._max_tokens = max_tokens
-        self._numbers = count()
-
-    async def ask(self, prompt: str) -> str:
-        """Answer a question. Raises EngineError."""
-        trajectory_id = f"base_generator/{next(self._numbers)}"
+    async def ask(prompt: str) -> str:
+        trajectory_id = f"base_generator/{next(numbers)}"
         request = GenerationRequest(
             trajectory_id=trajectory_id,
-            prompt_token_ids=self._chat.prompt(SYSTEM, prompt),
-            max_tokens=self._max_tokens,
+            prompt_token_ids=chat.prompt(SYSTEM, prompt),
+            max_tokens=max_tokens,
             temperature=0.0,
             use_adapter=False,
         )
         try:
-            return (await self._engine.generate(request)).text
+            return (await engine.generate(request)).text
         finally:
-            self._engine.release(trajectory_id)
+            engine.release(trajectory_id)
+
+    return ask
 
 
 def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
