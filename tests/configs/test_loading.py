@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs import base
-from configs.errors import UserError, did_you_mean
+from configs.errors import UserError
 from configs.learner import FlowGrpoConfig
 from configs.loading import RECIPES, load_run_config, render_config
 from configs.reward import OutcomeConfig
@@ -107,19 +107,6 @@ def test_an_unknown_setting_is_compared_with_the_known_ones(override, suggested)
         load_run_config(None, [override])
 
 
-@pytest.mark.parametrize(
-    ("word", "known", "near"),
-    [
-        ("trian", ["train", "try", "label"], ["train"]),
-        ("xyzzy", ["train", "label"], []),
-        ("rate", ["a.rate", "b.rate"], ["a.rate", "b.rate"]),
-        ("b.rat", ["a.rate", "b.rate"], ["b.rate"]),
-    ],
-)
-def test_suggestions_for_a_mistyped_word(word, known, near):
-    assert [name for name in known if repr(name) in did_you_mean(word, known)] == near
-
-
 def test_missing_and_broken_recipes_are_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.toml"):
         load_run_config(tmp_path / "none.toml")
@@ -142,12 +129,6 @@ def test_custom_tools_survive_a_printed_recipe(tmp_path):
 def test_a_checked_configuration_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         load_run_config(None).seed = 3
-
-
-def test_the_configuration_in_a_run_folder_is_a_recipe(tmp_path):
-    config = load_run_config(None, ["seed=7", 'envs.mix={"branch"=1.0}'])
-    (tmp_path / "config.json").write_text(config.model_dump_json())
-    assert load_run_config(tmp_path / "config.json") == config
 
 
 def test_a_built_in_recipe_is_found_by_name_unless_a_file_has_this_name(tmp_path, monkeypatch):

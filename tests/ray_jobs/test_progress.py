@@ -9,10 +9,6 @@ def make_training(*rates, scored=True):
     return Training.of(load_run_config(None, []), rows, num_steps=len(rows), scored=scored)
 
 
-def test_progress_names_the_limit():
-    assert make_training(0.5).progress_fields == {"solve_rate": 0.5, "step_s": 12.0, "limit": "engine"}
-
-
 def test_alarms_require_step_scores():
     """Regression: a run with credit by outcome alone reported alarms about a PRM that it did not have."""
     rates = [0.9] * 6 + [0.3] * 4
