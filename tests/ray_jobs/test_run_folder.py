@@ -15,8 +15,6 @@ from ray_jobs.run.origin import check_same_run, check_trained_alike
 from rollout.records import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
 
-needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
-
 
 def config_in(tmp_path, *overrides):
     return load_run_config(None, [f"output_dir={tmp_path}", "name=r", *overrides])
@@ -181,23 +179,6 @@ def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
     with pytest.raises(UserError, match=r"model\.path"):
         check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="home/base")), base)
-
-
-@needs_full_device
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("metrics.jsonl", lambda folder: folder.log_metrics(1, {"policy/loss": 0.5})),
-        ("trajectories.jsonl", lambda folder: folder.log_trajectories([make_trajectory(0)])),
-        ("summary.partial", lambda folder: folder.write_summary({"num_steps": 1})),
-    ],
-)
-def test_full_disk_is_an_error(tmp_path, name, write):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / name).symlink_to("/dev/full")
-    folder = make_folder(tmp_path)
-    with pytest.raises(OSError, match="space"):
-        write(folder)
 
 
 def train_row(step):
