@@ -3,14 +3,13 @@ from pathlib import Path
 
 import pytest
 from evaluating import ScriptedSolver, broken, config_for, right_answer, use
+from view_world import evaluation_row
 
 from configs.errors import UserError
-from envs.types import Task
 from ray_jobs.compare import comparison, run_compare, write_comparison_page
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 from ray_jobs.evaluation import read_evaluation
 from ray_jobs.run.folder import RunFolder
-from rollout.types import Reward, Trajectory
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, branch=0.25}", "evaluation.num_tasks=40")
@@ -98,15 +97,9 @@ def test_page_escapes_hostile_text(evaluate, tmp_path):
 
 
 def test_phases_of_a_training_run_are_compared(tmp_path):
-    def record(phase, index, answer):
-        task = Task(id=f"lookup-{index}", dataset="lookup", question="?", answer="1")
-        reward = Reward(outcome=float(answer == "1"), total=float(answer == "1"))
-        attempt = {"task": task, "answer": answer, "reward": reward, "phase": phase, "stop_reason": "answered"}
-        return Trajectory(id="t", group_id="g", turns=(), **attempt)
-
     with RunFolder.open(config_for(tmp_path)) as folder:
-        folder.log_trajectories(record("eval_before", index, "0") for index in range(8))
-        folder.log_trajectories(record("eval_after", index, "1") for index in range(8))
+        for phase, right in {"eval_before": False, "eval_after": True}.items():
+            folder.log_trajectories(evaluation_row(index, phase, right=right) for index in range(8))
     moved = folder.path.rename(tmp_path / "moved")
     result = compared(moved, None)
     assert (result["all"]["only_after"], result["all"]["p"]) == (8, 2 / 2**8)
