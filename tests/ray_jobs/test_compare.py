@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer, use
+from evaluating import ScriptedSolver, config_for, right_answer, use
 from view_world import evaluation_row
 
 from configs.errors import UserError
@@ -73,17 +73,6 @@ def test_seeds_are_averaged_by_item(evaluate):
     # Ten items of one sign: 2 / 2^10.
     assert (row["test"], row["p"]) == ("exact sign-flip permutation test", 2 / 2**10)
     assert row["discordant"] == pytest.approx(1 / 16)
-
-
-def test_items_that_one_side_could_not_score_are_left_out(evaluate):
-    def fails_on_four(task, seed):
-        return broken(task, seed) if task.dataset == "branch" and int(task.id.split("-")[-1]) < 4 else True
-
-    result = compared(evaluate("before", none), evaluate("after", fails_on_four))
-    row = result["benchmarks"]["branch"]
-    assert (row["num_tasks"], row["before"], row["after"]) == (6, 0.0, 1.0)
-    assert result["all"]["num_tasks"] == 36
-    assert result["left_out"] == sorted(f"branch/branch-eval-1000000-{number}" for number in range(4))
 
 
 def test_page_escapes_hostile_text(evaluate, tmp_path):
