@@ -1,6 +1,6 @@
 """The commands that README and docs show. Each block of them has a comment before it that says how it is tested:
 
-    <!-- runs: quick -->     executed at every test run, in its own folder
+    <!-- runs: quick -->     `agentflow` commands, executed at every test run, in their own folder
     <!-- runs: slow -->      executed by `make test-faults`, all in one folder, in the order of the pages
     <!-- runs: server -->    like slow: must print its address and answer there, and is then stopped
     <!-- needs: gpu -->      parsed, and its recipe and settings loaded, but not executed: see NEEDS
@@ -49,14 +49,12 @@ class Block:
 
     @property
     def script(self) -> str:
-        """The script that a test executes; `make` only prints what it would do, except in slow blocks."""
+        """The script that a test executes."""
         lines = []
         for line in self.commands:
             command, hash_sign, comment = line.partition(" #")
             if re.search(r"\b(agentflow|make) ", command):
                 command = f"{command.rstrip()} {self.marks.get('with', '')}"
-            if self.marks.get("runs") == "quick":
-                command = re.sub(r"^make\b", "make -n", command)
             lines.append(f"{command}{hash_sign}{comment}".rstrip())
         return "\n".join(lines)
 

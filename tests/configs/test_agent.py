@@ -5,13 +5,9 @@ import pytest
 from configs.errors import UserError
 from configs.learner import FileConfig, TeacherConfig
 from configs.loading import load_run_config
-from configs.rollout import CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig
 
 ALONE = ["reward.credit=outcome", "cold_start.num_demonstrations=0"]
-
-
-def test_the_planner_is_the_default_agent():
-    assert load_run_config(None).agent == PlannerAgentConfig()
 
 
 def test_the_key_decides_the_type_of_an_agent():
@@ -45,17 +41,13 @@ def test_the_planner_has_no_teacher():
         load_run_config(None, ["cold_start.function=mine:teach"])
 
 
-def test_a_function_and_a_command_exclude_each_other():
-    with pytest.raises(UserError, match=r"agent\.command"):
-        load_run_config(None, ["agent.function=mine:solve", "agent.command=python mine.py", *ALONE])
-
-
 @pytest.mark.parametrize(
     ("override", "key"),
     [
         ("reward.credit=outcome_gated", "reward.credit"),
         ("cold_start.num_demonstrations=8", "cold_start"),
         ('backend={type="ollama", model="m"}', "backend"),
+        ("agent.command=python mine.py", "agent.command"),
     ],
 )
 def test_a_setting_that_needs_the_planner_is_refused(override, key):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs import base
-from configs.errors import UserError, did_you_mean
+from configs.errors import UserError
 from configs.learner import FlowGrpoConfig
 from configs.loading import RECIPES, load_run_config, render_config
 from configs.reward import OutcomeConfig
@@ -57,14 +57,12 @@ def test_the_last_override_wins(tmp_path):
     ("override", "key"),
     [
         ("sede=1", "sede"),
-        ("xyzzy=1", "xyzzy"),
         ("seed=abc", "seed"),
         ("seed.x=1", "seed"),
         ("learner=1", "learner"),
         ("learner.loss.type=x", "learner.loss"),
         ("learner.correction_band=[1.5, 2]", "learner.correction_band.0"),
         ("backend.base_url=here", "backend.base_url"),
-        ('backend={type="openai", model="m", base_url="here"}', "backend.base_url"),
         ("rollout.group_size=1", "rollout.group_size"),
         ("learner.learning_rate=-1", "learner.learning_rate"),
         ("learner.learning_rate=1e400", "learner.learning_rate"),
@@ -76,15 +74,12 @@ def test_the_last_override_wins(tmp_path):
         ("envs.tools.x.source=no_class", "envs.tools.x.source"),
         ("envs.mix={}", "envs.mix"),
         ("envs.mix={lookup=nan}", "envs.mix"),
-        ("evaluation.mix={lookup=1, branch=inf}", "evaluation.mix"),
         ('envs.web.allowed_hosts=["wiki.local"]', "envs.web.allowed_hosts.0"),
-        ('envs.web.allowed_hosts=["http://wiki.local:80"]', "envs.web.allowed_hosts.0"),
         ('envs.web.blocked_hosts=["https://a.example"]', "envs.web.blocked_hosts.0"),
         ('envs.web.blocked_hosts=["*.a.example"]', "envs.web.blocked_hosts.0"),
         ("envs.base_generator.model=m", "envs.base_generator.base_url"),
         ('agent.memory={type="folder", path=""}', "agent.memory.path"),
         ("seed", "override 'seed'"),
-        ("seed.x.y=1", "seed"),
     ],
 )
 def test_a_bad_value_is_one_line_that_begins_with_the_key(override, key):
@@ -107,19 +102,6 @@ def test_an_unknown_setting_is_compared_with_the_known_ones(override, suggested)
         load_run_config(None, [override])
 
 
-@pytest.mark.parametrize(
-    ("word", "known", "near"),
-    [
-        ("trian", ["train", "try", "label"], ["train"]),
-        ("xyzzy", ["train", "label"], []),
-        ("rate", ["a.rate", "b.rate"], ["a.rate", "b.rate"]),
-        ("b.rat", ["a.rate", "b.rate"], ["b.rate"]),
-    ],
-)
-def test_suggestions_for_a_mistyped_word(word, known, near):
-    assert [name for name in known if repr(name) in did_you_mean(word, known)] == near
-
-
 def test_missing_and_broken_recipes_are_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.toml"):
         load_run_config(tmp_path / "none.toml")
@@ -137,17 +119,6 @@ def test_custom_tools_survive_a_printed_recipe(tmp_path):
     recipe.write_text(render_config(config))
     # Their modules are searched next to the recipe.
     assert load_run_config(recipe) == config.model_copy(update={"code_path": str(tmp_path)})
-
-
-def test_a_checked_configuration_cannot_be_changed():
-    with pytest.raises(ValueError, match="frozen"):
-        load_run_config(None).seed = 3
-
-
-def test_the_configuration_in_a_run_folder_is_a_recipe(tmp_path):
-    config = load_run_config(None, ["seed=7", 'envs.mix={"branch"=1.0}'])
-    (tmp_path / "config.json").write_text(config.model_dump_json())
-    assert load_run_config(tmp_path / "config.json") == config
 
 
 def test_a_built_in_recipe_is_found_by_name_unless_a_file_has_this_name(tmp_path, monkeypatch):
@@ -202,9 +173,3 @@ def test_the_faster_precision_of_a_cpu(tmp_path, monkeypatch, info, fastest, lac
     assert base.fastest_precision("cpu") == fastest
     assert base.fastest_precision("cuda") == "bfloat16"
     assert base.lacks_avx512() == lacks_avx512
-
-
-def test_the_recipe_overrides_the_detected_precision(monkeypatch, tmp_path):
-    monkeypatch.setattr(base, "CPU_INFO", tmp_path / "none")
-    config = load_run_config(None, ["learner.dtype=bfloat16"])
-    assert (config.learner.precision, config.rollout.engine.precision) == ("bfloat16", "float32")

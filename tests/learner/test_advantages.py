@@ -38,12 +38,6 @@ def test_golden_groups_are_reproduced(monkeypatch):
         assert found == pytest.approx(expected, abs=1e-9), case["name"]
 
 
-def test_unscorable_trajectory_moves_no_statistic_and_gets_zero():
-    with_hole = group_normalized([1, 0, None, 1])
-    assert with_hole[2] == 0.0
-    assert [with_hole[0], with_hole[1], with_hole[3]] == pytest.approx(group_normalized([1, 0, 1]))
-
-
 @pytest.mark.parametrize("value", [0.1, 0.35, 0.7, 1.0])
 def test_equal_rewards_never_become_rounding_noise_blown_up(value):
     for size in (3, 6, 7, 16):
@@ -102,12 +96,6 @@ def test_gated_step_without_a_score_keeps_its_outcome_and_moves_no_sibling():
     found = outcome_gated([1, 0], [[0.2, None, 0.8], [0.5]], weight=0.5)
     assert found[0][1] == group_normalized([1, 0])[0]
     assert [[found[0][0], found[0][2]], found[1]] == outcome_gated([1, 0], [[0.2, 0.8], [0.5]], weight=0.5)
-
-
-def test_gated_trajectory_without_an_outcome_gets_zeros_and_its_scores_enter_no_pool():
-    found = outcome_gated([1, None, 0], [[0.2, 0.8], [0.0, 1.0, 1.0], [0.5]], weight=0.5)
-    assert found[1] == [0.0, 0.0, 0.0]
-    assert [found[0], found[2]] == outcome_gated([1, 0], [[0.2, 0.8], [0.5]], weight=0.5)
 
 
 def test_gated_scores_that_hardly_differ_add_nothing():

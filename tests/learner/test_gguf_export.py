@@ -1,7 +1,9 @@
+import json
+
 import pytest
 import torch
 from tiny_export import TEMPLATE, save_tiny_export_model
-from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from configs.errors import UserError
 from ray_jobs.gguf import load_model, pre_tokenizer_name, write_gguf
@@ -113,10 +115,6 @@ WORDS = (
     ],
 )
 def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
-    import json
-
-    from tokenizers import Tokenizer, models
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
     parts = json.loads(tokenizer.to_str())

@@ -58,7 +58,7 @@ def make_learner(model_path, *, seed=0, guard=False, dtype="float32", base_weigh
     return learner
 
 
-def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, age=0, name="t", temperature=1.0):
+def sample(token_ids, trained, *, advantage=1.0, age=0, name="t", temperature=1.0):
     """A sample whose positions in `trained` carry the loss."""
     mask = np.zeros(len(token_ids), dtype=bool)
     mask[list(trained)] = True
@@ -67,7 +67,7 @@ def sample(token_ids, trained, *, advantage=1.0, logprob=-1.0, age=0, name="t", 
         ages=np.where(mask, age, -1),
         token_ids=np.array(token_ids, dtype=np.int64),
         loss_mask=mask,
-        rollout_logprobs=np.where(mask, np.float32(logprob), np.float32(0)),
+        rollout_logprobs=np.where(mask, np.float32(-1.0), np.float32(0)),
         advantages=np.where(mask, np.float32(advantage), np.float32(0)),
         turn_ids=np.where(mask, 0, -1),
         grammar_spans=(),

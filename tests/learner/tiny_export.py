@@ -10,13 +10,13 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def save_tiny_export_model(folder, architecture, *, seed=0, pre_tokenizer=None, **changes):
+def save_tiny_export_model(folder, architecture, **changes):
     """Two layers of random weights in bf16; 320 rows of embeddings for fewer tokens."""
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     values = {
         "vocab_size": 320,
         "hidden_size": 64,
@@ -38,7 +38,7 @@ def save_tiny_export_model(folder, architecture, *, seed=0, pre_tokenizer=None, 
         parameter.data = (0.2 * torch.randn(parameter.shape)).to(torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizer or pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=290, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()

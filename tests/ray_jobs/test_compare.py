@@ -2,19 +2,16 @@ import json
 from pathlib import Path
 
 import pytest
-from evaluating import ScriptedSolver, broken, config_for, right_answer, use
+from evaluating import ScriptedSolver, config_for, right_answer, use
+from view_world import evaluation_row
 
-from configs.base import fastest_precision
 from configs.errors import UserError
-from envs.types import Task
 from ray_jobs.compare import comparison, run_compare, write_comparison_page
 from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 from ray_jobs.evaluation import read_evaluation
 from ray_jobs.run.folder import RunFolder
-from rollout.types import Reward, Trajectory
 
 SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
-OTHER_PRECISION = {"bfloat16": "float32", "float32": "bfloat16"}[fastest_precision("cpu")]
 MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, branch=0.25}", "evaluation.num_tasks=40")
 
 
@@ -60,19 +57,11 @@ def test_gain_is_paired_by_item_and_benchmark(evaluate):
     assert result["all"]["ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("override", "part"),
-    [
-        ("agent.max_steps=2", "agent"),
-        (f"rollout.engine.dtype={OTHER_PRECISION}", "quantisation"),
-        ("envs.search_latency_s=0.5", "envs"),
-        ("evaluation.num_tasks=20", "items"),
-    ],
-)
-def test_different_settings_are_rejected(evaluate, override, part):
-    before, after = evaluate("before", none), evaluate("after", every, override)
-    with pytest.raises(UserError, match=part):
-        compared(before, after)
+def test_different_settings_are_rejected(evaluate):
+    before = evaluate("before", none)
+    for name, override in {"agent": "agent.max_steps=2", "items": "evaluation.num_tasks=20"}.items():
+        with pytest.raises(UserError, match=name):
+            compared(before, evaluate(name, every, override))
 
 
 def test_seeds_are_averaged_by_item(evaluate):
@@ -86,17 +75,6 @@ def test_seeds_are_averaged_by_item(evaluate):
     assert row["discordant"] == pytest.approx(1 / 16)
 
 
-def test_items_that_one_side_could_not_score_are_left_out(evaluate):
-    def fails_on_four(task, seed):
-        return broken(task, seed) if task.dataset == "branch" and int(task.id.split("-")[-1]) < 4 else True
-
-    result = compared(evaluate("before", none), evaluate("after", fails_on_four))
-    row = result["benchmarks"]["branch"]
-    assert (row["num_tasks"], row["before"], row["after"]) == (6, 0.0, 1.0)
-    assert result["all"]["num_tasks"] == 36
-    assert result["left_out"] == sorted(f"branch/branch-eval-1000000-{number}" for number in range(4))
-
-
 def test_page_escapes_hostile_text(evaluate, tmp_path):
     evil = "<script>alert(1)</script>"
     sides = tuple(map(read_evaluation, (evaluate("before", none), evaluate("after", every))))
@@ -108,15 +86,9 @@ def test_page_escapes_hostile_text(evaluate, tmp_path):
 
 
 def test_phases_of_a_training_run_are_compared(tmp_path):
-    def record(phase, index, answer):
-        task = Task(id=f"lookup-{index}", dataset="lookup", question="?", answer="1")
-        reward = Reward(outcome=float(answer == "1"), total=float(answer == "1"))
-        attempt = {"task": task, "answer": answer, "reward": reward, "phase": phase, "stop_reason": "answered"}
-        return Trajectory(id="t", group_id="g", turns=(), **attempt)
-
     with RunFolder.open(config_for(tmp_path)) as folder:
-        folder.log_trajectories(record("eval_before", index, "0") for index in range(8))
-        folder.log_trajectories(record("eval_after", index, "1") for index in range(8))
+        for phase, right in {"eval_before": False, "eval_after": True}.items():
+            folder.log_trajectories(evaluation_row(index, phase, right=right) for index in range(8))
     moved = folder.path.rename(tmp_path / "moved")
     result = compared(moved, None)
     assert (result["all"]["only_after"], result["all"]["p"]) == (8, 2 / 2**8)

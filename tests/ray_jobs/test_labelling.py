@@ -188,45 +188,23 @@ def test_labels_of_other_labellers_are_left_out(receipts, settings, name):
     assert labels_of(config, labels.values()) == [labels[name]]
 
 
-class FakeRun:
-    """A run that records the lines of its console and the facts of its phase."""
-
-    def __init__(self, folder, **settings):
-        self.config = RunConfig(label=settings)
-        self.folder, self.lines, self.facts = RunPaths(folder), [], {}
-        self.console = SimpleNamespace(note=self.lines.append)
-        self.rollouts, self.policy = SimpleNamespace(continue_from=self._continue), {"model": "demo"}
-
-    async def _continue(self, trajectory, num_turns, count):
-        return [trajectory] * count
-
-    def finished(self, phase):
-        return None
+def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
+    lines, facts = [], {}
 
     @contextmanager
-    def phase(self, name, total):
-        yield SimpleNamespace(facts=self.facts, advance=lambda: None)
+    def phase(name, total):
+        yield SimpleNamespace(facts=facts, advance=lambda: None)
 
-
-def test_dry_run_and_labelling_report_the_same_numbers(tmp_path):
-    turns = decided("think", "a", "Noted."), decided("answer", "1")
-    trajectories = [make_trajectory(*turns, id=f"g/{number}") for number in range(3)]
-    run = FakeRun(tmp_path, type="monte_carlo", continuations=4)
-    assert label(run, trajectories, dry_run=True) == []
-    assert len(label(run, trajectories)) == 6
-    # Of six steps the three last ones are labelled by their own outcome.
-    assert "12 trajectories" in run.lines[0]
-    assert "12 trajectories" in run.lines[-1]
-
-
-def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
     with FakeChatServer(verdict(0.7)) as server:
         judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
-        run = FakeRun(tmp_path, type="judge", judge=judge)
+        config, console = RunConfig(label={"type": "judge", "judge": judge}), SimpleNamespace(note=lines.append)
+        run = SimpleNamespace(config=config, console=console, folder=RunPaths(tmp_path), phase=phase)
+        run.finished, run.policy = lambda name: None, {"model": "demo"}
+        run.rollouts = SimpleNamespace(continue_from=None)
         trajectories = [make_trajectory(decided("answer", "1"), id="g/0")]
         label(run, trajectories, dry_run=True)
         label(run, trajectories)
     # Three votes of $1 each.
-    assert all("3 calls" in line and "3.0000" in line for line in (run.lines[0], run.lines[-1]))
-    assert (run.facts["num_labels"], run.facts["spent"]["requests"]) == (1, 3)
-    assert run.facts["spent"]["cost_usd"] == pytest.approx(3.0)
+    assert all("3 calls" in line and "3.0000" in line for line in (lines[0], lines[-1]))
+    assert (facts["num_labels"], facts["spent"]["requests"]) == (1, 3)
+    assert facts["spent"]["cost_usd"] == pytest.approx(3.0)

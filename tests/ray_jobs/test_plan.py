@@ -13,7 +13,7 @@ from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
 from ray_jobs.plan import GIB, card_bytes, make_plan
-from ray_jobs.run.model_memory import activations, engine_working, find_shape, known_models, kv_token_bytes, shape_of
+from ray_jobs.run.model_memory import activations, engine_working, find_shape, kv_token_bytes, shape_of
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
@@ -151,19 +151,6 @@ def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
     assert four.cards[1].processes[0].parts["weights"] == 2 * 8_190_735_360
 
 
-@pytest.mark.parametrize(
-    ("config", "part"),
-    [
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "mixture of experts"),
-        ({"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}, "quantized"),
-        ({"model_type": "gemma3"}, "model_type"),
-    ],
-)
-def test_unsupported_model_is_rejected(config, part):
-    with pytest.raises(UserError, match=part):
-        shape_of(config, name="this model")
-
-
 def test_plan_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.main(["plan", str(A40_RECIPE)]) == 0
@@ -172,17 +159,10 @@ def test_plan_command(tmp_path, capsys, monkeypatch):
     assert "rollout.engine.kv_cache_gib" in capsys.readouterr().out
     assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == cli.main(["plan", "demo_cpu", "--card", "A100"]) == 2
     assert capsys.readouterr().err.count("--card") == 2
-    # A folder with square brackets, which the console would take for styles.
-    folder = tmp_path / "a[/b]" / "[v2]"
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(known_models()["Qwen/Qwen3-14B"]["config"]))
-    this_model = f"model.path={json.dumps(str(folder))}"
-    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json", this_model]) == 0
-    assert json.loads(capsys.readouterr().out)["policy"]["num_layers"] == 40
-    cli.main(["plan", str(A40_RECIPE), "--card", "H200", this_model])
-    assert f"{folder}: 14," in capsys.readouterr().out
-    (folder / "config.json").write_text("[]")
-    assert cli.main(["plan", str(A40_RECIPE), this_model]) == 2
+    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["policy"]["num_layers"] == 36
+    (tmp_path / "config.json").write_text("[]")
+    assert cli.main(["plan", str(A40_RECIPE), f"model.path={tmp_path}"]) == 2
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}

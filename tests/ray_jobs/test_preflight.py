@@ -111,6 +111,7 @@ def test_small_files_are_checked_before_the_download(config, model, hub):
         {"model_type": "qwen3_moe", "num_experts": 128},
         {"quantization_config": {"quant_method": "fp8"}},
         {"model_type": "qwen2", "use_sliding_window": True},
+        {"model_type": "gemma3"},
     ],
 )
 def test_untrainable_model_is_rejected_before_the_download(config, model, hub, changes):

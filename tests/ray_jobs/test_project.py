@@ -1,6 +1,5 @@
 """The project that `agentflow init` writes: small, complete, and ready to be trained."""
 
-import importlib
 import sys
 
 import pytest
@@ -20,18 +19,6 @@ def project(tmp_path, monkeypatch):
     yield tmp_path / "my-first.agent"
     for name in MODULES:
         sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def warehouse(project):
-    return importlib.import_module("warehouse")
-
-
-def test_starter_recipe_names_its_functions(project):
-    config = load_run_config(project / "recipe.toml", [])
-    assert config.name == "my-first.agent"
-    assert (config.agent.function, config.cold_start.function) == ("agent:solve", "warehouse:teach")
-    assert (config.envs.datasets["orders"].source, config.reward.scorer) == ("warehouse:tasks", "warehouse:score")
 
 
 def test_starter_tasks_are_disjoint(project):

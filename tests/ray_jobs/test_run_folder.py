@@ -10,12 +10,10 @@ from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cli import main
-from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.folder import RunFolder, lock
 from ray_jobs.run.origin import check_same_run, check_trained_alike
 from rollout.files import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
-
-needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 
 
 def config_in(tmp_path, *overrides):
@@ -183,23 +181,6 @@ def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
     check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="home/base")), base)
 
 
-@needs_full_device
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("metrics.jsonl", lambda folder: folder.log_metrics(1, {"policy/loss": 0.5})),
-        ("trajectories.jsonl", lambda folder: folder.log_trajectories([make_trajectory(0)])),
-        ("summary.partial", lambda folder: folder.write_summary({"num_steps": 1})),
-    ],
-)
-def test_full_disk_is_an_error(tmp_path, name, write):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / name).symlink_to("/dev/full")
-    folder = make_folder(tmp_path)
-    with pytest.raises(OSError, match="space"):
-        write(folder)
-
-
 def train_row(step):
     return make_trajectory(step, step=step)
 
@@ -244,3 +225,11 @@ def test_rewind_reports_a_damaged_line(tmp_path, name):
         path.write_bytes(path.read_bytes().replace(b"{", b"", 1))
         with pytest.raises(UserError):
             folder.rewind(2)
+
+
+def test_folder_is_locked_until_closed(tmp_path):
+    held = lock(tmp_path)
+    with pytest.raises(UserError):
+        lock(tmp_path)
+    held.close()
+    lock(tmp_path).close()

@@ -5,21 +5,6 @@ import pytest
 from ray_jobs.side_by_side import side_by_side
 
 
-async def test_open_work_is_bounded():
-    num_open, most_open, done = 0, 0, []
-
-    async def work(number):
-        nonlocal num_open, most_open
-        num_open += 1
-        most_open = max(most_open, num_open)
-        await asyncio.sleep(0.001)
-        num_open -= 1
-        done.append(number)
-
-    await side_by_side(range(40), work, limit=7)
-    assert (most_open, sorted(done)) == (7, list(range(40)))
-
-
 async def test_after_an_error_open_work_is_finished_and_none_is_started():
     finished = []
 

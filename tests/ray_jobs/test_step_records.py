@@ -1,4 +1,5 @@
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ Z = math.sqrt(0.5)
 def shown(group, *, logprobs=None, skipped=None, weight=0.5, **batch):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
     found = step_trajectories(make_batch(3, **batch), [group], result, scheme="outcome_gated", prm_weight=weight)
-    return list(map(flat_record, found))
+    # Untrained groups would follow, which Ray holds.
+    return [flat_record(row) for row in islice(found, len(group.trajectories))]
 
 
 def scored_pair():

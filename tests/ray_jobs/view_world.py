@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,9 @@ def trained(group, step):
         for one in group.trajectories
     }
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
+    rows = step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
+    # Untrained groups would follow, which Ray holds.
+    return islice(rows, len(group.trajectories))
 
 
 def untrained(group, step, verdict):

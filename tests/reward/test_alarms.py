@@ -69,12 +69,6 @@ def test_noise_of_a_constant_solve_rate_is_no_fall(seed):
     assert monitor.prm_weight >= 0.125
 
 
-def test_solve_rate_that_rises_or_stays_raises_nothing():
-    monitor = make_monitor()
-    assert observe(monitor, solve_rates([0.1 + 0.04 * step for step in range(20)] + [0.9] * 20)) == [[]] * 40
-    assert (monitor.prm_weight, monitor.alarms) == (0.5, [])
-
-
 def test_ranking_fires_where_right_attempts_score_below_wrong_siblings():
     # Four steps of deviation -1.6 are 3.2 below chance, above the bound of 3; of -1.4 they are 2.8.
     assert observe(make_monitor(), [{"prm/sibling_z": -1.6}] * 4) == [[], [], [], ["ranking"]]

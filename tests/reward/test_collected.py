@@ -39,12 +39,6 @@ def test_groups_are_read_as_written_in_order(folder):
     assert [trajectory.outcome for trajectory in trajectories[:3]] == [1.0, 0.0, None]
 
 
-def test_a_group_without_any_outcome_is_left_out(folder):
-    store = CollectedGroups(folder)
-    store.add(make_group(0, answers=(None, None)))
-    assert (store.group_ids, list(folder.iterdir())) == (set(), [])
-
-
 def test_a_known_group_is_not_added_again(folder):
     store = CollectedGroups(folder)
     store.add(make_group(0))

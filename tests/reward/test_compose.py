@@ -9,7 +9,8 @@ from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
 from learner.credit import VALID_FLOOR, assign_credit, map_score, step_rewards, turn_advantages
 from learner.packing import build_batch, group_samples
-from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn
+from rollout.types import Group, Reward, StepScores, Trajectory
+from tests.reward.test_step_text import completion, sampled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
@@ -20,21 +21,8 @@ Z = math.sqrt(0.5)
 
 def make_turn(prompt, *token_ids, valid=True):
     """Return a planner turn; token 99 follows it in the dialogue."""
-    completion = Completion(
-        token_ids=token_ids,
-        logprobs=(-1.0,) * len(token_ids),
-        text="x",
-        finish_reason="stop",
-        policy_version=1,
-    )
     outcome = {"tool_call": ToolCall(name="think", arguments="x"), "tool_result": ToolResult(text="ok")}
-    return Turn.of(
-        role="planner",
-        prompt_token_ids=prompt,
-        completion=completion,
-        trainable=True,
-        **(outcome if valid else {"format_error": "not JSON"}),
-    )
+    return sampled(prompt, completion("x", token_ids), **(outcome if valid else {"format_error": "not JSON"}))
 
 
 def make_trajectory(index, *completions, malformed=()):
@@ -58,18 +46,13 @@ def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     return group
 
 
-def make_pair(*, raw=None, totals=(1.0, 0.0)):
-    """Return a group of a two-turn and a one-turn trajectory."""
-    return make_scored(make_trajectory(0, (10, 11), (12,)), make_trajectory(1, (13,)), totals=totals, raw=raw)
-
-
 def raw_for(*rewards):
     """Return the raw score that is mapped to each reward."""
     return tuple((reward - 0.05) / 0.95 for reward in rewards)
 
 
-def credited(scored, credit, *, prm_weight=0.5):
-    return turn_advantages(scored, scheme=credit, prm_weight=prm_weight)
+def credited(scored, credit):
+    return turn_advantages(scored, scheme=credit, prm_weight=0.5)
 
 
 def samples_for(scored, credit):
@@ -87,15 +70,6 @@ def test_centered_credit_ignores_the_scores_and_is_recorded():
     assert {turn.same_steps for turn in turns} == {(0.75, -0.25, -0.25, -0.25)}
     credit = attempts[0].credit
     assert (credit.scheme, credit.weight, credit.totals.mean) == ("outcome_centered", 0.0, 0.25)
-
-
-def test_gated_credit_adds_the_weighted_score_normalized_over_the_group():
-    # Pool 0.2 0.8 0.5: mean 0.5, sample std 0.3.
-    scored = make_pair(raw=(raw_for(0.2, 0.8), raw_for(0.5)))
-    found = credited(scored, "outcome_gated", prm_weight=0.5)
-    assert found[0] == pytest.approx([Z - 0.5, Z + 0.5], abs=1e-5)
-    assert found[1] == pytest.approx([-Z], abs=1e-5)
-    assert credited(scored, "outcome_gated", prm_weight=0.1)[0][1] == pytest.approx(Z + 0.1, abs=1e-5)
 
 
 @pytest.mark.parametrize("credit", CREDITS)

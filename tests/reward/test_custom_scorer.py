@@ -11,14 +11,14 @@ from configs.learner import LearnerConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from envs.types import Task
-from learner.credit import assign_credit, group_normalized
 from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.scorers import score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
 from rollout.filters import ending_of
-from rollout.types import Completion, Group, Trajectory, Turn
+from rollout.types import Group, Trajectory
 from tests.changed import replace
+from tests.reward.test_step_text import completion, sampled
 
 MODULE = "custom_scorers_of_the_test"
 SCORERS = """
@@ -114,13 +114,8 @@ def task(name, **further):
 
 
 def attempt(task, answer, *texts, index=0):
-    turns = tuple(turn(number, text) for number, text in enumerate(texts))
+    turns = tuple(sampled(tuple(range(number + 2)), completion(text)) for number, text in enumerate(texts))
     return Trajectory(id=f"g/{index}", group_id="g", task=task, turns=turns, answer=answer, stop_reason="answered")
-
-
-def turn(number, text):
-    completion = Completion(token_ids=(7, 1), logprobs=(-0.5, -0.5), text=text, finish_reason="stop", policy_version=0)
-    return Turn.of(role="planner", prompt_token_ids=tuple(range(number + 2)), completion=completion, trainable=True)
 
 
 def judged(name, *answers):
@@ -189,12 +184,10 @@ def test_attempts_of_a_group_are_scored_concurrently():
     assert judged("together", "a", "b").outcomes == [1.0, 1.0]
 
 
-def test_scores_between_zero_and_one_give_signal_and_advantages():
+def test_scores_between_zero_and_one_give_signal():
     scored = judged("by_length", "aa", "aaaa", "aaaaaa", "aaaaaaaa")
     assert scored.outcomes == [0.2, 0.4, 0.6, 0.8]
     assert ending(scored) == "ready"
-    # Mean 0.5, sample deviation 0.2582.
-    assert group_normalized(scored.totals) == pytest.approx([-1.1619, -0.3873, 0.3873, 1.1619], abs=1e-3)
     summary = group_summary(scored, duration_s=0.0, prm_s=0.0)
     assert (summary.right, summary.scored) == (pytest.approx(2.0), 4)
     assert ending(judged("by_length", "aa", "bb")) != "ready"
@@ -226,14 +219,8 @@ def raw_of(group):
     return tuple(tuple(turn.score for turn in trajectory.planner_turns) for trajectory in group.trajectories)
 
 
-def test_scores_of_turns_are_credited_in_addition_to_the_outcome():
-    scored = turns_judged("looked")
-    assert raw_of(scored) == ((1.0, 0.0), (0.0, 0.0))
-    assign_credit(scored, scheme="outcome_gated", prm_weight=0.5)
-    first, second = ([turn.advantage for turn in trajectory.planner_turns] for trajectory in scored.trajectories)
-    # Outcomes 1 and 0: +-0.7071. Pool 1, 0, 0, 0: mean 0.25, sample deviation 0.5, so +1.5 and -0.5, half of each.
-    assert first == pytest.approx([0.7071 + 0.75, 0.7071 - 0.25], abs=1e-3)
-    assert second == pytest.approx([-0.7071 - 0.25, -0.7071 - 0.25], abs=1e-3)
+def test_scores_of_turns_are_kept_with_their_turns():
+    assert raw_of(turns_judged("looked")) == ((1.0, 0.0), (0.0, 0.0))
     assert raw_of(turns_judged("turns_later")) == ((None, 0.5), (None, 0.5))
 
 

@@ -138,17 +138,6 @@ PRICED = {
 """The bound of a request is 100 prompt tokens and 100 written ones: $2."""
 
 
-async def test_the_budget_stops_before_the_request():
-    with FakeChatServer(says("ok", read=100, written=50)) as server:
-        client = client_of(server, **PRICED, max_cost_usd=3.5)
-        await client.complete(PROMPT)
-        await client.complete(PROMPT)
-        with pytest.raises(BudgetExceededError, match=r"label\.judge\.max_cost_usd"):
-            await client.complete(PROMPT)
-    assert len(server.requests) == 2
-    assert client.spent.cost_usd == pytest.approx(3.0)
-
-
 async def test_parallel_requests_do_not_exceed_the_budget():
     with FakeChatServer(Answer(completion(read=100, written=100), delay_s=0.05)) as server:
         client = client_of(server, **PRICED, max_cost_usd=5.0)
@@ -171,9 +160,7 @@ async def test_a_cancelled_request_is_charged_at_its_bound():
     [
         {"num_votes": 2},
         {"max_cost_usd": float("nan")},
-        {"base_url": "ftp://host/v1"},
         {"base_url": "https://user:word@host/v1"},
-        {"base_url": "https://host/v1?key=1"},
         {"base_url": "http://host/v1", "api_key_env": "KEY"},
         {"base_url": "https://host/v1", "api_key_env": "KEY", "price_per_million_input_tokens": 1},
     ],

@@ -1,14 +1,14 @@
-import time
 from collections import Counter
 
 import pytest
 
 from configs.learner import LearnerConfig
-from envs.types import Task, ToolCall, ToolResult
+from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, group_summary
 from reward.statistics import group_facts, rollout_metrics
-from rollout.types import Completion, Group, StepScores, Trajectory, Turn
+from rollout.types import Group, StepScores
 from tests.changed import replace
+from tests.reward.test_step_text import decided, make_trajectory
 
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 
@@ -33,26 +33,13 @@ class ScriptedPrm:
         )
 
 
-def make_turn():
-    completion = Completion(token_ids=(5,), logprobs=(-1.0,), text="x", finish_reason="stop", policy_version=1)
-    return Turn.of(
-        role="planner",
-        prompt_token_ids=(1,),
-        completion=completion,
-        trainable=True,
-        tool_call=ToolCall(name="think", arguments="x"),
-        tool_result=ToolResult(text="ok"),
-    )
-
-
-def make_group(*answers, num_turns=2):
+def make_group(*answers):
     """Return a group; the answer `broken` is of a trajectory that the infrastructure ended after its turns."""
     trajectories = [
-        Trajectory(
-            id=f"g/{index}",
-            group_id="g",
+        make_trajectory(
+            *(decided("think", "x", "ok") for _ in range(2)),
             task=TASK,
-            turns=tuple(make_turn() for _ in range(num_turns)),
+            id=f"g/{index}",
             answer=None if answer == "broken" else answer,
             stop_reason="infrastructure" if answer == "broken" else "answered",
         )
@@ -91,7 +78,7 @@ async def test_group_without_signal_is_not_sent_to_the_prm(answers):
 async def test_group_with_a_filtered_attempt_and_without_signal_is_not_sent_to_the_prm():
     prm, group = ScriptedPrm(), make_group("42", "1")
     right, wrong = group.trajectories
-    cut = replace(wrong, turns=(replace(make_turn(), finish_reason="length"),))
+    cut = replace(wrong, turns=(replace(wrong.turns[0], finish_reason="length"),))
     outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100)
     await GroupJudge(outcome, prm.score_group).judge(
         replace(group, trajectories=(right, replace(right, id="g/2"), cut))
@@ -111,23 +98,6 @@ async def test_transient_errors_are_retried_and_then_the_group_stays_unscored(nu
 async def test_other_errors_propagate():
     with pytest.raises(BusyError):
         await judged(make_judge(ScriptedPrm(BusyError()), transient=()), make_group("42", "1"))
-
-
-async def test_waiting_time_is_that_of_step_scores_alone():
-    class SlowOutcome(OutcomeReward):
-        def score(self, trajectory):
-            time.sleep(0.2)
-            return super().score(trajectory)
-
-    judge = GroupJudge(
-        SlowOutcome(LearnerConfig(), max_turn_tokens=100),
-        ScriptedPrm(BusyError()).score_group,
-        transient=(BusyError,),
-        delays_s=(0.1,),
-    )
-    started = time.monotonic()
-    waited_s = await judge.judge(make_group("42", "1"))
-    assert 0.1 <= waited_s <= time.monotonic() - started - 0.2
 
 
 async def test_summary_holds_the_facts_of_a_group():

@@ -25,19 +25,11 @@ def path(tmp_path):
     return tmp_path / "labels.jsonl"
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        make_label(),
-        make_label(votes=(), details={}),
-        make_label(score=0.0, details={"reason": 'a "quote",\na newline, \u2028 and 苹果'}),
-        make_label(score=1 / 3),
-    ],
-    ids=["whole", "without votes", "any text", "no short number"],
-)
-def test_labels_are_read_as_written(path, label):
-    append_label(path, label)
-    assert list(read_labels(path)) == [label]
+def test_labels_are_read_as_written(path):
+    labels = [make_label(), make_label(score=1 / 3, details={"reason": 'a "quote",\na newline, \u2028 and 苹果'})]
+    for label in labels:
+        append_label(path, label)
+    assert list(read_labels(path)) == labels
 
 
 def test_labels_of_another_schema_are_rejected(path):

@@ -15,21 +15,15 @@ from learner.packing import group_samples
 from reward.judging import OutcomeReward, soft_overlong_penalty
 from reward.statistics import rollout_metrics
 from rollout.filters import ending_of
-from rollout.types import Completion, Group, StepScores, Trajectory, Turn
+from rollout.types import Group, StepScores, Trajectory
+from tests.reward.test_step_text import completion, sampled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
 
 
 def make_turn(*, prompt=(1, 2), num_tokens=3, cut=False):
-    completion = Completion(
-        token_ids=tuple(range(10, 10 + num_tokens)),
-        logprobs=(-1.0,) * num_tokens,
-        text="x",
-        finish_reason="length" if cut else "stop",
-        policy_version=1,
-    )
-    return Turn.of(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
+    return sampled(prompt, completion("x", tuple(range(10, 10 + num_tokens)), "length" if cut else "stop"))
 
 
 def make_trajectory(answer="42", *, stop_reason="answered", index=0, **turn):

@@ -85,10 +85,6 @@ def toy_data(indices, *, seed=0):
     return data
 
 
-def test_untrained_prm_scores_one_half(model_path):
-    assert set(make_prm(model_path, trained=False).score(some_steps(2))) == {0.5}
-
-
 @pytest.mark.parametrize(("float32", "tolerance"), [(True, 1e-6), (False, ROUNDING)])
 def test_score_does_not_depend_on_batch_mates(model_path, float32, tolerance):
     prm, steps = make_prm(model_path, float32=float32), some_steps()
@@ -106,10 +102,10 @@ def test_score_does_not_depend_on_later_steps(model_path):
         assert largest_change(whole[:length], prm.score(make_steps(*turns[:length]))) < 1e-6
 
 
-def test_saved_prm_loads_with_equal_scores_and_digest(model_path, tmp_path):
-    steps, prm = some_steps(), make_prm(model_path, num_layers=1)
+def test_saved_prm_loads_with_equal_scores_and_digest(llama_path, tmp_path):
+    steps, prm = some_steps(), make_prm(llama_path, num_layers=1)
     prm.save(tmp_path / "prm", labeller="plan")
-    loaded = make_prm(model_path, seed=1, num_layers=1)
+    loaded = make_prm(llama_path, seed=1, num_layers=1)
     assert loaded.score(steps) != prm.score(steps)
     loaded.load(tmp_path / "prm")
     assert loaded.score(steps) == prm.score(steps)
@@ -118,8 +114,8 @@ def test_saved_prm_loads_with_equal_scores_and_digest(model_path, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["prm"]
 
 
-def test_saved_prm_uses_device_and_threads_of_the_current_recipe(model_path, tmp_path):
-    make_prm(model_path, num_layers=1, max_tokens=64).save(tmp_path / "prm")
+def test_saved_prm_uses_device_and_threads_of_the_current_recipe(llama_path, tmp_path):
+    make_prm(llama_path, num_layers=1, max_tokens=64).save(tmp_path / "prm")
     current = PrmConfig(device="cuda", num_threads=5, microbatch_tokens=77)
     settings = prm_settings(tmp_path / "prm", current)
     assert (settings.device, settings.num_threads, settings.microbatch_tokens) == ("cuda", 5, 77)
@@ -156,10 +152,10 @@ def test_broken_weights_are_an_error_and_never_a_score(llama_path, value):
         prm.score(some_steps(1))
 
 
-def test_training_lowers_the_loss_and_orders_held_out_steps(model_path, monkeypatch):
+def test_training_lowers_the_loss_and_orders_held_out_steps(llama_path, monkeypatch):
     monkeypatch.setattr(training, "BATCH_TASKS", 8)
     monkeypatch.setattr(training, "JUNK_SHARE", 0)
-    prm = make_prm(model_path, trained=False, learning_rate=4e-3, num_epochs=6)
+    prm = make_prm(llama_path, trained=False, learning_rate=4e-3, num_epochs=6)
     data = toy_data(range(96))
     losses = list(train_prm(prm, data, seed=0))
     assert len(losses) == num_batches(data, num_epochs=6) == 72

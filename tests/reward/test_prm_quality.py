@@ -9,7 +9,6 @@ from envs.types import Task
 from reward.prm.decoys import CANARIES
 from reward.prm.quality import (
     auroc,
-    average_ranks,
     clustered_interval,
     evaluate_prm,
     mse,
@@ -31,10 +30,6 @@ def near(value):
 def test_mse_by_hand():
     # Errors .1, -.1, .1, -.1, .1, -.2.
     assert mse(LABEL, PRED) == near(0.09 / 6)
-
-
-def test_equal_values_share_the_mean_of_their_ranks():
-    assert list(average_ranks(np.array([3.0, 1.0, 3.0, 2.0]))) == [3.5, 1.0, 3.5, 2.0]
 
 
 def test_spearman_uses_average_ranks():

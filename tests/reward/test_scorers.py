@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.datasets import game24
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import generate
 from envs.types import Task
@@ -314,39 +313,11 @@ def test_no_text_makes_a_scorer_raise(text, formula):
     assert same_number({"text": formula, "gold": "27"}) in (True, False)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "answer", "gold"),
-    [
-        ("bamboogle", "James Madison", "james madison"),
-        ("2wiki", "yes", "yes"),
-        ("hotpotqa", "U2", "U2"),
-        ("musique", "1932", "1932"),
-        ("gaia", "$17", "17"),
-        ("aime24", "\\boxed{025}", "25"),
-        ("amc23", "27.0", "27"),
-        ("game24", "(1+1+1)×8 = 24", "1 1 1 8"),
-        ("gpqa", "(C)", CHOICE),
-        ("medqa", "C", CHOICE),
-    ],
-)
-def test_every_benchmark_has_its_scorer(dataset, answer, gold):
-    task = Task(id="1", dataset=dataset, question="?", answer=gold)
-    assert score_answer(task, answer) == 1.0
-    assert score_answer(task, None) == 0.0
-    assert score_answer(task, "something else entirely") == 0.0
-
-
 def test_only_short_answers_have_partial_credit():
     task = Task(id="1", dataset="musique", question="?", answer="George Sarton")
     assert partial_credit(task, "Sarton") == pytest.approx(2 / 3)
     assert partial_credit(task, None) == 0.0
     assert partial_credit(Task(id="1", dataset="medqa", question="?", answer=CHOICE), "C") is None
-
-
-def test_every_solution_of_the_solver_scores():
-    tasks = game24.generate_game24(split="train", count=150, seed=0)
-    for task in tasks:
-        assert score_answer(task, game24.solve([int(n) for n in task.answer.split()])) == 1.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

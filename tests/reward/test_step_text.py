@@ -12,25 +12,23 @@ from tests.changed import replace
 TASK = Task(id="t1", dataset="lookup", question="What do 3 crates of iron bolts weigh?", answer="141")
 
 
-def completion(text="raw"):
-    return Completion(token_ids=(7,), logprobs=(-0.5,), text=text, finish_reason="stop", policy_version=1)
+def completion(text="raw", token_ids=(7,), finish_reason="stop"):
+    logprobs = (-0.5,) * len(token_ids)
+    return Completion(token_ids=token_ids, logprobs=logprobs, text=text, finish_reason=finish_reason, policy_version=1)
+
+
+def sampled(prompt, reply, **decided):
+    """Return a turn of the planner."""
+    return Turn.of(role="planner", prompt_token_ids=prompt, completion=reply, trainable=True, **decided)
 
 
 def decided(action, action_input, result="", *, thought="t", error=None):
-    return Turn.of(
-        role="planner",
-        prompt_token_ids=(1,),
-        completion=completion(),
-        trainable=True,
-        thought=thought,
-        tool_call=ToolCall(name=action, arguments=action_input),
-        tool_result=ToolResult(text=result, error=error),
-    )
+    call, result = ToolCall(name=action, arguments=action_input), ToolResult(text=result, error=error)
+    return sampled((1,), completion(), thought=thought, tool_call=call, tool_result=result)
 
 
 def malformed(text, reason="not one complete JSON object"):
-    reply = completion(text)
-    return Turn.of(role="planner", prompt_token_ids=(1,), completion=reply, trainable=True, format_error=reason)
+    return sampled((1,), completion(text), format_error=reason)
 
 
 def checked():
@@ -43,12 +41,9 @@ def make_trajectory(*turns, task=TASK, id="g1/0", answer="141", stop_reason="ans
     )
 
 
-def replied(prompt, sampled, heard, text):
+def replied(prompt, token_ids, heard, text):
     """Return a turn of a custom agent."""
-    completion = Completion(
-        token_ids=sampled, logprobs=(-0.5,) * len(sampled), text=text, finish_reason="stop", policy_version=1
-    )
-    return Turn.of(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True, heard=heard)
+    return sampled(prompt, completion(text, token_ids), heard=heard)
 
 
 CONVERSATION = make_trajectory(

@@ -1,27 +1,20 @@
 """A process reward model that likes padding, or knows nothing, must not destroy accuracy."""
 
 from functools import cache
-from itertools import accumulate
 from statistics import fmean
 
-import numpy as np
 import pytest
 
-from learner.credit import outcome_gated, pooled
+from learner.credit import outcome_gated
 from reward.prm import alarms
 from reward.prm.alarms import HackingMonitor
-from tests.reward.padding_world import MAX_STEPS, NEEDED, accuracy, monitored, softmax, train
+from tests.reward.padding_world import monitored, train
 
 SEEDS = range(3)
 
 
 def gated(weight):
     return lambda outcomes, scores: outcome_gated(outcomes, scores, weight=weight)
-
-
-def prm_only(outcomes, scores):
-    """No gate: a step is worth the normalised scores still to come (DeepSeekMath, arXiv 2402.03300, 4.1.3)."""
-    return [list(accumulate(reversed(steps)))[::-1] for steps in pooled(scores)]
 
 
 @cache
@@ -33,26 +26,9 @@ def accuracies(advantages_of, *, padding):
     return [train(advantages_of, padding=padding, seed=seed) for seed in SEEDS]
 
 
-def test_accuracy_of_the_untrained_policy_is_as_computed_by_hand():
-    # The third work comes at step k after k - 3 paddings in any places: comb(k - 1, 2) / 3**k. From then on only the
-    # answer (1 / 3) ends it; everything else (2 / 3) waits.
-    third = {3: 1 / 27, 4: 3 / 81, 5: 6 / 243}
-    expected = sum(third[k] * (2 / 3) ** wait / 3 for k in third for wait in range(MAX_STEPS - k))
-    assert accuracy(softmax(np.zeros((NEEDED + 1, 3)))) == pytest.approx(expected)
-
-
-def test_outcome_alone_solves_the_toy():
-    assert outcome_only() > 0.95
-
-
 @pytest.mark.parametrize("padding", [0.3, 0.6, 0.85, "random"])
 def test_gated_credit_keeps_the_accuracy_of_outcome_only(padding):
-    assert min(accuracies(gated(0.5), padding=padding)) > outcome_only() - 0.03
-
-
-def test_prm_alone_collapses_where_padding_scores_above_work():
-    """Without the gate the policy pads and never answers."""
-    assert max(accuracies(prm_only, padding=0.85)) < 0.05
+    assert min(accuracies(gated(0.5), padding=padding)) > outcome_only() - 0.03 > 0.92
 
 
 def test_weight_without_alarms_fails_where_padding_scores_above_everything():
