@@ -130,7 +130,7 @@ def collect(*given: Given, adapter: Adapter = None) -> None:
     """Collect trajectories of the base model or of an adapter, to label them."""
     config = acting_config(given, draws_tasks=True)
     checkpoint = checkpoint_of(adapter)
-    from ray_jobs.phases.collect import run_collect
+    from ray_jobs.prm import run_collect
 
     run_collect(config, checkpoint)
 
@@ -143,7 +143,7 @@ def label(
     """Label the steps of the collected trajectories."""
     config = run_config(given)
     checkpoint = checkpoint_of(adapter)
-    from ray_jobs.phases.label import run_label
+    from ray_jobs.prm import run_label
 
     run_label(config, checkpoint, dry_run=dry_run)
 
@@ -151,7 +151,7 @@ def label(
 def train_prm(*given: Given) -> None:
     """Train a process reward model on the labels, and measure its quality."""
     config = run_config(given)
-    from ray_jobs.phases.prm import run_train_prm
+    from ray_jobs.prm import run_train_prm
 
     run_train_prm(config)
 

@@ -11,7 +11,7 @@ from envs.sandbox import SandboxState
 from ray_jobs.run.summary import POLICIES, held_out_rates
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import LineChart, Point, Rate, write_page
-from ray_jobs.viewer.rows import read_json_if_there
+from ray_jobs.viewer.run import read_json_if_there
 from rollout.codec import read_trajectories
 from rollout.filters import SOLVED
 from rollout.records import read_records

@@ -21,8 +21,7 @@ from starlette.routing import Route
 from configs.api_keys import LOOPBACK_HOSTS
 from configs.errors import UserError
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
-from ray_jobs.viewer.rows import Row
-from ray_jobs.viewer.run import ViewedRun, paired
+from ray_jobs.viewer.run import Row, ViewedRun, paired
 
 STATIC = Path(__file__).with_name("static")
 MAX_PAGE = 500
