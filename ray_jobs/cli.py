@@ -291,7 +291,7 @@ def serve(
 ) -> None:
     """Create a model in a running Ollama from an export, and try it."""
     config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
-    from ray_jobs.serve import run_serve
+    from ray_jobs.export import run_serve
 
     run_serve(config, export)
 

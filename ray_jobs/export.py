@@ -1,5 +1,6 @@
-"""Export a policy: a merged Hugging Face model, a GGUF file, a Modelfile, and a manifest of their origin."""
+"""Export of a policy: a merged Hugging Face model, a GGUF file, a Modelfile and a manifest; and its use by Ollama."""
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from configs.errors import UserError, reason
+from configs.errors import UserError, reason, visible
 from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
@@ -25,9 +26,11 @@ from ray_jobs.gguf import go_template, measure_gap, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
 from rollout.agent.agent import build_chat
-from rollout.agent.planner import opening, planner_grammar
-from rollout.engines.served import PLAIN_SAMPLING
+from rollout.agent.planner import FormatError, opening, parse_decision, planner_grammar, planner_schema
+from rollout.engines.engine import BackendError, GenerationRequest
+from rollout.engines.served import PLAIN_SAMPLING, OllamaEngine
 from rollout.files import named
+from rollout.types import Message
 
 MANIFEST = "export.json"
 PROMPT_SEED = 2_000_000
@@ -169,3 +172,60 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} is not a complete export ({reason(error)}); run `agentflow export` again") from error
     return manifest
+
+
+def run_serve(config: RunConfig, folder: Path) -> None:
+    """Create the model and ask it for one decision.
+
+    Args:
+        config: The recipe that trained the planner, for its tools; `backend` is the Ollama to use.
+        folder: An export with a GGUF file.
+
+    Raises:
+        UserError, BackendError: The export is unusable, or the served model does not answer as a planner.
+    """
+    console = Console()
+    manifest = read_export(folder, ())
+    gguf, agent = manifest.get("gguf"), manifest.get("source", {}).get("agent", "planner")
+    if gguf is None:
+        raise UserError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
+    if agent != "planner":
+        raise UserError(
+            f"{folder} was trained with agent.type = '{agent}', and `agentflow serve` tries planners only; run such an "
+            "agent with `agentflow solve`, or serve the export with any model server"
+        )
+    read_export(folder, (gguf["file"],))
+    backend = config.backend
+    if backend.type != "ollama":
+        raise UserError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
+    ((system, user),) = planner_openings(config, 1)
+    engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+    with console.status(f"sending {gguf['file']} to {backend.base_url}"):
+        asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))
+    with console.status("waiting for a decision"):
+        text = asyncio.run(_first_decision(engine, config, system, user))
+    console.print(
+        f"{backend.base_url} serves '{backend.model}'; it answers a held-out task with {visible(text)}", markup=False
+    )
+    console.print(f"try it: agentflow solve QUESTION --backend ollama:{backend.model}", markup=False)
+
+
+async def _first_decision(engine: OllamaEngine, config: RunConfig, system: str, user: str) -> str:
+    actions, schemas = config.envs.actions, function_schemas(config.envs)
+    completion = await engine.generate(
+        GenerationRequest(
+            trajectory_id="serve",
+            prompt_token_ids=(),
+            max_tokens=config.rollout.max_turn_tokens,
+            temperature=0.0,
+            messages=(Message(role="system", content=system), Message(role="user", content=user)),
+            json_schema=planner_schema(actions, schemas),
+        )
+    )
+    try:
+        return parse_decision(completion.text, actions, schemas).to_json()
+    except FormatError as error:
+        raise BackendError(
+            f"the served model does not answer as a planner: {error}; it wrote {completion.text[:200]!r}; check the "
+            "export, and that the recipe is the one that trained it"
+        ) from None
