@@ -16,7 +16,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.validators import Number
 
 from configs.errors import UserError, printable
 from ray_jobs.cli_options import (
@@ -270,16 +269,12 @@ def export(
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
     format: Annotated[Formats, Parameter(help="what to write")] = "hf,gguf",
     quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
-    prompts: Annotated[
-        int,
-        Parameter(metavar="N", help="planner prompts that measure the quantization; 0: none", validator=Number(gte=0)),
-    ] = 8,
     recipe: Annotated[File, Parameter(help="recipe of a checkpoint outside of a run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
     from ray_jobs.export import run_export
 
-    run_export(source, recipe, to, formats=format.split(","), quantization=quantize, num_prompts=prompts)
+    run_export(source, recipe, to, formats=format.split(","), quantization=quantize)
 
 
 def serve(

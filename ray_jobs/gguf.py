@@ -1,7 +1,7 @@
-"""GGUF files and Modelfiles for Ollama and llama.cpp, and how much quantization changes a policy."""
+"""GGUF files and chat templates for Ollama and llama.cpp."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +14,8 @@ from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
-    from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-    from xgrammar import CompiledGrammar
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-Prompt = tuple[int, ...]
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _FINE = ("bf16", "f16", "q8_0")
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
@@ -225,79 +222,3 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
             "splits text differently; export it with --format hf"
         )
     return name
-
-
-def measure_gap(
-    merged: Path, gguf: Path, prompts: Sequence[Prompt], *, grammar: str, max_new_tokens: int
-) -> dict[str, float]:
-    """Compare a merged model with its GGUF file on the greedy answers of the merged model under a grammar.
-
-    The result has the mean difference of the log-probs of the written tokens, the mean KL divergence per token from
-    the merged model's distribution to the file's (both in nats, of the whole vocabulary at temperature 1), and the
-    prompts for which the file writes exactly the same answer. One model is in memory at a time, in float32.
-    """
-    import torch
-    import xgrammar
-    from transformers import AutoConfig, AutoTokenizer
-
-    vocab_size = int(AutoConfig.from_pretrained(merged).vocab_size)
-    info = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(merged), vocab_size=vocab_size)
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
-
-    def run(path: Path, scored: list[Prompt] | None = None) -> "tuple[list[Prompt], Tensor]":
-        model = load_model(path)
-        answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
-        pairs = zip(prompts, scored or answers, strict=True)
-        return answers, torch.cat([_logprobs(model, prompt, answer) for prompt, answer in pairs])
-
-    answers, reference = run(merged)
-    file_answers, quantized = run(gguf, answers)
-    written = torch.tensor([token for answer in answers for token in answer])[:, None]
-    return {
-        "num_prompts": len(prompts),
-        "mean_abs_logprob": float((reference.gather(1, written) - quantized.gather(1, written)).abs().mean()),
-        "mean_kl": float((reference.exp() * (reference - quantized)).sum(dim=1).mean()),
-        "same_answers": sum(answer == other for answer, other in zip(answers, file_answers, strict=True)),
-    }
-
-
-def load_model(path: Path) -> "PreTrainedModel":
-    """Load a model folder or a GGUF file in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    folder, options = path, dict[str, object]()
-    if path.suffix == ".gguf":
-        folder, options = path.parent, {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    return model.eval()
-
-
-def greedy_answer(
-    model: "PreTrainedModel", prompt: Prompt, max_new_tokens: int, grammar: "CompiledGrammar | None" = None
-) -> Prompt:
-    """Return the token ids that the model writes greedily, with its end token; optionally under a grammar."""
-    import torch
-    from xgrammar.contrib.hf import LogitsProcessor
-
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            logits_processor=[LogitsProcessor(grammar)] if grammar is not None else None,
-            # A single answer is never padded. The model may have several end tokens, but the pad must be one.
-            pad_token_id=0,
-        )
-    return tuple(output[0, len(prompt) :].tolist())
-
-
-def _logprobs(model: "PreTrainedModel", prompt: Prompt, answer: Prompt) -> "Tensor":
-    """Return `[len(answer), V]`: the distribution of each token of the answer."""
-    import torch
-
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits.float(), dim=-1)
