@@ -56,7 +56,7 @@ def run_export(source: str, recipe: Path | None, target: Path, *, formats: Seque
         check_trained_alike(checkpoint, config, model_path)
     with named(target), whole_folder(target) as partial:
         merged = partial / "hf"
-        manifest: dict[str, Any] = {"source": _origin(config, checkpoint, model_path), "gguf": None}
+        manifest: dict[str, object] = {"source": _origin(config, checkpoint, model_path), "gguf": None}
         with console.status("merging"):
             adapter = (checkpoint / "adapter.safetensors").read_bytes() if checkpoint else None
             rank, alpha, dtype = config.model.lora_rank, config.model.lora_alpha, config.rollout.engine.precision
@@ -86,7 +86,7 @@ def find_source(source: str, recipe: Path | None) -> tuple[RunConfig, Path, Path
     raise UserError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
 
 
-def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str) -> dict[str, Any]:
+def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str) -> dict[str, object]:
     gguf = folder / f"model-{quantization}.gguf"
     write_gguf(merged, gguf, quantization, name=f"agentflow {config.name}")
     template = go_template(build_chat(merged).pieces)
@@ -97,7 +97,7 @@ def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str
     return {"file": gguf.name, "quantization": quantization, "template": template, "parameters": parameters}
 
 
-def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dict[str, Any]:
+def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dict[str, object]:
     manifest = read_manifest(checkpoint) if checkpoint else None
     return {
         "run": config.name,

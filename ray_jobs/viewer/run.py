@@ -9,13 +9,16 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
 from ray_jobs.run.summary import held_out_rates
 from rollout.codec import SchemaError, flat_record, trajectory_of
 from rollout.filters import SOLVED
 from rollout.records import TOKENIZER, read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Row = dict[str, Any]
 
@@ -153,7 +156,7 @@ def shortened(text: object) -> str | None:
     return whole if len(whole) <= _SHORT else f"{whole[: _SHORT - 1]}…"
 
 
-def read_json_if_there(path: Path) -> dict[str, Any]:
+def read_json_if_there(path: Path) -> Row:
     """Return the JSON object in a file, and an empty one without the file. Raises UserError."""
     return read_json(path) if path.exists() else {}
 
@@ -296,7 +299,7 @@ class ViewedRun:
                 turn["prompt_text"] = self._tokenizer.decode(prompt, skip_special_tokens=False)[:MAX_PROMPT_CHARS]
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def _tokenizer(self) -> "Tokenizer | None":
         from tokenizers import Tokenizer
 
         path = self.folder / TOKENIZER
@@ -328,7 +331,7 @@ def _page(found: list[Row], asked: Asked, offset: int, limit: int) -> Row:
     return {"total": len(rows), "rows": rows[offset : offset + limit]}
 
 
-def _pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+def _pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
     """Return the text of each token; a character of several tokens is that of the last of them."""
     from tokenizers.decoders import DecodeStream
 
@@ -344,7 +347,7 @@ def _pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
     return pieces
 
 
-def prefix_tree(records: Sequence[Mapping[str, Any]]) -> Row:
+def prefix_tree(records: Sequence[Row]) -> Row:
     """Return `order`, the ids of trajectory records from left to right, and `rows`, a list of cells for each step.
 
     A cell represents the attempts with the same decision and result after equal earlier steps. It has `first` and
@@ -378,7 +381,7 @@ def prefix_tree(records: Sequence[Mapping[str, Any]]) -> Row:
     return {"order": order, "rows": rows}
 
 
-def _move(turn: Mapping[str, Any]) -> tuple[str | None, ...]:
+def _move(turn: Row) -> tuple[str | None, ...]:
     # A malformed turn has no decision: only equal texts are equal moves.
     return *(turn[name] for name in _MOVE), turn["text"] if turn["action"] is None else None
 
