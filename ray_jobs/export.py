@@ -152,8 +152,24 @@ def run_serve(config: RunConfig, folder: Path) -> None:
     engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     with console.status(f"sending {gguf['file']} to {backend.base_url}"):
         asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))
+    actions, schemas = config.envs.actions, function_schemas(config.envs)
+    request = GenerationRequest(
+        trajectory_id="serve",
+        prompt_token_ids=(),
+        max_tokens=config.rollout.max_turn_tokens,
+        temperature=0.0,
+        messages=(Message(role="system", content=system), Message(role="user", content=user)),
+        json_schema=planner_schema(actions, schemas),
+    )
     with console.status("waiting for a decision"):
-        text = asyncio.run(_first_decision(engine, config, system, user))
+        reply = asyncio.run(engine.generate(request)).text
+    try:
+        text = parse_decision(reply, actions, schemas).to_json()
+    except FormatError as error:
+        raise BackendError(
+            f"the served model does not answer as a planner: {error}; it wrote {reply[:200]!r}; check the export, and "
+            "that the recipe is the one that trained it"
+        ) from None
     console.print(
         f"{backend.base_url} serves '{backend.model}'; it answers a held-out task with {visible(text)}", markup=False
     )
@@ -176,24 +192,3 @@ def planner_opening(config: RunConfig) -> tuple[str, str]:
         ) from error
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
         return opening(tools, task, config.agent.max_steps, prompt=config.agent.prompt)
-
-
-async def _first_decision(engine: OllamaEngine, config: RunConfig, system: str, user: str) -> str:
-    actions, schemas = config.envs.actions, function_schemas(config.envs)
-    completion = await engine.generate(
-        GenerationRequest(
-            trajectory_id="serve",
-            prompt_token_ids=(),
-            max_tokens=config.rollout.max_turn_tokens,
-            temperature=0.0,
-            messages=(Message(role="system", content=system), Message(role="user", content=user)),
-            json_schema=planner_schema(actions, schemas),
-        )
-    )
-    try:
-        return parse_decision(completion.text, actions, schemas).to_json()
-    except FormatError as error:
-        raise BackendError(
-            f"the served model does not answer as a planner: {error}; it wrote {completion.text[:200]!r}; check the "
-            "export, and that the recipe is the one that trained it"
-        ) from None

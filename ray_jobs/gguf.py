@@ -10,13 +10,13 @@ import numpy as np
 
 from configs.errors import UserError
 from learner.export import WEIGHTS
+from ray_jobs.run.model_folder import ModelShape, read_shape
 from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _FINE = ("bf16", "f16", "q8_0")
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 _GPT2 = {**_BYTES, "use_regex": True}
@@ -60,15 +60,21 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
     import gguf
     from transformers import AutoConfig, AutoTokenizer
 
+    shape = read_shape(model_path / "config.json", name=name)
     config = AutoConfig.from_pretrained(model_path)
-    writer = gguf.GGUFWriter(target, _architecture(config))
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope != "default":
+        raise UserError(
+            f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}'; use --format hf"
+        )
+    writer = gguf.GGUFWriter(target, config.model_type)
     try:
         writer.add_type("model")
         writer.add_name(name)
-        _add_shape(writer, config)
+        _add_shape(writer, config, shape)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{quantization.upper()}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        _add_tokenizer(writer, model_path, AutoTokenizer.from_pretrained(model_path), int(config.vocab_size))
+        _add_tokenizer(writer, model_path, AutoTokenizer.from_pretrained(model_path), shape.vocab)
         for tensor_name, tensor, kind in _tensors(model_path, config, quantization):
             writer.add_tensor(tensor_name, tensor, raw_dtype=kind)
         writer.write_header_to_file()
@@ -76,21 +82,6 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-def _architecture(config: "PreTrainedConfig") -> str:
-    kind = str(config.model_type)
-    if kind not in ARCHITECTURES:
-        raise UserError(
-            f"GGUF export supports {', '.join(ARCHITECTURES)}, and this model is '{kind}'; export it with --format hf"
-        )
-    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
-    if rope != "default" or getattr(config, "use_sliding_window", False):
-        raise UserError(
-            f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}' or a sliding window; "
-            "export it with --format hf"
-        )
-    return kind
 
 
 def _tensors(
@@ -142,20 +133,19 @@ def _type(name: str, shape: tuple[int, ...], quantization: str) -> "GGMLQuantiza
     return chosen if shape[-1] % GGML_QUANT_SIZES[chosen][0] == 0 else GGMLQuantizationType.F16
 
 
-def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig") -> None:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig", shape: ModelShape) -> None:
+    writer.add_context_length(shape.max_positions)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_vocab_size(shape.vocab)
 
 
 def _add_tokenizer(
