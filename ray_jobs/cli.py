@@ -16,7 +16,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.validators import Number
 
 from configs.errors import UserError, printable
 from ray_jobs.cli_options import (
@@ -130,7 +129,7 @@ def collect(*given: Given, adapter: Adapter = None) -> None:
     """Collect trajectories of the base model or of an adapter, to label them."""
     config = acting_config(given, draws_tasks=True)
     checkpoint = checkpoint_of(adapter)
-    from ray_jobs.phases.collect import run_collect
+    from ray_jobs.prm import run_collect
 
     run_collect(config, checkpoint)
 
@@ -143,7 +142,7 @@ def label(
     """Label the steps of the collected trajectories."""
     config = run_config(given)
     checkpoint = checkpoint_of(adapter)
-    from ray_jobs.phases.label import run_label
+    from ray_jobs.prm import run_label
 
     run_label(config, checkpoint, dry_run=dry_run)
 
@@ -151,7 +150,7 @@ def label(
 def train_prm(*given: Given) -> None:
     """Train a process reward model on the labels, and measure its quality."""
     config = run_config(given)
-    from ray_jobs.phases.prm import run_train_prm
+    from ray_jobs.prm import run_train_prm
 
     run_train_prm(config)
 
@@ -270,16 +269,12 @@ def export(
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
     format: Annotated[Formats, Parameter(help="what to write")] = "hf,gguf",
     quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
-    prompts: Annotated[
-        int,
-        Parameter(metavar="N", help="planner prompts that measure the quantization; 0: none", validator=Number(gte=0)),
-    ] = 8,
     recipe: Annotated[File, Parameter(help="recipe of a checkpoint outside of a run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
     from ray_jobs.export import run_export
 
-    run_export(source, recipe, to, formats=format.split(","), quantization=quantize, num_prompts=prompts)
+    run_export(source, recipe, to, formats=format.split(","), quantization=quantize)
 
 
 def serve(
@@ -291,7 +286,7 @@ def serve(
 ) -> None:
     """Create a model in a running Ollama from an export, and try it."""
     config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
-    from ray_jobs.serve import run_serve
+    from ray_jobs.export import run_serve
 
     run_serve(config, export)
 

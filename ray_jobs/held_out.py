@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_unscored
 from ray_jobs.run.summary import POLICIES
-from ray_jobs.side_by_side import side_by_side
 from ray_jobs.statistics import wilson_interval
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
@@ -17,36 +16,22 @@ from rollout.codec import Record, flat_record
 from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
+    from actors.worker_pool import WorkerPool
     from ray_jobs.run.run import Run
+    from rollout.worker import Solver
 
 STEP_PHASE = "held_out"
 """Phase of the attempts between two train steps."""
-
-
-class Attempts(Protocol):
-    """A policy that attempts tasks: a `Solver` in this process, or the workers of a run."""
-
-    @property
-    def max_open(self) -> int:
-        """Attempts that may be open at a time."""
-        ...
-
-    async def attempt(
-        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
-    ) -> Trajectory:
-        """Attempt a task. A failed engine or tool ends the trajectory as `infrastructure`."""
-        ...
-
-
 MAX_ATTEMPTS = 3
 """Attempts at one item whose engine or tools fail, before it stays unscored."""
 
+Item = TypeVar("Item")
 Wanted = tuple[Task, int, str]
 """A task, the seed of its attempt, and the id of its trajectory."""
 
 
 async def attempt_all(
-    policy: Attempts,
+    policy: "Solver | WorkerPool",
     wanted: Sequence[Wanted],
     on_result: Callable[[Trajectory, Record], None],
     *,
@@ -176,3 +161,24 @@ def _note(policy: str, evaluation: Evaluation) -> str:
     solved, unscored = evaluation.solved, evaluation.unscored
     note = f"{policy}: {sum(solved.values()):g} of {len(solved)} held-out tasks right"
     return f"{note}; {len(unscored)} more are unscored, because {why_unscored(evaluation.items)}" if unscored else note
+
+
+async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:
+    """Work on at most `limit` items at a time.
+
+    After an error no item is started, the open ones finish, and the first error is raised.
+    """
+    remaining, failures = iter(items), list[Exception]()
+
+    async def run() -> None:
+        for item in remaining:
+            if failures:
+                return
+            try:
+                await work(item)
+            except Exception as error:
+                failures.append(error)
+
+    await asyncio.gather(*(run() for _ in range(limit)))
+    if failures:
+        raise failures[0]

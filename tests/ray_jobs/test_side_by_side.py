@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from ray_jobs.side_by_side import side_by_side
+from ray_jobs.held_out import side_by_side
 
 
 async def test_after_an_error_open_work_is_finished_and_none_is_started():
