@@ -15,8 +15,8 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-from configs.cluster import ClusterConfig
 from configs.errors import UserError
+from configs.run import ClusterConfig
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge

@@ -27,9 +27,8 @@ import ray
 
 from actors.cluster import PART_LOST, Handle, LearnerLostError, is_lost, reason_of
 from actors.heartbeat import Bound, Heartbeat
-from actors.launch import Cluster, Launcher
+from actors.launch import Cluster, Launcher, worker_bundle
 from actors.learner import call_all
-from actors.placement import worker_bundle
 from configs.errors import UserError
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig

