@@ -74,8 +74,7 @@ def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
 
-    Raises UserError if the folder holds trajectories of another policy, and RunLockError if another process works on
-    the run.
+    Raises UserError if the folder holds trajectories of another policy, or if another process works on the run.
     """
     with LocalRun(config, adapter) as run, locked(run.folder.path):
         tasks = prm_tasks(config)

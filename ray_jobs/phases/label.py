@@ -141,7 +141,7 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
     """Label the steps of the trajectories in `collected/` of the run folder.
 
-    Raises UserError without trajectories, and RunLockError if another process works on the run.
+    Raises UserError without trajectories, or if another process works on the run.
     """
     check_labelling(config)
     check_judge_key(config)

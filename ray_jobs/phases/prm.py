@@ -50,7 +50,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 def run_train_prm(config: RunConfig) -> None:
     """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
 
-    Raises UserError without trajectories or labels, and RunLockError if another process works on the run.
+    Raises UserError without trajectories or labels, or if another process works on the run.
     """
     with LocalRun(config) as run:
         folder = run.folder

@@ -30,14 +30,10 @@ from rollout.records import TOKENIZER, read_json, read_records, whole_lines
 from rollout.types import Trajectory
 
 
-class RunLockError(UserError):
-    """The run's folder cannot be locked; the message says which process holds it, or why."""
-
-
 def lock(folder: Path) -> TextIO:
     """Lock a run folder until the returned file is closed or this process ends.
 
-    Raises RunLockError if another process holds the lock, or the file system has none.
+    Raises UserError if another process holds the lock, or the file system has none.
     """
     file = (folder / ".lock").open("a+")
     try:
@@ -46,10 +42,10 @@ def lock(folder: Path) -> TextIO:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise RunLockError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
+        raise UserError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
     except OSError as error:
         file.close()
-        raise RunLockError(
+        raise UserError(
             f"'{folder}' cannot be locked: {error.strerror}; its file system must support flock: mount it with locks, "
             "or set output_dir=... to another one"
         ) from error
@@ -61,7 +57,7 @@ def lock(folder: Path) -> TextIO:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create a run folder if necessary, and lock it while the body runs. Raises RunLockError."""
+    """Create a run folder if necessary, and lock it while the body runs. Raises UserError."""
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         yield
@@ -141,7 +137,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
     ) -> None:
-        """Lock and open the folder. Raises RunLockError if another process works on the run.
+        """Lock and open the folder. Raises UserError if another process works on the run.
 
         `tell` prints messages, such as of failed trackers.
         """

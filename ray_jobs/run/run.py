@@ -21,8 +21,8 @@ from actors.cluster import (
 )
 from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
+from actors.rollout_worker import WorkerPool
 from actors.supervisor import Supervisor
-from actors.worker_pool import WorkerPool
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.learner import Learner
