@@ -140,11 +140,6 @@ def _start_own(*, dashboard: bool) -> None:
                 raise UserError("Ray did not start within 30 s, three times: this machine is too busy") from error
 
 
-def stop_ray() -> None:
-    """Leave the cluster, and stop it if this run started it."""
-    ray.shutdown()
-
-
 def _join(address: str) -> None:
     # A submitted job already has its environment; Ray rejects a second one.
     submitted = "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ

@@ -150,7 +150,7 @@ class Launcher:
         has_prm_room = builders.prm_base and prm_bundle(config) and not config.shares_card
         self._prm_room = self._near_driver([prm_bundle(config)]) if has_prm_room else None
         self._base: Handle | None = None
-        self._built: list[ray.ObjectRef[Any]] = []
+        self._built: list[ray.ObjectRef[bool]] = []
 
     # --- single parts ----------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -60,7 +60,7 @@ class EngineConfig(Config):
         return self
 
 
-def _read_examples(value: Any) -> Any:
+def _read_examples(value: object) -> object:
     """Replace a path by the examples in the file, so that a run keeps them. Raises ValueError."""
     if not isinstance(value, str):
         return value
@@ -90,7 +90,7 @@ def _example(line: str, place: str) -> str:
         ) from None
 
 
-def _decision(step: Mapping[str, Any]) -> str:
+def _decision(step: Mapping[str, object]) -> str:
     names = ("thought", "action", "action_input")
     return json.dumps({name: step[name] for name in names}, ensure_ascii=False, separators=(",", ":"))
 
@@ -275,7 +275,7 @@ class ServedConfig(ServerConfig):
 
     @model_validator(mode="before")
     @classmethod
-    def _set_default_address(cls, values: Any) -> Any:
+    def _set_default_address(cls, values: object) -> object:
         if not isinstance(values, Mapping) or "base_url" in values:
             return values
         return {**values, "base_url": DEFAULT_URLS.get(str(values.get("type")), "")}
