@@ -209,7 +209,7 @@ def _run(config: "RunConfig") -> None:
 def collect(*given: Given, adapter: Adapter = None) -> None:
     """Collect trajectories of the base model or of an adapter, to label them."""
     config = acting_config(given, draws_tasks=True)
-    from ray_jobs.phases.collect import run_collect
+    from ray_jobs.prm import run_collect
 
     run_collect(config, adapter)
 
@@ -221,7 +221,7 @@ def label(
 ) -> None:
     """Label the steps of the collected trajectories."""
     config = run_config(given)
-    from ray_jobs.phases.label import run_label
+    from ray_jobs.prm import run_label
 
     run_label(config, adapter, dry_run=dry_run)
 
@@ -229,7 +229,7 @@ def label(
 def train_prm(*given: Given) -> None:
     """Train a process reward model on the labels, and measure its quality."""
     config = run_config(given)
-    from ray_jobs.phases.prm import run_train_prm
+    from ray_jobs.prm import run_train_prm
 
     run_train_prm(config)
 
@@ -351,16 +351,12 @@ def export(
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
     format: Annotated[Literal["hf", "gguf", "hf,gguf"], Parameter(help="what to write")] = "hf,gguf",
     quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
-    prompts: Annotated[
-        int,
-        Parameter(metavar="N", help="planner prompts that measure the quantization; 0: none", validator=Number(gte=0)),
-    ] = 8,
     recipe: Annotated[File, Parameter(help="recipe of a checkpoint outside of a run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
     from ray_jobs.export import run_export
 
-    run_export(source, recipe, to, formats=format.split(","), quantization=quantize, num_prompts=prompts)
+    run_export(source, recipe, to, formats=format.split(","), quantization=quantize)
 
 
 def serve(
@@ -372,7 +368,7 @@ def serve(
 ) -> None:
     """Create a model in a running Ollama from an export, and try it."""
     config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
-    from ray_jobs.serve import run_serve
+    from ray_jobs.export import run_serve
 
     run_serve(config, export)
 

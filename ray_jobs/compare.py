@@ -23,7 +23,7 @@ from ray_jobs.evaluation import (
 )
 from ray_jobs.run.folder import write_json
 from ray_jobs.statistics import compare_means, compare_paired, items_needed, wilson_interval
-from ray_jobs.viewer.pages import Rate, percent, points, write_page
+from ray_jobs.viewer.pages import Rate, answered, percent, points, write_page
 
 ASKED_GAINS = (0.02, 0.05, 0.1)
 """Differences whose number of items is always reported."""
@@ -81,7 +81,6 @@ def comparison(before: StoredEvaluation, after: StoredEvaluation) -> Comparison:
         "before": before.name,
         "after": after.name,
         "differs_in": before.identity.differences(after.identity),
-        "unproven": sorted({*before.identity.unproven, *after.identity.unproven}),
         "left_out": ["/".join(place) for place in left_out],
         "left_out_because": why_unscored(item for item in items if item.place in left_out),
         "one_seed": one_seed,
@@ -120,12 +119,9 @@ def _table(result: Comparison) -> Table:
 def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEvaluation], result: Comparison) -> Path:
     """Write `report.html` into a folder. Raises OSError."""
     whole = result["all"]
+    answer, kind = answered(whole["gain"], whole["p"])
     if result["differs_in"]:
         answer, kind = f"This cannot be decided: they also differ in {', '.join(result['differs_in'])}.", "unsure"
-    elif whole["p"] >= 0.05:
-        answer, kind = "This comparison does not show it.", "unsure"
-    else:
-        answer, kind = ("Yes.", "better") if whole["gain"] > 0 else ("No, it is worse.", "unsure worse")
     bars = [
         Rate(
             label=title_of(name),

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from configs.envs import EnvsConfig
 from configs.errors import UserError, reason, visible
-from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS, load_benchmark, stem_of
 from envs.datasets.families import FAMILIES
@@ -85,8 +84,6 @@ def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
     if settings.judge:
         check_key("evaluation.judge.api_key_env", settings.judge.api_key_env)
     tasks = evaluation_items(config, request)
-    if beyond := beyond_search(config, request.benchmarks):
-        console.print(f"no tool in envs.actions finds the facts that {', '.join(beyond)} ask for; add wikipedia_search")
     model_path = resolve_model(config.model.path) if config.backend.type == "vllm" else None
     if request.adapter and model_path:
         check_trained_alike(request.adapter, config, model_path)
@@ -157,15 +154,6 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
     return items
 
 
-def beyond_search(config: RunConfig, benchmarks: Sequence[str]) -> list[str]:
-    """Return the benchmarks that ask for facts of the world although no tool of the planner can find them."""
-    actions = set(config.envs.actions) - ({"search"} if config.envs.search == "offline" else set())
-    outside = {"search", "wikipedia_search", "web_search", "google_search", *config.envs.tools}
-    if not isinstance(config.agent, PlannerAgentConfig) or outside & actions:
-        return []
-    return [name for name in benchmarks if BENCHMARKS[name].asks_facts]
-
-
 def _trained_on(adapter: Path | None) -> list[EnvsConfig]:
     """Return the tasks of the run that holds the adapter."""
     run = run_of(adapter) if adapter else None
@@ -229,7 +217,6 @@ def summarize_evaluation(stored: StoredEvaluation) -> Rates:
         "infrastructure_failures": sum(item.broken for item in items),
         "unscored": stored.unscored,
         "benchmarks": benchmarks,
-        "unproven": stored.identity.unproven,
     }
 
 

@@ -144,15 +144,6 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Items times seeds."""
     provenance: dict[str, object]
 
-    @property
-    def unproven(self) -> list[str]:
-        """The names of the facts that a server does not report."""
-        facts = {
-            "quantisation": self.fixed.get("quantisation", ""),
-            "model digest": self.policy.get("model_digest", ""),
-        }
-        return [name for name, value in facts.items() if value is None]
-
     def differences(self, other: "Identity") -> list[str]:
         """Return the names of the fixed parts in which two evaluations differ."""
         return [name for name in self.fixed | other.fixed if self.fixed.get(name) != other.fixed.get(name)]

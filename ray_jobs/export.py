@@ -1,17 +1,17 @@
-"""Export a policy: a merged Hugging Face model, a GGUF file, a Modelfile, and a manifest of their origin."""
+"""Export of a policy: a merged Hugging Face model, a GGUF file, a Modelfile and a manifest; and its use by Ollama."""
 
+import asyncio
 import importlib.metadata
 import json
-import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import chdir, contextmanager
+from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from configs.errors import UserError, reason
+from configs.errors import UserError, reason, visible
 from configs.loading import load_run_config
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
@@ -21,21 +21,21 @@ from envs.tools.function_tool import function_schemas
 from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from learner.export import file_digest, file_digests, write_merged_model
-from ray_jobs.gguf import go_template, measure_gap, write_gguf
+from ray_jobs.gguf import go_template, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
 from rollout.agent.agent import build_chat
-from rollout.agent.planner import opening, planner_grammar
-from rollout.engines.served import PLAIN_SAMPLING
-from rollout.files import named
+from rollout.agent.planner import FormatError, opening, parse_decision, planner_schema
+from rollout.engines.engine import BackendError, GenerationRequest
+from rollout.engines.served import PLAIN_SAMPLING, OllamaEngine
+from rollout.files import named, whole_folder
+from rollout.types import Message
 
 MANIFEST = "export.json"
 PROMPT_SEED = 2_000_000
 
 
-def run_export(
-    source: str, recipe: Path | None, target: Path, *, formats: Sequence[str], quantization: str, num_prompts: int
-) -> None:
+def run_export(source: str, recipe: Path | None, target: Path, *, formats: Sequence[str], quantization: str) -> None:
     """Write the export to the new folder `target`, completely or not at all.
 
     Args:
@@ -44,7 +44,6 @@ def run_export(
         target: The folder to create.
         formats: `hf`, `gguf` or both.
         quantization: The type of the GGUF file's matrices.
-        num_prompts: Planner prompts for measuring the quantization; 0 does not measure it.
     """
     if target.exists():
         raise UserError(f"'{target}' exists; choose another folder, or remove it")
@@ -53,30 +52,24 @@ def run_export(
     # The config's relative paths start in its home.
     with chdir(home):
         model_path = resolve_model(config.model.path)
-        prompts = planner_openings(config, num_prompts) if "gguf" in formats else []
     if checkpoint:
         check_trained_alike(checkpoint, config, model_path)
-    with _whole_folder(target) as partial:
+    with named(target), whole_folder(target) as partial:
         merged = partial / "hf"
-        manifest: dict[str, Any] = {"source": _origin(config, checkpoint, model_path), "gguf": None}
+        manifest: dict[str, object] = {"source": _origin(config, checkpoint, model_path), "gguf": None}
         with console.status("merging"):
             adapter = (checkpoint / "adapter.safetensors").read_bytes() if checkpoint else None
             rank, alpha, dtype = config.model.lora_rank, config.model.lora_alpha, config.rollout.engine.precision
             write_merged_model(model_path, adapter, merged, rank=rank, alpha=alpha, dtype=dtype)
         if "gguf" in formats:
             with console.status(f"writing GGUF in {quantization}"):
-                manifest["gguf"] = _write_gguf(config, merged, partial, quantization, prompts)
+                manifest["gguf"] = _write_gguf(config, merged, partial, quantization)
         if "hf" not in formats:
             shutil.rmtree(merged)
         versions = {name: importlib.metadata.version(name) for name in ("gguf", "transformers", "safetensors")}
         manifest |= {"packages": versions, "files": file_digests(partial)}
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     console.print(f"exported {checkpoint or 'the base model'} to {target}", markup=False)
-    if gap := (manifest["gguf"] or {}).get("gap"):
-        console.print(
-            f"{quantization}: mean |log-prob gap| {gap['mean_abs_logprob']:.4f} nats, mean KL {gap['mean_kl']:.5f}, "
-            f"same greedy answer for {gap['same_answers']} of {gap['num_prompts']} planner prompts"
-        )
 
 
 def find_source(source: str, recipe: Path | None) -> tuple[RunConfig, Path, Path | None]:
@@ -93,45 +86,18 @@ def find_source(source: str, recipe: Path | None) -> tuple[RunConfig, Path, Path
     raise UserError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
 
 
-def _write_gguf(
-    config: RunConfig, merged: Path, folder: Path, quantization: str, openings: Sequence[tuple[str, str]]
-) -> dict[str, Any]:
+def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str) -> dict[str, object]:
     gguf = folder / f"model-{quantization}.gguf"
     write_gguf(merged, gguf, quantization, name=f"agentflow {config.name}")
-    chat = build_chat(merged)
-    template = go_template(chat.pieces)
+    template = go_template(build_chat(merged).pieces)
     parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
     lines = [f"FROM ./{gguf.name}", f'TEMPLATE """{template}"""']
     lines += [f"PARAMETER {name} {value}" for name, value in parameters.items()]
     (folder / "Modelfile").write_text("\n".join(lines) + "\n")
-    gap = None
-    if prompts := [chat.prompt(*texts) for texts in openings]:
-        grammar = planner_grammar(config.envs.actions, function_schemas(config.envs))
-        gap = measure_gap(merged, gguf, prompts, grammar=grammar, max_new_tokens=config.rollout.max_turn_tokens)
-    facts = {"file": gguf.name, "quantization": quantization, "template": template, "parameters": parameters}
-    return facts | {"gap": gap}
+    return {"file": gguf.name, "quantization": quantization, "template": template, "parameters": parameters}
 
 
-def planner_openings(config: RunConfig, count: int) -> list[tuple[str, str]]:
-    """Return the system and user messages of the planner's first turn on held-out tasks; none for a custom agent.
-
-    Raises UserError if no task can be drawn.
-    """
-    if not count or not isinstance(config.agent, PlannerAgentConfig):
-        return []
-    try:
-        own = CustomSources.of(config)
-        tasks = held_out_tasks(config.envs.mix, count=count, seed=config.seed + PROMPT_SEED, custom=own)
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(
-            f"no held-out task can be drawn for a planner prompt: {reason(error)}; start in the folder with the data, "
-            "or export with --prompts 0"
-        ) from error
-    with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        return [opening(tools, task, config.agent.max_steps, prompt=config.agent.prompt) for task in tasks]
-
-
-def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dict[str, Any]:
+def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dict[str, object]:
     manifest = read_manifest(checkpoint) if checkpoint else None
     return {
         "run": config.name,
@@ -146,19 +112,6 @@ def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dic
     }
 
 
-@contextmanager
-def _whole_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `target` if the body succeeds."""
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        with named(target):
-            partial.mkdir(parents=True)
-            yield partial
-            partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
 def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
     """Return the manifest of an export after checking the digests of these files."""
     try:
@@ -169,3 +122,73 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} is not a complete export ({reason(error)}); run `agentflow export` again") from error
     return manifest
+
+
+def run_serve(config: RunConfig, folder: Path) -> None:
+    """Create the model and ask it for one decision.
+
+    Args:
+        config: The recipe that trained the planner, for its tools; `backend` is the Ollama to use.
+        folder: An export with a GGUF file.
+
+    Raises:
+        UserError, BackendError: The export is unusable, or the served model does not answer as a planner.
+    """
+    console = Console()
+    manifest = read_export(folder, ())
+    gguf, agent = manifest.get("gguf"), manifest.get("source", {}).get("agent", "planner")
+    if gguf is None:
+        raise UserError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
+    if agent != "planner":
+        raise UserError(
+            f"{folder} was trained with agent.type = '{agent}', and `agentflow serve` tries planners only; run such an "
+            "agent with `agentflow solve`, or serve the export with any model server"
+        )
+    read_export(folder, (gguf["file"],))
+    backend = config.backend
+    if backend.type != "ollama":
+        raise UserError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
+    system, user = planner_opening(config)
+    engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
+    with console.status(f"sending {gguf['file']} to {backend.base_url}"):
+        asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))
+    actions, schemas = config.envs.actions, function_schemas(config.envs)
+    request = GenerationRequest(
+        trajectory_id="serve",
+        prompt_token_ids=(),
+        max_tokens=config.rollout.max_turn_tokens,
+        temperature=0.0,
+        messages=(Message(role="system", content=system), Message(role="user", content=user)),
+        json_schema=planner_schema(actions, schemas),
+    )
+    with console.status("waiting for a decision"):
+        reply = asyncio.run(engine.generate(request)).text
+    try:
+        text = parse_decision(reply, actions, schemas).to_json()
+    except FormatError as error:
+        raise BackendError(
+            f"the served model does not answer as a planner: {error}; it wrote {reply[:200]!r}; check the export, and "
+            "that the recipe is the one that trained it"
+        ) from None
+    console.print(
+        f"{backend.base_url} serves '{backend.model}'; it answers a held-out task with {visible(text)}", markup=False
+    )
+    console.print(f"try it: agentflow solve QUESTION --backend ollama:{backend.model}", markup=False)
+
+
+def planner_opening(config: RunConfig) -> tuple[str, str]:
+    """Return the system and user message of the planner's first turn on a held-out task.
+
+    Raises UserError if no task can be drawn, or for a custom agent.
+    """
+    if not isinstance(config.agent, PlannerAgentConfig):
+        raise UserError(f"agent.type = '{config.agent.type}': only planners have a first turn to try")
+    try:
+        own = CustomSources.of(config)
+        (task,) = held_out_tasks(config.envs.mix, count=1, seed=config.seed + PROMPT_SEED, custom=own)
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(
+            f"no held-out task can be drawn for a prompt: {reason(error)}; start in the folder with the data"
+        ) from error
+    with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
+        return opening(tools, task, config.agent.max_steps, prompt=config.agent.prompt)

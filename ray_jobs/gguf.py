@@ -1,7 +1,7 @@
-"""GGUF files and Modelfiles for Ollama and llama.cpp, and how much quantization changes a policy."""
+"""GGUF files and chat templates for Ollama and llama.cpp."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,13 @@ import numpy as np
 
 from configs.errors import UserError
 from learner.export import WEIGHTS
+from ray_jobs.run.model_folder import ModelShape, read_shape
 from rollout.chat import ChatPieces, chat_pieces
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
-    from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-    from xgrammar import CompiledGrammar
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-Prompt = tuple[int, ...]
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _FINE = ("bf16", "f16", "q8_0")
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 _GPT2 = {**_BYTES, "use_regex": True}
@@ -63,15 +60,21 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
     import gguf
     from transformers import AutoConfig, AutoTokenizer
 
+    shape = read_shape(model_path / "config.json", name=name)
     config = AutoConfig.from_pretrained(model_path)
-    writer = gguf.GGUFWriter(target, _architecture(config))
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope != "default":
+        raise UserError(
+            f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}'; use --format hf"
+        )
+    writer = gguf.GGUFWriter(target, config.model_type)
     try:
         writer.add_type("model")
         writer.add_name(name)
-        _add_shape(writer, config)
+        _add_shape(writer, config, shape)
         writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{quantization.upper()}"])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-        _add_tokenizer(writer, model_path, AutoTokenizer.from_pretrained(model_path), int(config.vocab_size))
+        _add_tokenizer(writer, model_path, AutoTokenizer.from_pretrained(model_path), shape.vocab)
         for tensor_name, tensor, kind in _tensors(model_path, config, quantization):
             writer.add_tensor(tensor_name, tensor, raw_dtype=kind)
         writer.write_header_to_file()
@@ -79,21 +82,6 @@ def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) 
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-def _architecture(config: "PreTrainedConfig") -> str:
-    kind = str(config.model_type)
-    if kind not in ARCHITECTURES:
-        raise UserError(
-            f"GGUF export supports {', '.join(ARCHITECTURES)}, and this model is '{kind}'; export it with --format hf"
-        )
-    rope = str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
-    if rope != "default" or getattr(config, "use_sliding_window", False):
-        raise UserError(
-            f"GGUF export supports plain rotary positions, and this model has rope_type '{rope}' or a sliding window; "
-            "export it with --format hf"
-        )
-    return kind
 
 
 def _tensors(
@@ -145,20 +133,19 @@ def _type(name: str, shape: tuple[int, ...], quantization: str) -> "GGMLQuantiza
     return chosen if shape[-1] % GGML_QUANT_SIZES[chosen][0] == 0 else GGMLQuantizationType.F16
 
 
-def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig") -> None:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+def _add_shape(writer: "GGUFWriter", config: "PreTrainedConfig", shape: ModelShape) -> None:
+    writer.add_context_length(shape.max_positions)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.num_layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_vocab_size(shape.vocab)
 
 
 def _add_tokenizer(
@@ -225,79 +212,3 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
             "splits text differently; export it with --format hf"
         )
     return name
-
-
-def measure_gap(
-    merged: Path, gguf: Path, prompts: Sequence[Prompt], *, grammar: str, max_new_tokens: int
-) -> dict[str, float]:
-    """Compare a merged model with its GGUF file on the greedy answers of the merged model under a grammar.
-
-    The result has the mean difference of the log-probs of the written tokens, the mean KL divergence per token from
-    the merged model's distribution to the file's (both in nats, of the whole vocabulary at temperature 1), and the
-    prompts for which the file writes exactly the same answer. One model is in memory at a time, in float32.
-    """
-    import torch
-    import xgrammar
-    from transformers import AutoConfig, AutoTokenizer
-
-    vocab_size = int(AutoConfig.from_pretrained(merged).vocab_size)
-    info = xgrammar.TokenizerInfo.from_huggingface(AutoTokenizer.from_pretrained(merged), vocab_size=vocab_size)
-    compiled = xgrammar.GrammarCompiler(info).compile_grammar(grammar)
-
-    def run(path: Path, scored: list[Prompt] | None = None) -> "tuple[list[Prompt], Tensor]":
-        model = load_model(path)
-        answers = [greedy_answer(model, prompt, max_new_tokens, compiled) for prompt in prompts]
-        pairs = zip(prompts, scored or answers, strict=True)
-        return answers, torch.cat([_logprobs(model, prompt, answer) for prompt, answer in pairs])
-
-    answers, reference = run(merged)
-    file_answers, quantized = run(gguf, answers)
-    written = torch.tensor([token for answer in answers for token in answer])[:, None]
-    return {
-        "num_prompts": len(prompts),
-        "mean_abs_logprob": float((reference.gather(1, written) - quantized.gather(1, written)).abs().mean()),
-        "mean_kl": float((reference.exp() * (reference - quantized)).sum(dim=1).mean()),
-        "same_answers": sum(answer == other for answer, other in zip(answers, file_answers, strict=True)),
-    }
-
-
-def load_model(path: Path) -> "PreTrainedModel":
-    """Load a model folder or a GGUF file in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    folder, options = path, dict[str, object]()
-    if path.suffix == ".gguf":
-        folder, options = path.parent, {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
-    return model.eval()
-
-
-def greedy_answer(
-    model: "PreTrainedModel", prompt: Prompt, max_new_tokens: int, grammar: "CompiledGrammar | None" = None
-) -> Prompt:
-    """Return the token ids that the model writes greedily, with its end token; optionally under a grammar."""
-    import torch
-    from xgrammar.contrib.hf import LogitsProcessor
-
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            logits_processor=[LogitsProcessor(grammar)] if grammar is not None else None,
-            # A single answer is never padded. The model may have several end tokens, but the pad must be one.
-            pad_token_id=0,
-        )
-    return tuple(output[0, len(prompt) :].tolist())
-
-
-def _logprobs(model: "PreTrainedModel", prompt: Prompt, answer: Prompt) -> "Tensor":
-    """Return `[len(answer), V]`: the distribution of each token of the answer."""
-    import torch
-
-    with torch.inference_mode():
-        logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
-        return torch.log_softmax(logits.float(), dim=-1)

@@ -3,39 +3,27 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from envs.datasets.sampler import evaluation_tasks
 from envs.types import Task
 from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_unscored
 from ray_jobs.run.summary import POLICIES
-from ray_jobs.side_by_side import side_by_side
 from ray_jobs.statistics import wilson_interval
 from reward.answer_judge import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
 from rollout.codec import Record, flat_record
+from rollout.time_limit import side_by_side
 from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
+    from actors.worker_pool import WorkerPool
+
     from ray_jobs.run.run import Run
+    from rollout.worker import Solver
 
 STEP_PHASE = "held_out"
 """Phase of the attempts between two train steps."""
-
-
-class Attempts(Protocol):
-    """A policy that attempts tasks: a `Solver` in this process, or the workers of a run."""
-
-    @property
-    def max_open(self) -> int:
-        """Attempts that may be open at a time."""
-        ...
-
-    async def attempt(
-        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
-    ) -> Trajectory:
-        """Attempt a task. A failed engine or tool ends the trajectory as `infrastructure`."""
-        ...
 
 
 MAX_ATTEMPTS = 3
@@ -46,7 +34,7 @@ Wanted = tuple[Task, int, str]
 
 
 async def attempt_all(
-    policy: Attempts,
+    policy: "Solver | WorkerPool",
     wanted: Sequence[Wanted],
     on_result: Callable[[Trajectory, Record], None],
     *,

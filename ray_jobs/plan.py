@@ -1,4 +1,8 @@
-"""`agentflow plan`: the memory that a run needs, on which card, and whether it fits."""
+"""`agentflow plan`: the memory that a run needs, on which card, and whether it fits.
+
+Symbols in the formulas: H hidden size, Q and K the widths of all queries and of all keys, I the MLP's width, V the
+vocabulary, r the adapter's rank. Activations are in bfloat16 (2 bytes) except norms, which are in float32 (4 bytes).
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,13 +17,15 @@ from configs.base import fastest_precision
 from configs.errors import UserError
 from configs.learner import LOGIT_CHUNK_TOKENS
 from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
-from ray_jobs.run import model_memory as memory
-from ray_jobs.run.model_folder import find_shape
-from ray_jobs.run.model_memory import BYTES, ModelShape
+from learner.packing import BLOCK_NODES
+from ray_jobs.run.model_folder import ModelShape, find_shape
 from ray_jobs.run.origin import memory_bytes
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
 GIB = 2**30
+BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+SCORED_CHUNK = 1024
+"""Rows of logits that vLLM computes at a time when it scores a prompt; two chunks exist at once."""
 CARDS = {
     "A40": 44.3,
     "L40S": 44.3,
@@ -135,7 +141,7 @@ def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None)
     once = [_engine(config, shape, reads_base=config.shares_base), _learner(config, shape)]
     if config.shares_base:
         device = config.learner.device
-        parts = {"weights": memory.weights(shape, config.learner.precision)} | _overhead("base weights", device)
+        parts = {"weights": weights(shape, config.learner.precision)} | _overhead("base weights", device)
         once.insert(0, Process("base weights", device, parts, BASE_SHARE))
     if config.reward.prm is not None:
         once.append(_prm(config))
@@ -150,7 +156,7 @@ def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None)
         cards.append(Card(f"{process.share:g} of {name}", int(process.share * whole), (process,)))
     if on_cpu:
         cards.append(Card("this machine", machine_bytes or memory_bytes(), tuple(on_cpu)))
-    token = memory.kv_token_bytes(shape, engine.precision, engine.tensor_parallel)
+    token = kv_token_bytes(shape, engine.precision, engine.tensor_parallel)
     block = kv_block(engine.device)
     tokens = kv_cache_bytes(engine) // (token * block) * block
     refusals = (*_length_refusals(config, shape, tokens), *map(partial(_memory_refusal, config), cards))
@@ -200,14 +206,14 @@ def _engine(config: RunConfig, shape: ModelShape, *, reads_base: bool) -> Proces
     """
     engine, rank = config.rollout.engine, config.model.lora_rank
     cards, on_card = engine.tensor_parallel, engine.device == "cuda"
-    parts = {} if reads_base and on_card else {"weights": memory.weights(shape, engine.precision, cards)}
+    parts = {} if reads_base and on_card else {"weights": weights(shape, engine.precision, cards)}
     if engine.adapter_mode == "native":
         # Over several cards, half of each adapter is on all of them.
         half = MAX_LORAS * shape.lora_parameters(rank, config.model.lora_targets) * BYTES[engine.precision] // 2
         parts["adapter slots"] = half + half // cards
     parts["KV cache"] = kv_cache_bytes(engine)
     tokens, rows = batched_tokens(engine), engine.max_num_seqs
-    parts["working memory"] = memory.engine_working(shape, engine.precision, tokens, rows, rank)
+    parts["working memory"] = engine_working(shape, engine.precision, tokens, rows, rank)
     if on_card:
         parts["CUDA graphs"] = CUDA_GRAPHS
     parts |= _overhead("engine", engine.device)
@@ -223,13 +229,13 @@ def _learner(config: RunConfig, shape: ModelShape) -> Process:
     """
     learner, model, ranks = config.learner, config.model, config.learner.num_workers
     num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
-    parts = {} if config.shares_base else {"weights": memory.weights(shape, learner.precision)}
-    parts["adapter, gradient, AdamW"] = memory.adapter_training(num_lora, ranks)
+    parts = {} if config.shares_base else {"weights": weights(shape, learner.precision)}
+    parts["adapter, gradient, AdamW"] = adapter_training(num_lora, ranks)
     if ranks > 1:
         parts["gradient bucket"] = 4 * num_lora
     if learner.has_reference:
         parts["reference adapter"] = 4 * num_lora
-    parts["activations"] = memory.activations(
+    parts["activations"] = activations(
         shape,
         max(learner.microbatch_tokens, config.rollout.engine.max_model_len),
         rank=model.lora_rank,
@@ -249,15 +255,15 @@ def _prm(config: RunConfig) -> Process:
         shape = replace(shape, num_layers=min(prm.num_layers, shape.num_layers))
     num_lora = shape.lora_parameters(prm.lora_rank, tuple(shape.linears))
     tokens = max(prm.microbatch_tokens, prm.max_tokens)
-    parts = {"weights": memory.weights(shape, fastest_precision(prm.device))}
+    parts = {"weights": weights(shape, fastest_precision(prm.device))}
     if config.reward.prm_path:
         # Without gradients: the MLP's three values in bfloat16, input, residual and a float32 norm, and the widened
         # keys and values of the last block.
         scored = tokens * (6 * shape.intermediate + 8 * shape.hidden + 4 * shape.query)
         parts |= {"adapter": 4 * num_lora, "activations": scored}
     else:
-        parts["adapter, gradient, AdamW"] = memory.adapter_training(num_lora)
-        parts["activations"] = memory.activations(
+        parts["adapter, gradient, AdamW"] = adapter_training(num_lora)
+        parts["activations"] = activations(
             shape, tokens, rank=prm.lora_rank, checkpointing=prm.gradient_checkpointing, chunk=0
         )
     parts["allocator"] = int(FRAGMENTS * parts["activations"])
@@ -266,6 +272,68 @@ def _prm(config: RunConfig) -> Process:
 
 def _overhead(name: str, device: str) -> dict[str, int]:
     return {"CUDA context": CUDA_CONTEXT} if device == "cuda" else {"libraries": int(LIBRARIES_GIB[name] * GIB)}
+
+
+def weights(shape: ModelShape, dtype: str, cards: int = 1) -> int:
+    """Compute parameters x bytes per parameter, divided by the cards."""
+    return shape.num_parameters * BYTES[dtype] // cards
+
+
+def kv_token_bytes(shape: ModelShape, dtype: str, cards: int = 1) -> int:
+    """Compute the bytes of one token: layers x 2 (key and value) x kv_heads x head_dim x bytes per value.
+
+    Cards divide the heads; each card has at least one.
+    """
+    return shape.num_layers * 2 * max(1, shape.kv_heads // cards) * shape.head_dim * BYTES[dtype]
+
+
+def engine_working(shape: ModelShape, dtype: str, batched_tokens: int, sampled_rows: int, rank: int) -> int:
+    """Compute the widest point of an engine's step on a card; on a CPU, where fewer rows are scored, it is lower.
+
+    A layer's MLP: residual and input (2 H), gate, up and their product (3 I), and the adapter's float32 intermediate
+    of three slices (3 r) for every token of the step. Sampling: the logits in their own type, in float32, and twice as
+    probabilities, for every sampled row. Scoring a prompt: the logits of its tokens in their own type, two chunks at a
+    time.
+    """
+    size = BYTES[dtype]
+    tokens = batched_tokens * ((2 * shape.hidden + 3 * shape.intermediate) * size + 3 * rank * 4)
+    scored = min(2 * SCORED_CHUNK, batched_tokens)
+    return tokens + shape.vocab * (sampled_rows * (size + 3 * 4) + scored * size)
+
+
+def adapter_training(num_trained: int, ranks: int = 1) -> int:
+    """Compute adapter, gradient and AdamW's two moments in float32; learner ranks divide the moments."""
+    return num_trained * (4 + 4) + num_trained * 8 // ranks
+
+
+def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing: bool, chunk: int) -> int:
+    """Compute the peak of one forward and backward pass over `num_tokens` on a card; on a CPU it is about as high.
+
+    Without checkpointing every layer keeps per token: two norms' input in float32 and output (2 x (4 + 2) H); queries,
+    the attention's blocks and their concatenation (3 x 2 Q); the MLP's gate, its activation, up and their product (4 x
+    2 I); the adapters' inner products (7 x 2 r); the attention's normaliser (4 per head); with norms of queries and
+    keys their float32 inputs (4 Q + 4 K). Each block of 128 queries keeps a copy of the keys and values before it,
+    widened to all heads (2 x 2 Q), and its mask: on average over one long sequence (N / 128 + 1) / 2 tokens' worth for
+    every token. On top are the log-probs, or the MLP's first gradients (2 x 2 I + 2 H).
+
+    With checkpointing every layer keeps its input (2 H), and on top are the log-probs, or one layer computed again, at
+    the MLP's gradient: what it keeps without the attention's copies (12 H + 4 Q + 4 K + 8 I + 14 r), two more values of
+    the MLP's width (2 x 2 I), the incoming gradient (2 H) and the adapter's (2 r).
+
+    Last norm and log-probs: the last layer's output and norm (8 H), then the larger of a chunk of logits (bfloat16,
+    float32, and the previous chunk in float32: 10 bytes each) plus 6 H, and of the gradient of the hidden states (24
+    H). `chunk` 0 is a model without logits, such as the PRM.
+    """
+    hidden, inner, query, key = shape.hidden, shape.intermediate, shape.query, shape.key
+    logits = 10 * min(chunk, num_tokens) * shape.vocab
+    head = 8 * hidden * num_tokens + max(logits + 6 * hidden * num_tokens, 24 * hidden * num_tokens)
+    norms = 4 * (query + key) if shape.qk_norm else 0
+    if checkpointing:
+        again = 14 * hidden + 4 * (query + key) + 12 * inner + 16 * rank + norms
+        return shape.num_layers * num_tokens * 2 * hidden + max(head, num_tokens * again)
+    copies = (num_tokens / BLOCK_NODES + 1) / 2 * (4 * query + 2 * BLOCK_NODES)
+    kept = 12 * hidden + 6 * query + 8 * inner + 14 * rank + 4 * shape.heads + norms + copies
+    return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
 
 
 def run_plan(config: RunConfig, *, card: str | None, as_json: bool) -> int:

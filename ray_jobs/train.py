@@ -29,11 +29,9 @@ from actors.cluster import LearnerLostError
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, newest_checkpoint
 from learner.types import StepResult
+from ray_jobs.cold_start import cold_start, load_cold_start
 from ray_jobs.held_out import evaluate, evaluate_step
-from ray_jobs.phases.cold_start import cold_start, load_cold_start
-from ray_jobs.phases.collect import collect
-from ray_jobs.phases.label import label
-from ray_jobs.phases.prm import learn_prm, watch_prm
+from ray_jobs.prm import collect, label, learn_prm, watch_prm
 from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, batch_groups, group_rows, step_metrics, step_trajectories

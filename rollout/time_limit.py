@@ -5,10 +5,12 @@ find out; an attempt that would be cut off for it would come again and be cut of
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+Item = TypeVar("Item")
 
 
 class TimeLimit:
@@ -48,3 +50,24 @@ class TimeLimit:
 
     def _running(self) -> asyncio.Timeout | None:
         return None if self._timeout is None or self._timeout.expired() else self._timeout
+
+
+async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:
+    """Work on at most `limit` items at a time.
+
+    After an error no item is started, the open ones finish, and the first error is raised.
+    """
+    remaining, failures = iter(items), list[Exception]()
+
+    async def run() -> None:
+        for item in remaining:
+            if failures:
+                return
+            try:
+                await work(item)
+            except Exception as error:
+                failures.append(error)
+
+    await asyncio.gather(*(run() for _ in range(limit)))
+    if failures:
+        raise failures[0]

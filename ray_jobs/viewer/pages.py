@@ -52,6 +52,15 @@ def points(rates: Sequence[float], *, signed: bool = False) -> str:
     return " to ".join(f"{100 * rate:{'+' if signed else ''}.1f}" for rate in rates)
 
 
+def answered(gain: float | None, p: float | None) -> tuple[str, str]:
+    """Return whether the second policy is better, and the class of this answer in style.css."""
+    if gain is None or p is None:
+        return "That was not measured.", "unsure"
+    if p >= 0.05:
+        return "That cannot be seen here.", "unsure"
+    return ("Yes.", "better") if gain > 0 else ("No, it is worse.", "unsure worse")
+
+
 def seen(text: str) -> str:
     """Replace the hidden characters of untrusted text by their code points."""
     return _HIDDEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)

@@ -4,14 +4,13 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.run.summary import POLICIES, held_out_rates
 from ray_jobs.statistics import wilson_interval
-from ray_jobs.viewer.pages import LineChart, Point, Rate, write_page
-from ray_jobs.viewer.rows import read_json_if_there
+from ray_jobs.viewer.pages import LineChart, Point, Rate, answered, write_page
+from ray_jobs.viewer.run import read_json_if_there
 from rollout.codec import read_trajectories
 from rollout.filters import SOLVED
 from rollout.records import read_records
@@ -30,7 +29,9 @@ def write_report(run_dir: Path) -> Path:
     )
     metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories.jsonl"
     rates, sandbox = held_out_rates(summary), provenance.get("sandbox")
-    answer, kind = _answer(summary)
+    before, after = (summary.get(f"solve_rate_{name}") for name in ("before", "after"))
+    gain = None if before is None or after is None else after - before
+    answer, kind = answered(gain, summary.get("mcnemar_p"))
     return write_page(
         run_dir / "report.html",
         "report",
@@ -51,16 +52,6 @@ def write_report(run_dir: Path) -> Path:
         files=[file for file in FILES if (run_dir / file).exists()],
         sandbox=SandboxState(**sandbox) if sandbox else None,
     )
-
-
-def _answer(summary: Mapping[str, Any]) -> tuple[str, str]:
-    """Return whether RL improved the planner, and the class of the answer in style.css."""
-    before, after, p = (summary.get(key) for key in ("solve_rate_before", "solve_rate_after", "mcnemar_p"))
-    if before is None or after is None or p is None:
-        return "That was not measured.", "unsure"
-    if p >= 0.05:
-        return "This run does not show it.", "unsure"
-    return ("Yes.", "better") if after > before else ("No, it made it worse.", "unsure worse")
 
 
 def _charts(rows: Sequence[Row], rates: Sequence[Rate]) -> Iterator[LineChart]:

@@ -1,5 +1,7 @@
-"""A run folder for the viewer: pages of rows, whole trajectories, groups, and pairs of attempts."""
+"""A run folder for the viewer: its growing logs, pages of rows, whole trajectories, groups, and pairs of attempts."""
 
+import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,21 +9,28 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.errors import UserError
 from ray_jobs.run.summary import held_out_rates
-from ray_jobs.viewer.rows import LogRows, Row, TrajectoryIndex, read_json_if_there
-from ray_jobs.viewer.tree import prefix_tree
+from rollout.codec import SchemaError, flat_record, trajectory_of
 from rollout.filters import SOLVED
-from rollout.records import TOKENIZER
+from rollout.records import TOKENIZER, read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Row = dict[str, Any]
 
 MAX_PROMPT_CHARS = 20_000
+_SHORT = 300
+"""Characters of a text that a list or a cell shows."""
 FRESH_S = 900.0
 """A run without a summary is live if its files changed within this many seconds."""
 
 _SETTINGS = ("seed", "num_steps", "pipeline_depth", "max_staleness")
 _FILTERS = ("phase", "verdict", "outcome", "dataset", "step")
+_MOVE = ("action", "action_input", "result", "tool_error", "format_error")
 _KINDS = {
     ("wrong", "right"): "gained",
     ("right", "wrong"): "lost",
@@ -32,6 +41,124 @@ _KINDS = {
 
 Asked = Mapping[str, str]
 """Filters of a list, which must all hold, `text` to search for, and `order`; an empty one is none."""
+
+
+class LogRows:
+    """The rows of metrics.jsonl or groups.jsonl in their order: the JSON objects that have `key`.
+
+    A file that was replaced, for example by a resumed run, is read again from its start, and `generation` increases.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path = path
+        self.generation = 0
+        self._key = key
+        self._inode: int | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.rows: list[Row] = []
+        self.num_unreadable = 0
+        """Lines that are not such objects; a full disk tears lines."""
+        self._end = 0
+
+    def refresh(self) -> None:
+        """Read the new complete lines."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            if self._inode not in (None, stat.st_ino) or stat.st_size < self._end:
+                self._reset()
+                self.generation += 1
+            self._inode = stat.st_ino
+            file.seek(self._end)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                if (row := self._row_of(line)) is None:
+                    self.num_unreadable += 1
+                else:
+                    self.rows.append(row)
+                self._end += len(line)
+
+    def _row_of(self, line: bytes) -> Row | None:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+        return row if isinstance(row, dict) and self._key in row else None
+
+
+class TrajectoryIndex(LogRows):
+    """A short row for each trajectory of a file. 20,000 are read in about a second."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "id")
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.texts: dict[str, str] = {}
+        """What a search in each trajectory looks at."""
+        self.by_group: dict[str, list[Row]] = {}
+        """The attempts of each group that was sampled for training."""
+        self._offsets: dict[str, int] = {}
+
+    def record(self, trajectory_id: str) -> Row | None:
+        """Read a whole trajectory from the file; None if the file has no complete one with this id."""
+        if trajectory_id not in self._offsets:
+            return None
+        with self.path.open("rb") as file:
+            file.seek(self._offsets[trajectory_id])
+            try:
+                trajectory = trajectory_of(file.readline())
+            except SchemaError:
+                return None
+        # The run may have been rewound since the file was indexed.
+        return flat_record(trajectory) if trajectory.id == trajectory_id else None
+
+    def _row_of(self, line: bytes) -> Row | None:
+        try:
+            one = trajectory_of(line)
+        except SchemaError:
+            return None
+        task, turns = one.task, one.planner_turns
+        versions = {version for turn in turns for version in (turn.policy_version, *(at for _, at in turn.switches))}
+        row = {
+            "id": one.id,
+            "group": one.group_id,
+            "phase": one.phase,
+            "step": one.step,
+            "task": task.id,
+            "dataset": task.dataset,
+            "question": shortened(task.question),
+            "answer": shortened(one.answer),
+            "gold": shortened(task.answer),
+            "outcome": one.outcome,
+            "verdict": one.verdict,
+            "turns": len(turns),
+            "versions": [min(versions), max(versions)] if versions else None,
+            "advantages": [turn.advantage for turn in turns] if one.credit else None,
+        }
+        texts = (one.id, task.id, task.dataset, task.question, one.answer, task.answer, one.stop_reason, one.reason)
+        self.texts[one.id] = "\n".join(str(text or "")[:2000] for text in texts).lower()
+        self._offsets[one.id] = self._end
+        if one.phase == "train":
+            self.by_group.setdefault(one.group_id, []).append(row)
+        return row
+
+
+def shortened(text: object) -> str | None:
+    """Shorten a text for a list; an ellipsis marks the cut."""
+    if text is None:
+        return None
+    whole = str(text)
+    return whole if len(whole) <= _SHORT else f"{whole[: _SHORT - 1]}…"
+
+
+def read_json_if_there(path: Path) -> Row:
+    """Return the JSON object in a file, and an empty one without the file. Raises UserError."""
+    return read_json(path) if path.exists() else {}
 
 
 class ViewedRun:
@@ -172,7 +299,7 @@ class ViewedRun:
                 turn["prompt_text"] = self._tokenizer.decode(prompt, skip_special_tokens=False)[:MAX_PROMPT_CHARS]
 
     @cached_property
-    def _tokenizer(self) -> Any:
+    def _tokenizer(self) -> "Tokenizer | None":
         from tokenizers import Tokenizer
 
         path = self.folder / TOKENIZER
@@ -204,7 +331,7 @@ def _page(found: list[Row], asked: Asked, offset: int, limit: int) -> Row:
     return {"total": len(rows), "rows": rows[offset : offset + limit]}
 
 
-def _pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+def _pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
     """Return the text of each token; a character of several tokens is that of the last of them."""
     from tokenizers.decoders import DecodeStream
 
@@ -218,3 +345,46 @@ def _pieces(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
             stream = DecodeStream(skip_special_tokens=False)
             pieces.append("\N{REPLACEMENT CHARACTER}")
     return pieces
+
+
+def prefix_tree(records: Sequence[Row]) -> Row:
+    """Return `order`, the ids of trajectory records from left to right, and `rows`, a list of cells for each step.
+
+    A cell represents the attempts with the same decision and result after equal earlier steps. It has `first` and
+    `span`, the columns that it covers; the decision and its result; and an advantage and a PRM score for each attempt,
+    in the order of the columns. A row has no cells for attempts that have ended. Of several branches, the one with the
+    larger share of right attempts comes first.
+    """
+    planned = {record["id"]: [turn for turn in record["turns"] if turn["role"] == "planner"] for record in records}
+    right = {record["id"]: record["outcome"] == SOLVED for record in records}
+    values = {record["id"]: (record.get("advantages") or (), record.get("prm_scores") or ()) for record in records}
+    rows: list[list[Row]] = [[] for _ in range(max(map(len, planned.values()), default=0))]
+    order: list[str] = []
+
+    def place(members: Sequence[str], depth: int) -> None:
+        branches: dict[tuple[str | None, ...], list[str]] = {}
+        for one in members:
+            branches.setdefault(_move(planned[one][depth]) if depth < len(planned[one]) else (), []).append(one)
+        ranks = {move: -sum(right[one] for one in branch) / len(branch) for move, branch in branches.items()}
+        for move, branch in sorted(branches.items(), key=lambda item: (ranks[item[0]], -len(item[1]))):
+            first = len(order)
+            if not move:
+                order.extend(branch)
+                continue
+            cell: Row = dict(zip((*_MOVE, "said"), map(shortened, move), strict=True))
+            rows[depth].append(cell)
+            place(branch, depth + 1)
+            advantages, scores = ([_at(values[one][which], depth) for one in order[first:]] for which in (0, 1))
+            cell |= {"first": first, "span": len(branch), "advantages": advantages, "scores": scores}
+
+    place(list(planned), 0)
+    return {"order": order, "rows": rows}
+
+
+def _move(turn: Row) -> tuple[str | None, ...]:
+    # A malformed turn has no decision: only equal texts are equal moves.
+    return *(turn[name] for name in _MOVE), turn["text"] if turn["action"] is None else None
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return values[index] if index < len(values) else None

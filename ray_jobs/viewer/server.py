@@ -11,18 +11,19 @@ from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.api_keys import LOOPBACK_HOSTS
 from configs.errors import UserError
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
-from ray_jobs.viewer.rows import Row
-from ray_jobs.viewer.run import ViewedRun, paired
+from ray_jobs.viewer.run import Row, ViewedRun, paired
 
 STATIC = Path(__file__).with_name("static")
 MAX_PAGE = 500
@@ -42,7 +43,7 @@ _HEADERS = {
 }
 
 
-def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
+def build_app(runs: Sequence[ViewedRun], token: str) -> ASGIApp:
     """Return the server of one or two runs, which requires the token.
 
     All static files are read now, so that a request cannot name any other file. The host names of other machines are
@@ -65,7 +66,7 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
         name = request.path_params.get("name", "index.html")
         if name not in files:
             raise HTTPException(404, "the viewer has no such file")
-        return Response(files[name], media_type=_TYPES[Path(name).suffix], headers=_HEADERS)
+        return Response(files[name], media_type=_TYPES[Path(name).suffix])
 
     def answer(request: Request) -> Response:
         # Starlette calls it in a thread, because it reads files.
@@ -76,7 +77,7 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
                 run.refresh()
             return _json(answers[name](request))
 
-    return Starlette(
+    app = Starlette(
         routes=[Route("/", static), Route("/static/{name}", static), Route("/api/{name}", answer)],
         middleware=[
             Middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK_HOSTS),
@@ -84,6 +85,17 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> Starlette:
         ],
         exception_handlers={HTTPException: _refused},  # type: ignore[dict-item]
     )
+
+    async def with_headers(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        await app(scope, receive, send_with_headers)
+
+    # Outside of all other layers, so that rejected and failed requests are answered with the headers too.
+    return with_headers
 
 
 async def _refused(request: Request, error: HTTPException) -> Response:
@@ -93,7 +105,7 @@ async def _refused(request: Request, error: HTTPException) -> Response:
 def _json(value: object, status: int = 200) -> Response:
     # Numbers that JSON cannot represent become null.
     content = msgspec.json.encode(value)
-    return Response(content, status_code=status, media_type="application/json", headers=_HEADERS)
+    return Response(content, status_code=status, media_type="application/json")
 
 
 def _pairs(runs: Sequence[ViewedRun], request: Request) -> Row:

@@ -21,7 +21,7 @@ from actors.launch import Builders
 from configs.loading import load_run_config
 from configs.run import ClusterConfig, RunConfig
 from learner.checkpoint import newest_checkpoint
-from ray_jobs.phases.cold_start import cold_start
+from ray_jobs.cold_start import cold_start
 from ray_jobs.run.console import Console
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run, start_parts

@@ -3,15 +3,12 @@ import shutil
 
 import pytest
 import torch
-from tiny_export import lora_config, random_adapter, save_tiny_export_model
+from tiny_export import load_model, lora_config, random_adapter, save_tiny_export_model
 
 from configs.errors import UserError
 from learner.export import file_digests, write_merged_model
-from ray_jobs.gguf import load_model, measure_gap, write_gguf
-from rollout.agent.planner import planner_grammar
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
-PROMPTS = [(1, 40, 41, 7), (1, 90, 12, 60, 5)]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,7 @@ def test_without_an_adapter_the_weights_and_every_other_file_are_the_base_s_own(
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_path, adapter, tmp_path, trained):
-    """Qwen2.5's: a server, and the greedy answers that measure a quantisation, would take them up."""
+    """Qwen2.5's: a server would take them up."""
     bent = shutil.copytree(model_path, tmp_path / "base")
     said = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
     ends = {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 0, "transformers_version": "4.37.0"}
@@ -72,16 +69,3 @@ def test_an_adapter_of_another_rank_or_model_is_refused_before_anything_is_writt
         with pytest.raises(UserError, match=named):
             write_merged_model(model_path, data, tmp_path / "hf", **MERGED | {"rank": rank})
         assert not (tmp_path / "hf").exists()
-
-
-def test_the_measured_gap_is_nothing_for_bf16_and_grows_as_bits_go(model_path, adapter, tmp_path):
-    write_merged_model(model_path, adapter, tmp_path / "hf", **MERGED)
-    gaps = {}
-    for quantization in ("bf16", "q8_0", "q4_0"):
-        gguf = tmp_path / f"{quantization}.gguf"
-        write_gguf(tmp_path / "hf", gguf, quantization, name="tiny")
-        grammar = planner_grammar(("think", "answer"))
-        gaps[quantization] = measure_gap(tmp_path / "hf", gguf, PROMPTS, grammar=grammar, max_new_tokens=12)
-    assert gaps["bf16"] == {"num_prompts": 2, "mean_abs_logprob": 0, "mean_kl": 0, "same_answers": 2}
-    for measure in ("mean_kl", "mean_abs_logprob"):
-        assert 0 < gaps["q8_0"][measure] < gaps["q4_0"][measure]

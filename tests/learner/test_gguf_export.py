@@ -1,10 +1,10 @@
 import pytest
 import torch
-from tiny_export import TEMPLATE, save_tiny_export_model
+from tiny_export import TEMPLATE, load_model, save_tiny_export_model
 from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 
 from configs.errors import UserError
-from ray_jobs.gguf import load_model, pre_tokenizer_name, write_gguf
+from ray_jobs.gguf import pre_tokenizer_name, write_gguf
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])

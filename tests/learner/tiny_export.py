@@ -74,3 +74,28 @@ def lora_config(rank):
 
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+
+
+def load_model(path):
+    """Load a model folder or a GGUF file in float32."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    folder, options = path, {}
+    if path.suffix == ".gguf":
+        folder, options = path.parent, {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+    return model.eval()
+
+
+def greedy_answer(model, prompt, max_new_tokens):
+    """Return the token ids that the model writes greedily, with its end token."""
+    import torch
+
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        # A single answer is never padded. The model may have several end tokens, but the pad must be one.
+        output = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
+        )
+    return tuple(output[0, len(prompt) :].tolist())

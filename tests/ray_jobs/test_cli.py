@@ -105,7 +105,7 @@ def test_unfinished_run_continues_as_it_started(trained, tmp_path, capsys):
 def test_adapter_is_a_run_a_checkpoint_its_file_or_none(tmp_path, monkeypatch, capsys):
     adapters = []
     monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
-    monkeypatch.setattr("ray_jobs.phases.collect.run_collect", lambda config, adapter: adapters.append(adapter))
+    monkeypatch.setattr("ray_jobs.prm.run_collect", lambda config, adapter: adapters.append(adapter))
     run, prm = tmp_path / "run", tmp_path / "run" / "prm"
     prm.mkdir(parents=True)
     write_manifest(prm, kind="prm", renderer="0")

@@ -37,8 +37,7 @@ def test_ollama_reports_the_digest_and_the_quantisation():
     with serving(OllamaWithModels()) as address:
         identity, unknown = served(address), served(address, model="another")
     assert (identity.policy["model_digest"], identity.fixed["quantisation"]) == ("ab" * 32, "Q8_0")
-    assert identity.unproven == []
-    assert unknown.unproven == ["quantisation", "model digest"]
+    assert unknown.policy["model_digest"] is unknown.fixed["quantisation"] is None
     with pytest.raises(UserError, match=r"backend\.base_url"):
         served("http://127.0.0.1:1")
 

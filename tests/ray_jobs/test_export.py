@@ -1,18 +1,16 @@
 import hashlib
-import json
 
 import pytest
-from tiny_export import random_adapter, save_tiny_export_model
+from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_export_model
 
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from ray_jobs.export import find_source, planner_openings, read_export, run_export
-from ray_jobs.gguf import greedy_answer, load_model
+from ray_jobs.export import find_source, planner_opening, read_export, run_export
 from ray_jobs.run.model_folder import demo_model_dir
 from rollout.agent.agent import build_chat
 
-OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0", "num_prompts": 2}
+OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0"}
 
 
 def make_run(folder, model_path, adapter, **changes):
@@ -67,8 +65,7 @@ def test_export_files_and_manifest(run, model_path, adapter, tmp_path):
         "agent": "planner",
     }
     gguf = manifest["gguf"]
-    assert (gguf["file"], gguf["quantization"], gguf["gap"]["num_prompts"]) == ("model-q8_0.gguf", "q8_0", 2)
-    assert 0 < gguf["gap"]["mean_abs_logprob"] < 1
+    assert (gguf["file"], gguf["quantization"]) == ("model-q8_0.gguf", "q8_0")
     on_disk = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert set(manifest["files"]) == on_disk - {"export.json"}
     text = (tmp_path / "out" / "Modelfile").read_text()
@@ -99,7 +96,7 @@ def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path):
 
 @pytest.mark.slow
 def test_exported_model_gives_the_same_answers(tmp_path):
-    """Compare unmerged adapter, merged model and GGUF file on the same prompts."""
+    """Compare unmerged adapter and merged model."""
     from peft import get_peft_model, set_peft_model_state_dict
     from safetensors.torch import load
     from tiny_export import lora_config
@@ -107,15 +104,11 @@ def test_exported_model_gives_the_same_answers(tmp_path):
     base = demo_model_dir()
     adapter = random_adapter(base, scale=0.004)
     run = make_run(tmp_path / "run", base, adapter, agent={"max_steps": 5}, rollout={"max_turn_tokens": 12})
-    run_export(str(run), None, tmp_path / "out", formats=("hf", "gguf"), quantization="q8_0", num_prompts=2)
+    run_export(str(run), None, tmp_path / "out", **OPTIONS)
     config, _, _ = find_source(str(run), None)
     chat = build_chat(tmp_path / "out" / "hf")
-    prompts = [chat.prompt(*text) for text in planner_openings(config, 2)]
+    prompt = chat.prompt(*planner_opening(config))
     beside = get_peft_model(load_model(base), lora_config(4)).eval()
     set_peft_model_state_dict(beside, load(adapter))
     merged = load_model(tmp_path / "out" / "hf")
-    for prompt in prompts:
-        assert greedy_answer(merged, prompt, 12) == greedy_answer(beside, prompt, 12)
-    gap = json.loads((tmp_path / "out" / "export.json").read_text())["gguf"]["gap"]
-    assert gap["same_answers"] == gap["num_prompts"] == 2
-    assert gap["mean_kl"] < 0.01
+    assert greedy_answer(merged, prompt, 12) == greedy_answer(beside, prompt, 12)

@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.phases.label import (
+from ray_jobs.prm import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
     label,

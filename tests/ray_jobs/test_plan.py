@@ -12,9 +12,8 @@ from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan import GIB, card_bytes, make_plan
-from ray_jobs.run.model_folder import find_shape
-from ray_jobs.run.model_memory import activations, engine_working, known_models, kv_token_bytes, shape_of
+from ray_jobs.plan import GIB, activations, card_bytes, engine_working, kv_token_bytes, make_plan
+from ray_jobs.run.model_folder import find_shape, known_models, shape_of
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")

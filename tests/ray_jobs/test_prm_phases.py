@@ -5,9 +5,7 @@ import pytest
 from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
-from ray_jobs.phases.collect import collect
-from ray_jobs.phases.label import label
-from ray_jobs.phases.prm import learn_prm, watch_prm
+from ray_jobs.prm import collect, label, learn_prm, watch_prm
 from reward.collected import CollectedGroups
 from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
@@ -45,7 +43,7 @@ def make_group(name, *scores, task=PLANNED, scored=True):
 
 
 def watch(monkeypatch, groups, *, step, prm):
-    monkeypatch.setattr("ray_jobs.phases.prm.ray.get", lambda answers: answers)
+    monkeypatch.setattr("ray_jobs.prm.ray.get", lambda answers: answers)
     run = SimpleNamespace(config=RunConfig(), supervisor=SimpleNamespace(prm=prm))
     return watch_prm(run, iter(groups), step, 0.5)
 

@@ -7,7 +7,7 @@ from scripted import decision
 
 from configs.errors import UserError
 from configs.run import RunConfig
-from ray_jobs.serve import run_serve
+from ray_jobs.export import run_serve
 from rollout.engines import served
 
 PARAMETERS = {"temperature": 0.0, "num_ctx": 512, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from ray_jobs.side_by_side import side_by_side
+from rollout.time_limit import side_by_side
 
 
 async def test_open_work_is_bounded():

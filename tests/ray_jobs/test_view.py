@@ -168,9 +168,11 @@ def test_local_host_names_are_accepted(folder, host):
 
 
 def test_responses_have_security_headers(folder):
-    client = client_of(folder)
-    for path in ("/", "/static/main.js", "/api/state", "/api/trajectory?id=none", "/nothing"):
-        headers = client.get(path).headers
+    """Also those that the router, the token gate or the host check rejects."""
+    client, paths = client_of(folder), ("/", "/static/main.js", "/api/state", "/api/trajectory?id=none", "/nothing")
+    rejected = [client.get("/", headers=wrong) for wrong in ({"authorization": "no"}, {"host": "evil.example"})]
+    assert [answer.status_code for answer in rejected] == [401, 400]
+    for headers in (answer.headers for answer in (*map(client.get, paths), *rejected)):
         assert headers["x-content-type-options"] == "nosniff"
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy

@@ -1,6 +1,6 @@
 """The prefix tree of a group."""
 
-from ray_jobs.viewer.tree import prefix_tree
+from ray_jobs.viewer.run import prefix_tree
 
 
 def turn(action, given, result="", **changes):

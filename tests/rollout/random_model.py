@@ -41,7 +41,7 @@ def write_folder(folder: Path, sizes: Sizes, *, weights: bool = False) -> Path:
 def _sizes(sizes: Sizes) -> dict[str, Any]:
     if sizes == "tiny":
         return TINY
-    from ray_jobs.run.model_memory import known_models
+    from ray_jobs.run.model_folder import known_models
 
     known: dict[str, Any] = known_models()["Qwen/Qwen3-8B"]["config"]
     return {name: value for name, value in known.items() if name not in ("model_type", "architectures")}

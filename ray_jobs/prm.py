@@ -1,0 +1,339 @@
+"""The process reward model (PRM): collected trajectories, labels of their steps, its training, and its canaries."""
+
+import asyncio
+import json
+import math
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import ray
+
+from actors.cluster import PART_LOST
+from configs.errors import UserError
+from configs.reward import CollectConfig, JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
+from configs.run import RunConfig
+from envs.tools.function_tool import own_descriptions
+from envs.types import Task
+from ray_jobs.run.console import sentence
+from ray_jobs.run.folder import locked, write_json
+from ray_jobs.run.local import LocalRun
+from ray_jobs.run.preflight import check_judge_key, check_labelling
+from ray_jobs.run.task_checks import prm_tasks
+from reward.collected import CollectedGroups, outcome_of
+from reward.judge_client import Bill
+from reward.labels import (
+    LabelError,
+    Labeller,
+    MonteCarloLabeller,
+    StepLabel,
+    append_label,
+    read_labels,
+)
+from reward.labels.judge import StepJudge, judge_name, rubric_of
+from reward.labels.plan import PlanLabeller
+from reward.prm.quality import evaluate_prm
+from reward.prm.step_text import StepText, step_texts
+from reward.prm.training import num_batches, prm_data
+from rollout.filters import SOLVED
+from rollout.time_limit import side_by_side
+from rollout.types import Group, Trajectory
+
+if TYPE_CHECKING:
+    from ray_jobs.run.run import Run
+
+MAX_OPEN_GROUPS = 24
+
+CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
+
+
+async def collect_groups(
+    tasks: Sequence[Task],
+    store: CollectedGroups,
+    config: CollectConfig,
+    collect: CollectGroup,
+    on_group: Callable[[], None],
+) -> None:
+    """Collect one group per task; each is written as soon as it is complete."""
+
+    async def group_of(task: Task) -> None:
+        group_id = f"collect/{task.id}"
+        if group_id not in store.group_ids:
+            store.add(await collect(task, group_id, config.rollouts_per_task))
+        on_group()
+
+    await side_by_side(tasks, group_of, limit=MAX_OPEN_GROUPS)
+
+
+def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
+    """Return the counts of collected trajectories, as facts of the phase."""
+    return {
+        "num_tasks": len({trajectory.task.id for trajectory in collected}),
+        "num_trajectories": len(collected),
+        "num_steps": sum(len(trajectory.planner_turns) for trajectory in collected),
+        "num_malformed": sum(trajectory.num_format_errors for trajectory in collected),
+        "num_right": sum(outcome_of(trajectory) == SOLVED for trajectory in collected),
+    }
+
+
+def collect(run: "Run") -> list[Trajectory]:
+    """Return trajectories of the current policy on training tasks; those in the run folder are not collected again."""
+    if run.finished("collect") is None:
+        _collect_all(run, prm_tasks(run.config))
+    return list(CollectedGroups(run.folder.collected).trajectories())
+
+
+def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
+    store, collect_group = CollectedGroups(run.folder.collected), run.rollouts.collect_group
+    with run.phase("collect", total=len(tasks)) as phase:
+        asyncio.run(collect_groups(tasks, store, run.config.collect, collect_group, phase.advance))
+        phase.facts.update(collection_facts(list(store.trajectories())))
+    run.console.note(sentence("collected", phase.facts))
+
+
+def run_collect(config: RunConfig, adapter: Path | None) -> None:
+    """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
+
+    Raises UserError if the folder holds trajectories of another policy, or if another process works on
+    the run.
+    """
+    with LocalRun(config, adapter) as run, locked(run.folder.path):
+        tasks = prm_tasks(config)
+        _keep_policy(run)
+        _collect_all(run, tasks)
+    run.console.note(f"trajectories: {run.folder.collected}")
+
+
+def _keep_policy(run: LocalRun) -> None:
+    """Write down the policy before the first trajectory, and check that later ones are sampled with the same."""
+    settings, folder = run.config.collect, run.folder.collected
+    file = folder / "policy.json"
+    policy = {
+        **run.policy,
+        "collect.temperature": settings.temperature,
+        "collect.rollouts_per_task": settings.rollouts_per_task,
+    }
+    if file.exists():
+        recorded = json.loads(file.read_text(encoding="utf-8"))
+        if changed := [name for name, value in policy.items() if recorded.get(name) != value]:
+            raise UserError(
+                f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; use the same "
+                "to add to them, or collect under another name=..."
+            )
+    elif not CollectedGroups(folder).group_ids:
+        write_json(file, policy)
+
+
+MAX_OPEN_STEPS = 24
+MAX_FAILURES_IN_A_ROW = 20
+
+Step = tuple[str, str, int]
+"""The digest of a step's text, its trajectory and its number."""
+
+
+def labeller_of(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> Labeller:
+    """Return the labeller of the recipe. Only Monte Carlo needs an engine, to continue from a step."""
+    settings, envs = run.config.label, run.config.envs
+    if isinstance(settings, JudgeLabelConfig):
+        rubric = rubric_of(envs.actions, own_descriptions(envs))
+        return StepJudge(settings.judge, receipts=run.folder.receipts, rubric=rubric)
+    if isinstance(settings, MonteCarloLabelConfig):
+        continue_from, policy = run.rollouts.continue_from, run.policy
+        return MonteCarloLabeller(collected, continue_from, continuations=settings.continuations, policy=policy)
+    return PlanLabeller(collected)
+
+
+def labeller_name(config: LabelConfig) -> str:
+    """Return the labeller name in the labels of the recipe's labeller."""
+    if isinstance(config, JudgeLabelConfig):
+        return judge_name(config.judge)
+    return PlanLabeller.name if isinstance(config, PlanLabelConfig) else MonteCarloLabeller.name
+
+
+def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabel]:
+    """Return the labels of the recipe's labeller, without those of others."""
+    name = labeller_name(config)
+    return [label for label in labels if label.labeller == name]
+
+
+async def label_steps(
+    steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]
+) -> tuple[dict[Step, StepLabel], list[str]]:
+    """Label every step without a label of this labeller in `path`, several at a time.
+
+    Return all labels of this labeller, and why steps got none in this pass; the next pass tries those again. An error
+    that ends the whole pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all
+    started steps are on disk, because they may be paid for.
+    """
+    known = {_place(label): label for label in read_labels(path) if label.labeller == labeller.name}
+    failures: list[str] = []
+    in_a_row = 0
+
+    async def label_of(step: StepText) -> None:
+        nonlocal in_a_row
+        if _place(step) not in known:
+            try:
+                label = await labeller.label(step)
+            except LabelError as error:
+                failures.append(str(error))
+                in_a_row += 1
+                if in_a_row == MAX_FAILURES_IN_A_ROW:
+                    raise UserError(
+                        f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
+                        "labels so far are kept"
+                    ) from error
+            else:
+                append_label(path, label)
+                known[_place(step)], in_a_row = label, 0
+        on_step()
+
+    await side_by_side(steps, label_of, limit=MAX_OPEN_STEPS)
+    return known, failures
+
+
+def _place(step: StepText | StepLabel) -> Step:
+    digest = step.digest if isinstance(step, StepText) else step.text_digest
+    return digest, step.trajectory_id, step.step
+
+
+def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
+    """Label every step, and return all labels; each is on disk before the next is requested.
+
+    With `dry_run`, only report the work that it would take.
+    """
+    if run.finished("label") is None:
+        steps = [step for trajectory in collected for step in step_texts(trajectory)]
+        if dry_run:
+            config = run.config.label
+            labeller = None if config.type == "monte_carlo" else labeller_of(run, collected)
+            bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
+            run.console.note(f"{labeller_name(config)}: {len(steps)} steps, at most {_work(config, steps, bill)}")
+        else:
+            _label_all(run, labeller_of(run, collected), steps)
+    return list(read_labels(run.folder.labels))
+
+
+def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepText]) -> None:
+    config, bill = run.config.label, Bill()
+    with run.phase("label", total=len(steps)) as phase:
+        labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
+        phase.facts.update(labeller=config.type, num_labels=len(labels))
+        phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
+        if isinstance(labeller, StepJudge):
+            bill = labeller.client.spent
+            phase.facts["spent"] = asdict(bill)
+    run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
+    labelled = [step for step in steps if _place(step) in labels]
+    took = _work(config, labelled, bill)
+    run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
+
+
+def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
+    """Label the steps of the trajectories in `collected/` of the run folder.
+
+    Raises UserError without trajectories, or if another process works on the run.
+    """
+    check_labelling(config)
+    check_judge_key(config)
+    with LocalRun(config, adapter) as run:
+        collected = read_collected(run.folder.path)
+        with nullcontext() if dry_run else locked(run.folder.path):
+            label(run, collected, dry_run=dry_run)
+
+
+def read_collected(folder: Path) -> list[Trajectory]:
+    """Return the trajectories in a run folder. Raises UserError without any."""
+    collected = list(CollectedGroups(folder / "collected").trajectories()) if folder.is_dir() else []
+    if not collected:
+        raise UserError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
+    return collected
+
+
+def _work(config: LabelConfig, steps: Sequence[StepText], bill: Bill) -> str:
+    """Return the work of labelling these steps, worded alike for an estimate and a report."""
+    if isinstance(config, JudgeLabelConfig):
+        return (
+            f"{bill.requests} calls, {bill.input_tokens} tokens in, {bill.output_tokens} tokens out, "
+            f"{bill.cost_usd:.4f} US dollars"
+        )
+    if isinstance(config, MonteCarloLabelConfig):
+        # A last step is labelled by its trajectory's own outcome.
+        continued = sum(step.step < step.num_steps - 1 for step in steps)
+        return f"{continued * config.continuations} trajectories, no cost"
+    return "no calls, no cost"
+
+
+def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
+    """Train the PRM on the tasks that are not held out, save it, and write down its quality on the others."""
+    if run.finished("train_prm") is not None:
+        run.prm.load(run.folder.prm)
+        return
+    data = prm_data(collected, labels_of(run.config.label, labels))
+    total, prm = num_batches(data.train, num_epochs=run.config.prm.num_epochs), run.prm
+    with run.phase("train_prm", total=total) as phase:
+        for step, loss in enumerate(prm.train(data.train)):
+            run.log_metrics(step, {"train_prm/loss": loss})
+            phase.advance(loss=loss)
+        digest = prm.save(run.folder.prm, {"num_steps": len(data.train)})
+        quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
+        write_json(run.folder.quality, quality | {"digest": digest})
+        phase.facts.update(digest=digest, num_steps=len(data.train))
+    spearman, auroc = (_number(quality[name]) for name in ("spearman_within_group", "auroc_outcome"))
+    highest = _number(_highest(quality["canaries"].values()))
+    run.console.note(
+        f"PRM on held-out tasks: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
+        f"{highest}"
+    )
+
+
+def run_train_prm(config: RunConfig) -> None:
+    """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
+
+    Raises UserError without trajectories or labels, or if another process works on the run.
+    """
+    with LocalRun(config) as run:
+        folder = run.folder
+        collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
+        if not labels_of(config.label, labels):
+            raise UserError(
+                f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
+                "same label settings first"
+            )
+        with locked(folder.path):
+            learn_prm(run, collected, labels)
+    use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
+    run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
+    run.console.note(f"quality: {folder.quality}")
+
+
+def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
+    """Return metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk.
+
+    The junk decisions are scored in a context of each group of the batch that the PRM scored. Without a PRM, and
+    between windows, no group is read.
+    """
+    if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
+        return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
+    metrics = {"prm/weight": prm_weight}
+    if step % run.config.reward.prm.alarm_window == 0:
+        firsts: list[StepText] = []
+        for group in groups:
+            scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)
+            firsts += next((steps[:1] for steps in scored if steps), ())
+        # A PRM that was lost is being restarted; its canaries wait for the next window.
+        with suppress(*PART_LOST):
+            found = ray.get([prm.score_canaries.remote(first) for first in firsts])
+            worst = _highest(score for scores in found for score in scores.values())
+            metrics |= {} if worst is None else {"prm/canary_max": worst}
+    return metrics
+
+
+def _highest(scores: Iterable[float | None]) -> float | None:
+    return max((score for score in scores if score is not None), default=None)
+
+
+def _number(value: float | None) -> str:
+    return "not defined" if value is None or not math.isfinite(value) else f"{value:.2f}"
