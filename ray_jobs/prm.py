@@ -25,14 +25,7 @@ from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.run.task_checks import prm_tasks
 from reward.collected import CollectedGroups, outcome_of
 from reward.judge_client import Bill
-from reward.labels import (
-    LabelError,
-    Labeller,
-    MonteCarloLabeller,
-    StepLabel,
-    append_label,
-    read_labels,
-)
+from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
 from reward.prm.quality import evaluate_prm
