@@ -17,8 +17,7 @@ from rollout.time_limit import side_by_side
 from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
-    from actors.worker_pool import WorkerPool
-
+    from actors.rollout_worker import WorkerPool
     from ray_jobs.run.run import Run
     from rollout.worker import Solver
 
