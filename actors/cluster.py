@@ -15,8 +15,8 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
-from configs.cluster import ClusterConfig
 from configs.errors import UserError
+from configs.run import ClusterConfig
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge
@@ -138,11 +138,6 @@ def _start_own(*, dashboard: bool) -> None:
             ray.shutdown()
             if last:
                 raise UserError("Ray did not start within 30 s, three times: this machine is too busy") from error
-
-
-def stop_ray() -> None:
-    """Leave the cluster, and stop it if this run started it."""
-    ray.shutdown()
 
 
 def _join(address: str) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import ray
 
@@ -34,22 +33,15 @@ MAX_OPEN_CALLS = 100_000
 Ray's `concurrency_groups` would not do: each has its own event loop, and calls in one cannot wake those in another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedAdapter:
-    """A policy version and its weights."""
-
-    policy_version: int
-    digest: str
-    """sha256 of the adapter's bytes."""
-    ref: "tuple[ray.ObjectRef[bytes]]"
-    """Reference to the bytes, in a tuple so that Ray passes it on unresolved."""
+Offer = tuple[int, "tuple[ray.ObjectRef[bytes]]"]
+"""A policy version, and the reference to its weights in a tuple, so that Ray passes it on unresolved."""
 
 
 @ray.remote(num_cpus=0, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
 class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
         self._buffer = GroupBuffer(config, choice=_task_choice(config), put=ray.put)
-        self._newest: PublishedAdapter | None = None
+        self._newest: Offer | None = None
         self._newer = asyncio.Event()
         self._published_at: dict[int, float] = {}
         self._digests: dict[int, str] = {}
@@ -105,25 +97,25 @@ class DynamicSampling(Watched):
 
     async def next_version(self) -> int:
         """Return the lowest version number that was not published yet."""
-        return self._newest.policy_version + 1 if self._newest else 0
+        return self._newest[0] + 1 if self._newest else 0
 
     async def publish(self, adapter: Adapter) -> None:
         """Make a version available to workers. Raises ValueError where its number is not new or its digest wrong."""
         version = adapter.policy_version
-        if self._newest and version <= self._newest.policy_version:
-            raise ValueError(f"version {version} was published before; the newest is {self._newest.policy_version}")
+        if self._newest and version <= self._newest[0]:
+            raise ValueError(f"version {version} was published before; the newest is {self._newest[0]}")
         # In a thread: hundreds of megabytes take a while, in which groups come and go.
         digest, ref = await asyncio.to_thread(lambda: (hashlib.sha256(adapter.data).hexdigest(), ray.put(adapter.data)))
         if digest != adapter.digest:
             raise ValueError(f"version {version}: sha256 {digest[:12]} is not the learner's {adapter.digest[:12]}")
         self._published_at[version], self._digests[version] = time.monotonic(), digest
-        self._newest = PublishedAdapter(policy_version=version, digest=digest, ref=(ref,))
+        self._newest = version, (ref,)
         self._newer.set()
         self._newer = asyncio.Event()
 
-    async def wait_newer(self, policy_version: int) -> PublishedAdapter:
+    async def wait_newer(self, policy_version: int) -> Offer:
         """Return the newest adapter above `policy_version`. Waits for one, woken by `publish`."""
-        while self._newest is None or self._newest.policy_version <= policy_version:
+        while self._newest is None or self._newest[0] <= policy_version:
             await self._newer.wait()
         return self._newest
 

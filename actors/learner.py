@@ -1,4 +1,4 @@
-"""The learner as actors: one process for each of its ranks, and in most runs there is one rank."""
+"""The learner as actors: a process for each of its ranks (in most runs one), and one for shared base weights."""
 
 import socket
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from actors.cluster import Handle
+from actors.heartbeat import Watched
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
@@ -19,6 +20,7 @@ from learner.packing import build_batch, group_samples, samples_of
 from learner.types import StepResult
 from reward.labels.plan import fresh_error
 from rollout.codec import decode_group
+from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.lifecycle import Batch, Snapshot
 from rollout.types import Trajectory
 
@@ -105,3 +107,24 @@ class LearnerActor:
 
     def load_checkpoint(self, folder: Path) -> None:
         load_checkpoint(self._learner, folder)
+
+
+@ray.remote
+class BaseWeightsActor(Watched):
+    """Holds the base weights that the learner and the first rollout worker share on one card, and nothing else.
+
+    So it survives crashes of its readers. It is never restarted: they would keep pointers to freed memory.
+    """
+
+    def __init__(self, build: Callable[[], BaseWeights]) -> None:
+        self._weights = build()
+
+    def __repr__(self) -> str:
+        return "BaseWeights"
+
+    async def export(self) -> ExportedBase:
+        """Return handles with which one other process reads the weights."""
+        return self._weights.export()
+
+    async def close(self) -> None:
+        self._weights.close()

@@ -1,9 +1,10 @@
-"""The rollout worker as an actor: it runs admitted groups, and returns them judged, always with proven weights."""
+"""Rollout workers: the actor that runs and judges admitted groups, always with proven weights, and the pool of all."""
 
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,24 +13,28 @@ from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
 from configs.errors import UserError
 from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
+from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
+from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers.custom import CustomTurnScorer
 from reward.types import PrmError
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
-from rollout.engines.engine import EngineError, Pulse
+from rollout.engines.engine import BASE_VERSION, EngineError, Pulse
 from rollout.engines.vllm import VllmEngine
 from rollout.filters import SOLVED
 from rollout.lifecycle import Permit
-from rollout.types import Group, GroupSummary, StepScores
+from rollout.types import Group, GroupSummary, StepScores, Trajectory
 from rollout.worker import Worker
 
 if TYPE_CHECKING:
+    from actors.supervisor import Supervisor
     from envs.sandbox import SandboxState
 
 LOAD_LIMIT_S = 300.0
 """A worker that has not proven a version after this time is replaced."""
+POOL_LOOK_EVERY_S = 0.5
 
 
 @ray.remote
@@ -216,11 +221,10 @@ class WeightFollower:
     async def follow(self) -> None:
         """Load one version after the other. Raises UserError for one that cannot be proven in time."""
         while True:
-            offer = await self._sampling.wait_newer.remote(self.proven_version)
-            version = offer.policy_version
+            version, (weights,) = await self._sampling.wait_newer.remote(self.proven_version)
             try:
                 async with asyncio.timeout(LOAD_LIMIT_S):
-                    await self._load(version, await offer.ref[0])
+                    await self._load(version, await weights)
             except TimeoutError:
                 raise UserError(
                     f"worker {self._worker} did not load version {version} within {LOAD_LIMIT_S:.0f} s"
@@ -260,3 +264,61 @@ class Courier:
         while self._waiting:
             together, self._waiting = self._waiting, []
             await self._sampling.complete.remote(together)
+
+
+class WorkerPool:
+    """The workers of a run as one policy, for every phase outside of training rollouts.
+
+    Sends each call to the worker with the fewest open ones. A call whose worker is lost is repeated on another one;
+    the supervisor replaces the worker.
+    """
+
+    def __init__(self, supervisor: "Supervisor", *, max_open_each: int) -> None:
+        """`max_open_each`: open attempts of one worker."""
+        self._supervisor = supervisor
+        self._max_open_each = max_open_each
+        self._open: Counter[int] = Counter()
+        self._lost: dict[int, Handle] = {}
+        """Workers that failed a call, by index, until they are replaced."""
+        self.policy_version = BASE_VERSION
+        """The version that was published last; a worker answers no call before it uses this version or a newer one."""
+
+    @property
+    def max_open(self) -> int:
+        return self._max_open_each * max(1, len(self._supervisor.workers))
+
+    async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
+        return await self._call("collect_group", task, group_id, group_size)
+
+    async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
+        return await self._call("continue_from", trajectory, num_turns, count)
+
+    async def attempt(
+        self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int
+    ) -> Trajectory:
+        return await self._call("attempt", task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed)
+
+    async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
+        return await self._call("demonstrate", tasks)
+
+    async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        while True:
+            index, worker = await self._freest_worker()
+            self._open[index] += 1
+            try:
+                return await worker.act.remote(self.policy_version, method, *args, **kwargs)
+            except PART_LOST:
+                self._lost[index] = worker
+            finally:
+                self._open[index] -= 1
+
+    async def _freest_worker(self) -> tuple[int, Handle]:
+        """Wait for a worker that has started. Raises what ends the run."""
+        while True:
+            self._supervisor.check()
+            workers = self._supervisor.workers
+            ready = [index for index, worker in workers.items() if self._lost.get(index) is not worker]
+            if ready:
+                index = min(ready, key=lambda index: self._open[index])
+                return index, workers[index]
+            await asyncio.sleep(POOL_LOOK_EVERY_S)

@@ -21,19 +21,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
 from actors.cluster import PART_LOST, Handle, LearnerLostError, is_lost, reason_of
 from actors.heartbeat import Bound, Heartbeat
-from actors.launch import Cluster, Launcher
+from actors.launch import Cluster, Launcher, worker_bundle
 from actors.learner import call_all
-from actors.placement import worker_bundle
 from configs.errors import UserError
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 from rollout.concurrency import WorkerReading
+
+Result = TypeVar("Result")
 
 MAX_RESTARTS = 5
 """Restarts of one part between two train steps."""
@@ -161,7 +162,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         if self._failure is not None:
             raise self._failure
 
-    def wait(self, reference: "ray.ObjectRef[Any]", what: str) -> Any:
+    def wait(self, reference: "ray.ObjectRef[Result]", what: str) -> Result:
         """Return the value of a call. `what` names it on the console."""
         with self._waiting(what):
             while not ray.wait([reference], timeout=LOOK_EVERY_S)[0]:

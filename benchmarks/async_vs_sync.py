@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.runs import compare_after_rl, train, train_steps
 from configs.loading import load_run_config
-from ray_jobs.cli_options import DEFAULT_RECIPE
+from ray_jobs.cli import DEFAULT_RECIPE
 from ray_jobs.evaluation import evaluation_in
 from ray_jobs.statistics import wilson_interval
 

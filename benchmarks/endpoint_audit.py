@@ -395,7 +395,7 @@ def main() -> None:
 
     from configs.learner import ModelConfig
     from configs.rollout import EngineConfig
-    from learner.demo_model import ensure_demo_model
+    from ray_jobs.run.model_folder import ensure_demo_model
 
     model_path = Path(ensure_demo_model())
     tokenizer = AutoTokenizer.from_pretrained(model_path)

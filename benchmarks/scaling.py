@@ -20,7 +20,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster import start_ray, stop_ray
+from actors.cluster import start_ray
 from actors.dynamic_sampling import DynamicSampling
 from actors.rollout_worker import Courier
 from configs.loading import load_run_config
@@ -28,7 +28,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import TaskSampler
 from learner.types import StepResult
 from ray_jobs.run.folder import RunFolder
-from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
+from ray_jobs.run.progress import batch_groups, group_rows, step_trajectories
 from reward.judging import group_summary
 from rollout.codec import encode_group
 from rollout.lifecycle import Batch, Permit, Snapshot
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for workers in map(int, options.workers.split(",")):
             print(measure(workers, options).row(), flush=True)
     finally:
-        stop_ray()
+        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -37,17 +37,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from actors.placement import KEEP_MEMORY
+from actors.launch import KEEP_MEMORY
 from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks, training_tasks
-from learner.demo_model import cache_dir
 from learner.optim import MAX_GRAD_NORM
 from ray_jobs.cold_start import cold_start
 from ray_jobs.held_out import attempt_all
 from ray_jobs.run.local import open_policy
-from ray_jobs.run.model_folder import resolve_model
+from ray_jobs.run.model_folder import cache_dir, resolve_model
 from ray_jobs.run.preflight import check_before_start
 from ray_jobs.run.run import open_run
 from ray_jobs.train import reinforce

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
-from configs.backend import ServerConfig
 from configs.base import Config, OwnPath
 from configs.errors import did_you_mean
+from configs.rollout import ServerConfig
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),

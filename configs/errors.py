@@ -4,14 +4,28 @@ Imports nothing heavy, because the sandbox loads this module in every process.
 """
 
 import difflib
+import errno
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 MAX_JSON_DEPTH = 100
 """Depth limit of JSON that is passed on: many readers and writers give up at 200."""
+
+PLACE_ERRORS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
+)
+"""Errors of the operating system that come from the chosen path, not from a fault in this code."""
+
+FULL_OBJECT_STORE = (
+    "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
+    "start Ray with a larger object store or with --object-spilling-directory on another disk, and continue with "
+    "`agentflow resume`"
+)
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -22,6 +36,27 @@ class UserError(RuntimeError):
 
     The command line prints that line without a traceback and ends with exit code 2, also if an actor raised the error.
     """
+
+
+def user_error(error: BaseException) -> str | None:
+    """Return one line for an error whose message is for the user; None for a bug, which needs its traceback."""
+    # Ray wraps the exception of an actor; the wrapper's text is the actor's traceback.
+    while isinstance(cause := getattr(error, "cause", None), BaseException):
+        error = cause
+    # Python's FileNotFoundError has a number; ours have a sentence with a remedy instead.
+    missing_file = type(error) is FileNotFoundError and error.errno is None
+    if missing_file or isinstance(error, UserError):
+        return str(error)
+    # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
+    ray = sys.modules.get("ray.exceptions")
+    if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):
+        return FULL_OBJECT_STORE
+    if isinstance(error, OSError) and error.errno in PLACE_ERRORS and error.filename is not None:
+        return (
+            f"cannot use '{error.filename}': {error.strerror}; check its permissions and free space, or name another "
+            "place"
+        )
+    return None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

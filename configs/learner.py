@@ -16,15 +16,7 @@ class ModelConfig(Config):
     """Rank r of the adapter."""
     lora_alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
     """Adapter scale numerator; the delta of a weight is alpha / r * B A."""
-    lora_targets: tuple[str, ...] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-    )
+    lora_targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Linear layers that carry the adapter (Qwen3 and Llama names)."""
 
 
@@ -165,7 +157,7 @@ class LearnerConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _set_default_correction(cls, values: Any) -> Any:
+    def _set_default_correction(cls, values: object) -> object:
         # A loss that bounds the ratio itself has no correction by default.
         if not isinstance(values, Mapping) or "correction" in values:
             return values

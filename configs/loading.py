@@ -6,9 +6,10 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from configs.base import types_of
 from configs.errors import UserError, did_you_mean, reason
@@ -125,7 +126,7 @@ def _parse_value(text: str) -> object:
         return text
 
 
-def _describe(detail: Any) -> str:
+def _describe(detail: ErrorDetails) -> str:
     """Return pydantic's message with the dotted key in front and the rejected value behind it."""
     key = _dotted_key(detail["loc"])
     if detail["type"] == "extra_forbidden":

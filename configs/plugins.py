@@ -53,7 +53,7 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
     return loaded
 
 
-def check_call(function: Callable[..., Any], source: str, *, key: str, takes: str, **settings: object) -> None:
+def check_call(function: Callable[..., object], source: str, *, key: str, takes: str, **settings: object) -> None:
     """Raise OwnCodeError if the function refuses the arguments in `takes`, such as "task, answer", or the settings."""
     try:
         inspect.signature(function).bind(*filter(None, takes.split(", ")), **settings)

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from configs.api_keys import PlainUrl, on_this_machine
-from configs.backend import ServerConfig
 from configs.base import Config, OwnPath, typed
 from configs.plugins import ImportPath
+from configs.rollout import ServerConfig
 
 
 class CollectConfig(Config):

@@ -4,46 +4,28 @@ Modules that take long to import are imported inside the commands.
 """
 
 import json
+import math
 import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts.validators import Number
 
-from configs.errors import UserError, printable
-from ray_jobs.cli_options import (
-    Adapter,
-    Backend,
-    Benchmarks,
-    Count,
-    File,
-    Folder,
-    Formats,
-    Given,
-    Phase,
-    PhaseOptions,
-    Quantization,
-    Recipe,
-    RunFolder,
-    Seconds,
-    acting_config,
-    checkpoint_of,
-    run_config,
-    show_sandbox,
-    split_arguments,
-    user_error,
-)
+from configs.errors import UserError, printable, user_error
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
+    from envs.sandbox import SandboxState
 
+DEFAULT_RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "demo_cpu.toml"
 STARTER = Path(__file__).parent / "starter"
 
 QUIET = {
@@ -55,7 +37,106 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 
-# ------------------------------------------------------------------------------- training commands
+
+def _checkpoint(_: object, tokens: Sequence[Token]) -> Path | None:
+    if tokens[-1].value == "none":
+        return None
+    from ray_jobs.run.origin import checkpoint_at
+
+    return checkpoint_at(Path(tokens[-1].value).expanduser())
+
+
+def _names(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
+    from envs.datasets.benchmarks import BENCHMARKS
+
+    names = BENCHMARKS if tokens[-1].value == "all" else tokens[-1].value.split(",")
+    return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+
+
+Phase = Literal["train", "resume", "collect", "label", "train-prm", "evaluate"]
+Quantization = Literal["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+Given = Annotated[
+    str,
+    Parameter(
+        name="RECIPE key=value",
+        help="TOML file or name of a built-in recipe (default demo_cpu), and settings, e.g. learner.learning_rate=2e-6",
+    ),
+]
+Recipe = Annotated[str | None, Parameter(metavar="RECIPE", help="the recipe as an option, anywhere on the line")]
+Count = Annotated[int, Parameter(validator=Number(gte=1))]
+RunFolder = Annotated[Path, Parameter(name="RUN", help="folder of a run, below runs/")]
+Adapter = Annotated[
+    Path | None,
+    Parameter(
+        converter=_checkpoint,
+        metavar="RUN|CHECKPOINT",
+        help="run folder (its newest checkpoint), a checkpoint, or its adapter file; `none` is the base model",
+    ),
+]
+Backend = Annotated[
+    str | None,
+    Parameter(
+        metavar="KIND:MODEL",
+        help="vllm:FOLDER (a merged model), ollama:MODEL or openai:MODEL; backend.base_url=... is the server's address",
+    ),
+]
+Folder = Annotated[Path | None, Parameter(metavar="FOLDER")]
+File = Annotated[Path | None, Parameter(metavar="FILE")]
+Benchmarks = Annotated[
+    tuple[str, ...],
+    Parameter(
+        converter=_names,
+        metavar="NAME[,NAME]",
+        help="bamboogle, 2wiki, hotpotqa, musique, gaia, aime24, amc23, game24, gpqa, medqa, or all; without it the "
+        "recipe's held-out tasks (evaluation.mix)",
+    ),
+]
+
+
+def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """Return the recipe (by default the CPU demo) and the overrides, which may come in any order.
+
+    A word without `=`, or with a slash before it, is a recipe.
+    """
+    overrides = tuple(word for word in given if "=" in word and "/" not in word.partition("=")[0])
+    recipes = [word for word in given if word not in overrides]
+    if len(recipes) > 1:
+        raise UserError(
+            f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}', and a setting is given as "
+            "key=value"
+        )
+    return Path(recipes[0]) if recipes else DEFAULT_RECIPE, overrides
+
+
+def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":
+    """Load and validate the configuration; `backend` is KIND:MODEL."""
+    from configs.loading import load_run_config
+
+    path, changes = split_arguments(given)
+    kind, _, model = (backend or "").partition(":")
+    if kind:
+        changes += (f"backend.type={json.dumps(kind)}",)
+    if model:
+        changes += (f"{'model.path' if kind == 'vllm' else 'backend.model'}={json.dumps(model)}",)
+    return load_run_config(path, changes)
+
+
+def acting_config(given: Sequence[str], *, backend: str | None = None, draws_tasks: bool = False) -> "RunConfig":
+    """Load the configuration for a command that does not train, and check what the command needs of this machine."""
+    config = run_config(given, backend=backend)
+    from ray_jobs.run.preflight import check_before_acting
+
+    show_sandbox(check_before_acting(config, draws_tasks=draws_tasks))
+    return config
+
+
+def show_sandbox(state: "SandboxState | None") -> None:
+    """Print the state of the code sandbox on stderr if it has less isolation than it could have."""
+    if state is not None and state.without:
+        print(f"agentflow: code sandbox: {state}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------------------------- commands
 
 
 def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; the run gets its name")], /) -> None:
@@ -128,10 +209,9 @@ def _run(config: "RunConfig") -> None:
 def collect(*given: Given, adapter: Adapter = None) -> None:
     """Collect trajectories of the base model or of an adapter, to label them."""
     config = acting_config(given, draws_tasks=True)
-    checkpoint = checkpoint_of(adapter)
     from ray_jobs.prm import run_collect
 
-    run_collect(config, checkpoint)
+    run_collect(config, adapter)
 
 
 def label(
@@ -141,10 +221,9 @@ def label(
 ) -> None:
     """Label the steps of the collected trajectories."""
     config = run_config(given)
-    checkpoint = checkpoint_of(adapter)
     from ray_jobs.prm import run_label
 
-    run_label(config, checkpoint, dry_run=dry_run)
+    run_label(config, adapter, dry_run=dry_run)
 
 
 def train_prm(*given: Given) -> None:
@@ -162,7 +241,15 @@ def submit(
         Path, Parameter(metavar="FOLDER", help="the folder to upload, without caches and runs")
     ] = Path(),
     follow: Annotated[bool, Parameter(help="print the job's log until it ends")] = False,
-    options: PhaseOptions = (),
+    options: Annotated[
+        tuple[str, ...],
+        Parameter(
+            converter=lambda _, tokens: tuple(shlex.split(tokens[-1].value)),
+            metavar="TEXT",
+            allow_leading_hyphen=True,
+            help="more options of the phase's command, e.g. --options='--benchmark gpqa --limit 20'",
+        ),
+    ] = (),
     runtime_env: Annotated[
         File, Parameter(help="YAML or JSON to add to Ray's runtime environment (pip, env_vars, excludes, ...)")
     ] = None,
@@ -191,9 +278,6 @@ def submit(
     return run_submit(request, follow=follow)
 
 
-# -------------------------------------------------------------------------------- results commands
-
-
 def evaluate(
     *given: Given,
     adapter: Adapter = None,
@@ -209,11 +293,10 @@ def evaluate(
     if not benchmark and (data or part):
         raise UserError(f"{'--data' if data else '--part'} needs --benchmark: held-out tasks have no benchmark files")
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
-    checkpoint = checkpoint_of(adapter)
     from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 
     request = EvaluationRequest(
-        adapter=checkpoint, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
+        adapter=adapter, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
     )
     run_evaluation(config, request)
 
@@ -256,10 +339,9 @@ def solve(
 ) -> int:
     """Solve one question and print the steps as they happen."""
     config = acting_config([*filter(None, (recipe, *given))], backend=backend)
-    checkpoint = checkpoint_of(adapter)
     from ray_jobs.solve import run_solve
 
-    return run_solve(config, question, checkpoint, trace)
+    return run_solve(config, question, adapter, trace)
 
 
 def export(
@@ -267,7 +349,7 @@ def export(
     /,
     *,
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
-    format: Annotated[Formats, Parameter(help="what to write")] = "hf,gguf",
+    format: Annotated[Literal["hf", "gguf", "hf,gguf"], Parameter(help="what to write")] = "hf,gguf",
     quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
     recipe: Annotated[File, Parameter(help="recipe of a checkpoint outside of a run folder")] = None,
 ) -> None:
@@ -289,9 +371,6 @@ def serve(
     from ray_jobs.export import run_serve
 
     run_serve(config, export)
-
-
-# ----------------------------------------------------------------------- planning and tool commands
 
 
 def plan(
@@ -316,7 +395,12 @@ def doctor() -> int:
     return run_doctor()
 
 
-def run_code(file: Annotated[str, Parameter(name="FILE")], /, *, timeout: Seconds = 5.0) -> int:
+def run_code(
+    file: Annotated[str, Parameter(name="FILE")],
+    /,
+    *,
+    timeout: Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf), metavar="S")] = 5.0,
+) -> int:
     """Run a Python file in the sandbox."""
     from ray_jobs.solve import run_code
 
@@ -351,7 +435,7 @@ def make_app() -> App:
         help="Train the planner of a tool-using agent: asynchronous RL on Ray.\n\n"
         "`agentflow help COMMAND` describes a command.",
         help_format="plaintext",
-        version=_version,
+        version=lambda: f"agentflow {version('agentflow-ray')}",
         default_parameter=Parameter(negative=(), show_default=lambda value: str(value) if value else None),
         result_action="return_value",
         exit_on_error=False,
@@ -363,12 +447,6 @@ def make_app() -> App:
         for place, command in enumerate(commands):
             app.command(command, group=group, sort_key=place)
     return app
-
-
-def _version() -> str:
-    from importlib.metadata import version
-
-    return f"agentflow {version('agentflow-ray')}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -406,9 +484,6 @@ def _sigterm_interrupts(signals: list[int]) -> Iterator[None]:
         # Ray turns an exception that is raised here, while Ray waits, into this class.
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives signals
-        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

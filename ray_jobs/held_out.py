@@ -16,7 +16,7 @@ from rollout.codec import Record, flat_record
 from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
-    from actors.worker_pool import WorkerPool
+    from actors.rollout_worker import WorkerPool
     from ray_jobs.run.run import Run
     from rollout.worker import Solver
 

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from configs.base import fastest_precision
-from configs.cluster import BASE_SHARE, RANK_SHARE
 from configs.errors import UserError
 from configs.learner import LOGIT_CHUNK_TOKENS
-from configs.run import RunConfig
+from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
 from learner.packing import BLOCK_NODES
 from ray_jobs.run.model_folder import ModelShape, find_shape
 from ray_jobs.run.origin import memory_bytes

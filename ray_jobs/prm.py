@@ -90,7 +90,7 @@ def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
 
-    Raises UserError if the folder holds trajectories of another policy, and RunLockError if another process works on
+    Raises UserError if the folder holds trajectories of another policy, or if another process works on
     the run.
     """
     with LocalRun(config, adapter) as run, locked(run.folder.path):
@@ -227,7 +227,7 @@ def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepTe
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
     """Label the steps of the trajectories in `collected/` of the run folder.
 
-    Raises UserError without trajectories, and RunLockError if another process works on the run.
+    Raises UserError without trajectories, or if another process works on the run.
     """
     check_labelling(config)
     check_judge_key(config)
@@ -285,7 +285,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 def run_train_prm(config: RunConfig) -> None:
     """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
 
-    Raises UserError without trajectories or labels, and RunLockError if another process works on the run.
+    Raises UserError without trajectories or labels, or if another process works on the run.
     """
     with LocalRun(config) as run:
         folder = run.folder

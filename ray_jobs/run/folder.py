@@ -7,14 +7,12 @@ import os
 import socket
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 import msgspec
 
@@ -39,14 +37,10 @@ from rollout.lifecycle import GroupRow
 from rollout.types import Trajectory
 
 
-class RunLockError(UserError):
-    """The run's folder cannot be locked; the message says which process holds it, or why."""
-
-
 def lock(folder: Path) -> TextIO:
     """Lock a run folder until the returned file is closed or this process ends.
 
-    Raises RunLockError if another process holds the lock, or the file system has none.
+    Raises UserError if another process holds the lock, or the file system has none.
     """
     file = (folder / ".lock").open("a+")
     try:
@@ -55,10 +49,10 @@ def lock(folder: Path) -> TextIO:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise RunLockError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
+        raise UserError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
     except OSError as error:
         file.close()
-        raise RunLockError(
+        raise UserError(
             f"'{folder}' cannot be locked: {error.strerror}; its file system must support flock: mount it with locks, "
             "or set output_dir=... to another one"
         ) from error
@@ -70,41 +64,10 @@ def lock(folder: Path) -> TextIO:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create a run folder if necessary, and lock it while the body runs. Raises RunLockError."""
+    """Create a run folder if necessary, and lock it while the body runs. Raises UserError."""
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         yield
-
-
-Result = TypeVar("Result")
-
-
-class Backlog:
-    """A queue of at most `most` functions for one thread.
-
-    The error of a function is raised once, by the next `add` or `finish`.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: deque[Future[object]] = deque()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="backlog")
-
-    def add(self, work: Callable[[], Result]) -> None:
-        """Queue a function, after waiting until there is room. Raise the error of an earlier function."""
-        while self._open and (self._open[0].done() or len(self._open) >= self._most):
-            self._open.popleft().result()
-        self._open.append(self._thread.submit(work))
-
-    def finish(self) -> None:
-        """Wait until all functions have ended. Raise the error of an earlier one."""
-        while self._open:
-            self._open.popleft().result()
-
-    def close(self) -> None:
-        """Finish, and accept no further functions."""
-        self._thread.shutdown()
-        self.finish()
 
 
 PHASES = "phases.json"
@@ -112,8 +75,6 @@ METRICS = "metrics.jsonl"
 TRAJECTORIES = "trajectories.jsonl"
 GROUPS = "groups.jsonl"
 TENSORBOARD = "tb"
-STEPS_BEHIND = 2
-"""Train steps whose trajectories may wait to be written."""
 
 
 class _Place(msgspec.Struct):
@@ -150,7 +111,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
     ) -> None:
-        """Lock and open the folder. Raises RunLockError if another process works on the run.
+        """Lock and open the folder. Raises UserError if another process works on the run.
 
         `tell` prints messages, such as of failed trackers.
         """
@@ -215,9 +176,11 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._groups = opened.enter_context((self.path / GROUPS).open("ab"))
             self._board = Board(self.path / TENSORBOARD, purge_step=purge_step)
             opened.callback(self._board.close)
-            self._backlog = Backlog(STEPS_BEHIND)
-            # It is closed first, because it writes to all the other files.
-            opened.callback(self._backlog.close)
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log")
+            self._written: Future[None] | None = None
+            # The thread ends first, because it writes to all the other files; then its error is raised.
+            opened.callback(self.catch_up)
+            opened.callback(self._thread.shutdown)
             self._files = opened.pop_all()
 
     @property
@@ -254,14 +217,18 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     ) -> None:
         """Log the groups of a train step and their trajectories, with histograms in TensorBoard.
 
-        Returns at once: a thread consumes the iterables and writes. What fails there is raised by the next call, by
-        `catch_up`, or when the folder is closed.
+        Returns when the step before is written: a thread consumes the iterables and writes. What fails there is raised
+        by the next call, by `catch_up`, or when the folder is closed.
         """
-        self._backlog.add(partial(self._log_step, step, trajectories, list(groups), StepDistributions(version_ages)))
+        self.catch_up()
+        distributions = StepDistributions(version_ages)
+        self._written = self._thread.submit(self._log_step, step, trajectories, list(groups), distributions)
 
     def catch_up(self) -> None:
-        """Wait until everything that was logged is written."""
-        self._backlog.finish()
+        """Wait until everything that was logged is written. Raise what failed, once."""
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def _log_step(
         self,

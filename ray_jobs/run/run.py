@@ -10,19 +10,11 @@ from typing import Any
 
 import ray
 
-from actors.cluster import (
-    PART_LOST,
-    Handle,
-    LearnerLostError,
-    reason_of,
-    set_gauges,
-    start_ray,
-    stop_ray,
-)
+from actors.cluster import PART_LOST, Handle, LearnerLostError, reason_of, set_gauges, start_ray
 from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
+from actors.rollout_worker import WorkerPool
 from actors.supervisor import Supervisor
-from actors.worker_pool import WorkerPool
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.learner import Learner
@@ -135,7 +127,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"resume with {resume}") from None
         finally:
-            stop_ray()
+            ray.shutdown()
 
 
 @contextmanager
@@ -149,13 +141,7 @@ def start_parts(
         with console.phase("start"):
             cluster = launcher.launch()
         supervisor = Supervisor(
-            config,
-            folder.path,
-            launcher,
-            cluster,
-            note=console.note,
-            waiting=console.waiting,
-            resume=resume,
+            config, folder.path, launcher, cluster, note=console.note, waiting=console.waiting, resume=resume
         )
         console.late = supervisor.late
         pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)

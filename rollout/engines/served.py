@@ -13,7 +13,7 @@ import ollama
 import openai
 
 from configs.api_keys import required_key
-from configs.backend import ServedConfig
+from configs.rollout import ServedConfig
 from envs.tools.http import BoundedClient
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.types import Message, TextCompletion

@@ -7,7 +7,7 @@ import ray
 from stage import local_ray
 
 from actors.cluster import start_ray
-from configs.cluster import ClusterConfig
+from configs.run import ClusterConfig
 
 
 @pytest.fixture(scope="package")

@@ -16,11 +16,10 @@ import psutil
 import ray
 from rich.console import Console as RichConsole
 
-from actors.cluster import start_ray, stop_ray
+from actors.cluster import start_ray
 from actors.launch import Builders
-from configs.cluster import ClusterConfig
 from configs.loading import load_run_config
-from configs.run import RunConfig
+from configs.run import ClusterConfig, RunConfig
 from learner.checkpoint import newest_checkpoint
 from ray_jobs.cold_start import cold_start
 from ray_jobs.run.console import Console
@@ -69,14 +68,14 @@ def doubles_found() -> Iterator[None]:
 @contextmanager
 def local_ray(num_cpus: int = 4) -> Iterator[None]:
     """Start Ray as a run does on a machine with this many cores, instead of one that is up."""
-    stop_ray()
+    ray.shutdown()
     cpu_count, os.cpu_count = os.cpu_count, lambda: num_cpus
     with doubles_found():
         try:
             start_ray(ClusterConfig())
             yield
         finally:
-            stop_ray()
+            ray.shutdown()
             os.cpu_count = cpu_count
 
 

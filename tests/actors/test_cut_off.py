@@ -114,6 +114,6 @@ def test_second_process_on_a_folder_ends_with_one_clear_error(tmp_path):
         second.ensure_running()
         assert second.process.wait(WAIT_S) != 0
         assert first.runs
-        assert "RunLockError" in second.said().decode()
+        assert "UserError" in second.said().decode()
     finally:
         kill_all(first)

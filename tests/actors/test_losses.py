@@ -28,10 +28,10 @@ from ray.cluster_utils import Cluster
 from stage import check_law, doubles_found, kill, make_config, open_stage, processes, wait_until
 
 from actors import heartbeat, rollout_worker
-from actors.cluster import start_ray, stop_ray
+from actors.cluster import start_ray
 from actors.supervisor import MAX_RESTARTS
-from configs.cluster import ClusterConfig
 from configs.errors import UserError
+from configs.run import ClusterConfig
 from envs.datasets.sampler import evaluation_tasks
 from rollout.files import read_records
 
@@ -254,14 +254,14 @@ def test_workers_are_let_go_and_come_back_as_the_file_says(tmp_path):
 @pytest.fixture
 def machines():
     """A cluster whose first node has room for the learner and one worker."""
-    stop_ray()
+    ray.shutdown()
     with doubles_found():
         nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
         try:
             start_ray(ClusterConfig(address=nodes.address))
             yield nodes
         finally:
-            stop_ray()
+            ray.shutdown()
             nodes.shutdown()
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from actors import placement
+from actors import launch
 from configs.errors import UserError
 from configs.loading import load_run_config
 
@@ -20,7 +20,7 @@ def on_cards(*overrides):
     [("card.shared=true", [{"CPU": 2.0, "GPU": 1.0}]), ("card.learner=0.3", [{"CPU": 1.0, "GPU": 0.3}])],
 )
 def test_a_shared_card_is_reserved_as_a_whole_and_another_one_by_the_learners_share(changes, room):
-    assert placement.learner_room(on_cards(changes)) == room
+    assert launch.learner_room(on_cards(changes)) == room
 
 
 @pytest.mark.parametrize(
@@ -37,30 +37,30 @@ def test_nothing_is_shared_over_several_cards_or_none(changes):
 
 
 def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
-    card, cpu = placement.training_env(2, "cuda"), placement.training_env(2, "cpu")
+    card, cpu = launch.training_env(2, "cuda"), launch.training_env(2, "cpu")
     assert card["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_ALLOC_CONF" not in placement.thread_env(2)
+    assert "PYTORCH_ALLOC_CONF" not in launch.thread_env(2)
     assert not [name for name in card if name.startswith("MALLOC_")]  # a model passes through here on its way to a card
     assert int(cpu["MALLOC_TRIM_THRESHOLD_"]) == 64 * 2**30
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cuda", "expandable_segments:False"), ("cpu", None)])
 def test_memory_of_shared_base_weights_can_be_exported_to_other_processes(device, expected):
-    assert placement.base_env(device).get("PYTORCH_ALLOC_CONF") == expected
+    assert launch.base_env(device).get("PYTORCH_ALLOC_CONF") == expected
 
 
 def test_part_claims_a_core_and_an_engine_over_several_cards_all_of_them_on_one_node():
     config = load_run_config(None, [])
-    assert [placement.worker_bundle(config)] == placement.learner_bundles(config) == [{"CPU": 1.0}]
-    assert placement.worker_bundle(on_cards("rollout.engine.tensor_parallel=4")) == {"CPU": 1.0, "GPU": 4.0}
+    assert [launch.worker_bundle(config)] == launch.learner_bundles(config) == [{"CPU": 1.0}]
+    assert launch.worker_bundle(on_cards("rollout.engine.tensor_parallel=4")) == {"CPU": 1.0, "GPU": 4.0}
 
 
 def test_no_two_ranks_share_a_card_and_an_engine_fits_beside_one():
     config = on_cards("learner.num_workers=3")
-    ranks = placement.learner_bundles(config)
+    ranks = launch.learner_bundles(config)
     assert len(ranks) == 3
     assert all(rank["GPU"] > 0.5 for rank in ranks)
-    assert ranks[0]["GPU"] + placement.worker_bundle(config)["GPU"] <= 1.0
+    assert ranks[0]["GPU"] + launch.worker_bundle(config)["GPU"] <= 1.0
 
 
 SHARED_BASE = ("card.shared=true", "card.share_base=true")
@@ -68,9 +68,9 @@ SHARED_BASE = ("card.shared=true", "card.share_base=true")
 
 def test_the_holder_of_a_shared_base_takes_its_share_from_the_learners():
     both = on_cards(*SHARED_BASE, "card.learner=0.4")
-    assert placement.learner_bundles(both) == [{"CPU": 1.0, "GPU": pytest.approx(0.39)}]
+    assert launch.learner_bundles(both) == [{"CPU": 1.0, "GPU": pytest.approx(0.39)}]
     alone = on_cards("card.shared=true", "card.learner=0.4")
-    assert placement.learner_bundles(alone) == [{"CPU": 1.0, "GPU": 0.4}]
+    assert launch.learner_bundles(alone) == [{"CPU": 1.0, "GPU": 0.4}]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import ray
 
 from actors.cluster import start_ray
-from configs.cluster import ClusterConfig
 from configs.errors import UserError
+from configs.run import ClusterConfig
 
 BUSY = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from actors import worker_pool
-from actors.worker_pool import WorkerPool
+from actors import rollout_worker
+from actors.rollout_worker import WorkerPool
 from configs.errors import UserError
 from envs.types import Task
 
@@ -47,7 +47,7 @@ class FakeSupervisor:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(worker_pool, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(rollout_worker, "POOL_LOOK_EVERY_S", 0.01)
 
 
 async def attempt_all(supervisor, version=7):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.endpoint_audit import Audit, Sampled, ScriptedSampler, audit
-from learner.demo_model import ensure_demo_model
 from learner.types import TrainingSample
+from ray_jobs.run.model_folder import ensure_demo_model
 
 PROMPT, REPLY, LOGPROBS = (5, 6), (7, 8, 9), (-0.5, -0.25, -1.0)
 

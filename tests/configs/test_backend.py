@@ -1,6 +1,6 @@
 import pytest
 
-from configs.backend import ServedConfig
+from configs.rollout import ServedConfig
 
 
 def test_a_server_needs_the_name_of_its_model():

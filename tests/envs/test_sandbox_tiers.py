@@ -109,7 +109,7 @@ def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> N
                 print(preflight.check_tools(load_run_config(None, [setting])), file=sys.stderr)
             except UserError as error:
                 print(error, file=sys.stderr)
-        print([finding.text for finding in doctor._parts() if finding.subject == "code sandbox"][0], file=sys.stderr)
+        print([text for subject, text, _ in doctor._parts() if subject == "code sandbox"][0], file=sys.stderr)
     """
     done = under_docker_profile(sys.executable, "-c", "import sys\n" + textwrap.dedent(program))
     told, ok, walls, refused, failed, reason, diagnosed = done.stderr.splitlines()

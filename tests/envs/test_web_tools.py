@@ -6,9 +6,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from configs.backend import ServerConfig
 from configs.envs import EnvsConfig, WebConfig
 from configs.errors import UserError
+from configs.rollout import ServerConfig
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits

@@ -5,9 +5,9 @@ import socket
 import pytest
 
 from actors.cluster import start_ray
-from configs.cluster import ClusterConfig
 from configs.errors import UserError
 from configs.loading import load_run_config
+from configs.run import ClusterConfig
 
 
 @pytest.fixture(autouse=True)

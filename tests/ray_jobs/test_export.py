@@ -6,8 +6,8 @@ from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_exp
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from learner.demo_model import demo_model_dir
 from ray_jobs.export import find_source, planner_opening, read_export, run_export
+from ray_jobs.run.model_folder import demo_model_dir
 from rollout.agent.agent import build_chat
 
 OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0"}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from learner.types import StepResult
-from ray_jobs.run.step_records import group_rows, step_trajectories
+from ray_jobs.run.progress import group_rows, step_trajectories
 from rollout.codec import flat_record
 from rollout.lifecycle import State
 from rollout.types import StepScores

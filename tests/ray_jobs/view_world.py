@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.types import Task, ToolCall, ToolResult
 from learner.types import StepResult
-from ray_jobs.run.step_records import step_trajectories
+from ray_jobs.run.progress import step_trajectories
 from rollout.codec import trajectory_line
 from rollout.lifecycle import Batch, GroupCounts, GroupRow, State
 from rollout.types import Completion, Group, Reward, StepScores, Trajectory, Turn

@@ -6,7 +6,7 @@ from real_engine import build_learner, without_ends
 
 @pytest.fixture(scope="module")
 def model_path():
-    from learner.demo_model import ensure_demo_model
+    from ray_jobs.run.model_folder import ensure_demo_model
 
     return ensure_demo_model()
 

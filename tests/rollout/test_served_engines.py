@@ -11,7 +11,7 @@ from ollama_protocol import ScriptedOllama, said, serving
 from scripted import ScriptedTool, decision, make_agent, run
 
 from configs.api_keys import ApiKeyError
-from configs.backend import ServedConfig
+from configs.rollout import ServedConfig
 from rollout.agent.planner import planner_grammar, planner_schema
 from rollout.chat import ServedChat
 from rollout.engines import served
