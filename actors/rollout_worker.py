@@ -13,9 +13,8 @@ from configs.errors import UserError
 from configs.plugins import OwnCodeError, search_in
 from configs.run import RunConfig
 from envs.datasets.sampler import training_tasks
-from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
+from reward.judging import GroupJudge, OutcomeReward, PrmError, failed_summary, group_summary
 from reward.scorers.custom import CustomTurnScorer
-from reward.types import PrmError
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import EngineError, Pulse

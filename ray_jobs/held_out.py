@@ -11,7 +11,7 @@ from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_
 from ray_jobs.run.summary import POLICIES
 from ray_jobs.side_by_side import side_by_side
 from ray_jobs.statistics import wilson_interval
-from reward.answer_judge import AnswerJudge, has_other_wordings
+from reward.judge_client import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
 from rollout.codec import Record, flat_record
 from rollout.types import Reward, Trajectory, is_answer

@@ -11,12 +11,12 @@ from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
 from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
+from ray_jobs.phases.collect import CollectedGroups
 from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked
 from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.side_by_side import side_by_side
-from reward.collected import CollectedGroups
 from reward.judge_client import Bill
 from reward.labels import (
     LabelError,

@@ -8,10 +8,9 @@ from evaluating import config_for
 
 from configs.errors import UserError
 from learner.checkpoint import write_manifest
-from ray_jobs.phases.collect import run_collect
+from ray_jobs.phases.collect import CollectedGroups, run_collect
 from ray_jobs.phases.label import run_label
 from ray_jobs.phases.prm import run_train_prm
-from reward.collected import CollectedGroups
 from reward.labels import read_labels
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory

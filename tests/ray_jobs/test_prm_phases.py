@@ -5,10 +5,9 @@ import pytest
 from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
-from ray_jobs.phases.collect import collect
+from ray_jobs.phases.collect import CollectedGroups, collect
 from ray_jobs.phases.label import label
 from ray_jobs.phases.prm import learn_prm, watch_prm
-from reward.collected import CollectedGroups
 from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts

@@ -2,7 +2,8 @@ import pytest
 
 from configs.errors import UserError
 from envs.types import Task
-from reward.collected import CollectedGroups, outcome_of
+from ray_jobs.phases.collect import CollectedGroups
+from reward.scorers import outcome_of
 from rollout.types import Group, Reward
 from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory, malformed

@@ -13,9 +13,8 @@ from configs.plugins import OwnCodeError
 from envs.types import Task
 from learner.advantages import group_normalized
 from learner.credit import assign_credit
-from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_summary
-from reward.scorers import score_answer
+from reward.scorers import outcome_of, score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
 from rollout.filters import ending_of
 from rollout.types import Completion, Group, Trajectory, Turn
