@@ -16,9 +16,8 @@ from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
+from reward.judging import GroupJudge, OutcomeReward, PrmError, failed_summary, group_summary
 from reward.scorers.custom import CustomTurnScorer
-from reward.types import PrmError
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, Pulse

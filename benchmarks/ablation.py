@@ -65,9 +65,8 @@ def replace_prm(config: RunConfig, folder: Path, *, lenient: bool) -> None:
     """Save a PRM with a random head, or one trained on lenient labels, as the PRM of the run."""
     import torch
 
-    from ray_jobs.prm import labels_of
+    from ray_jobs.prm import CollectedGroups, labels_of
     from ray_jobs.run.model_folder import resolve_model
-    from reward.collected import CollectedGroups
     from reward.labels import read_labels
     from reward.labels.plan import HARMLESS, REPEATED
     from reward.prm.model import ProcessRewardModel

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from reward.scorers.game24 import is_solution
+from reward.scorers.math import is_solution
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -9,7 +9,7 @@ from configs.learner import CustomDemonstrationsConfig, FileConfig, PlansConfig,
 from envs.datasets.sampler import cold_start_tasks
 from learner.checkpoint import newest_checkpoint
 from ray_jobs.run.run import Run
-from reward.collected import outcome_of
+from reward.scorers import outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Trajectory
 

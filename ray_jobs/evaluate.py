@@ -43,7 +43,7 @@ from ray_jobs.run.origin import check_trained_alike, run_of, saved_config, start
 from ray_jobs.run.preflight import check_key
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import Rate, percent, points, write_page
-from reward.answer_judge import AnswerJudge
+from reward.judge_client import AnswerJudge
 from rollout.codec import Record
 from rollout.files import append_record, read_records
 from rollout.filters import SOLVED

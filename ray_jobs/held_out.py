@@ -10,7 +10,7 @@ from envs.types import Task
 from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_unscored
 from ray_jobs.run.summary import POLICIES
 from ray_jobs.statistics import wilson_interval
-from reward.answer_judge import AnswerJudge, has_other_wordings
+from reward.judge_client import AnswerJudge, has_other_wordings
 from reward.scorers import partial_credit, score_answer
 from rollout.codec import Record, flat_record
 from rollout.types import Reward, Trajectory, is_answer

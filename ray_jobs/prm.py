@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +24,6 @@ from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.run.task_checks import prm_tasks
-from reward.collected import CollectedGroups, outcome_of
 from reward.judge_client import Bill
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge, judge_name, rubric_of
@@ -32,8 +31,11 @@ from reward.labels.plan import PlanLabeller
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
+from reward.scorers import outcome_of
+from rollout.codec import SchemaError, group_line, group_of
+from rollout.files import append_line, whole_lines
 from rollout.filters import SOLVED
-from rollout.types import Group, Trajectory
+from rollout.types import Group, Reward, Trajectory
 
 if TYPE_CHECKING:
     from ray_jobs.run.run import Run
@@ -41,6 +43,37 @@ if TYPE_CHECKING:
 MAX_OPEN_GROUPS = 24
 
 CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
+
+
+class CollectedGroups:
+    """A folder with a file of groups. A group is one line: it is there whole or not at all, whenever a process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "groups.jsonl"
+        self.group_ids = {group.id for group in self._groups()}
+
+    def add(self, group: Group) -> None:
+        """Write a group. One that could not be scored at all is left out, so that it is collected again."""
+        if group.id in self.group_ids or all(one.stop_reason == "infrastructure" for one in group.trajectories):
+            return
+        for trajectory in group.trajectories:
+            outcome = outcome_of(trajectory)
+            trajectory.phase, trajectory.reward = "collect", Reward(outcome=outcome, total=outcome)
+        append_line(self._path, group_line(group))
+        self.group_ids.add(group.id)
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """Yield every trajectory, in the order of the file. Raises UserError for another schema."""
+        for group in self._groups():
+            yield from group.trajectories
+
+    def _groups(self) -> Iterator[Group]:
+        for line in whole_lines(self._path) if self._path.exists() else ():
+            try:
+                yield group_of(line)
+            except SchemaError as error:
+                raise UserError(f"{self._path}: {error}; collect again") from error
 
 
 async def collect_groups(
@@ -52,13 +85,13 @@ async def collect_groups(
 ) -> None:
     """Collect one group per task; each is written as soon as it is complete."""
 
-    async def group_of(task: Task) -> None:
+    async def collect_one(task: Task) -> None:
         group_id = f"collect/{task.id}"
         if group_id not in store.group_ids:
             store.add(await collect(task, group_id, config.rollouts_per_task))
         on_group()
 
-    await side_by_side(tasks, group_of, limit=MAX_OPEN_GROUPS)
+    await side_by_side(tasks, collect_one, limit=MAX_OPEN_GROUPS)
 
 
 def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:

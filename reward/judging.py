@@ -5,8 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from configs.errors import UserError
 from configs.learner import LearnerConfig
-from reward.collected import outcome_of
+from reward.scorers import outcome_of
 from reward.statistics import group_facts
 from rollout.filters import ending_of
 from rollout.types import Group, GroupSummary, Reward, StepScores, Trajectory
@@ -17,6 +18,10 @@ RETRY_DELAYS_S = (0.1, 1.0, 5.0, 15.0, 30.0)
 """Long enough for a PRM that died to be restarted."""
 
 ScoreSteps = Callable[[Group], Awaitable[StepScores]]
+
+
+class PrmError(UserError):
+    """The PRM gave no usable score. The step stays unscored and may be tried again; it is never a zero."""
 
 
 def soft_overlong_penalty(length: int, *, max_length: int, cache_length: int) -> float:

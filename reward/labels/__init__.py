@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import msgspec
 
 from configs.errors import UserError
-from reward.collected import outcome_of
 from reward.prm.step_text import StepText
+from reward.scorers import outcome_of
 from rollout.files import append_record, read_records
 from rollout.types import Trajectory
 
@@ -32,7 +32,7 @@ class StepLabel(msgspec.Struct, kw_only=True, frozen=True):
     """In [0, 1]."""
     votes: tuple[float, ...] = ()
     """Single verdicts behind `score`."""
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
 
     @classmethod
     def of(cls, step: StepText, **facts: Any) -> "StepLabel":

@@ -111,38 +111,6 @@ MAX_SPREAD = 0.4
 Paid = tuple[Verdict, Bill]
 
 
-class Receipts:
-    """Replies that were paid for, valid or not, in append-only JSON lines that are flushed one by one.
-
-    `spent` is the bill of the file, which one process at a time may use.
-    """
-
-    def __init__(self, path: Path) -> None:
-        # Before the first request, so that a file that cannot be written is found before money is spent.
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        self.path = path
-        self.spent = Bill()
-        self._paid: dict[str, Paid] = {}
-        for row in read_records(path):
-            self._keep(row["key"], row["text"], Bill(**row["bill"]))
-
-    def get(self, key: str) -> Paid | None:
-        """Return the verdict and its bill if it was paid for before."""
-        return self._paid.get(key)
-
-    def add(self, key: str, text: str, bill: Bill) -> None:
-        """Record a reply; the text is empty if the reply was lost."""
-        text = whole_letters(text)
-        append_record(self.path, {"key": key, "text": text, "bill": asdict(bill)})
-        self._keep(key, text, bill)
-
-    def _keep(self, key: str, text: str, bill: Bill) -> None:
-        self.spent += bill
-        if verdict := parse_verdict(text):
-            self._paid[key] = (verdict, bill)
-
-
 def judge_name(config: JudgeConfig) -> str:
     """Return the labeller name in this judge's labels."""
     return f"judge:{config.model}"
@@ -151,7 +119,8 @@ def judge_name(config: JudgeConfig) -> str:
 class StepJudge:
     """A labeller that asks a language model for `num_votes` verdicts, of the decision alone.
 
-    Receipts are never requested again, and their cost counts against the budget.
+    Replies that were paid for, valid or not, are appended to `receipts`, JSON lines that one process at a time may use.
+    They are never requested again, and their cost counts against the budget.
     """
 
     def __init__(
@@ -161,8 +130,15 @@ class StepJudge:
         self._config = config
         self._rubric = rubric
         self.client = client or ChatClient(config, section="label.judge")
-        self._receipts = Receipts(receipts)
-        self.client.spent += self._receipts.spent
+        # Before the first request, so that a file that cannot be written is found before money is spent.
+        receipts.parent.mkdir(parents=True, exist_ok=True)
+        receipts.touch()
+        self._receipts = receipts
+        self._paid: dict[str, Paid] = {}
+        for row in read_records(receipts):
+            bill = Bill(**row["bill"])
+            self.client.spent += bill
+            self._keep(row["key"], row["text"], bill)
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def label(self, step: StepText) -> StepLabel:
@@ -195,7 +171,7 @@ class StepJudge:
     def estimate(self, steps: Iterable[StepText]) -> Bill:
         """Return the highest bill for these steps if every first reply holds a verdict. Send nothing."""
         questions = {key: messages for step in steps for key, messages in self._questions(step).items()}
-        open_questions = (messages for key, messages in questions.items() if self._receipts.get(key) is None)
+        open_questions = (messages for key, messages in questions.items() if key not in self._paid)
         return sum(map(self.client.bound, open_questions), start=Bill())
 
     def _questions(self, step: StepText) -> dict[str, list[Message]]:
@@ -211,17 +187,27 @@ class StepJudge:
     async def _ask(self, key: str, messages: list[Message]) -> Paid:
         num_replies = self._config.max_retries + 1
         for _ in range(num_replies):
-            if paid := self._receipts.get(key):
+            if paid := self._paid.get(key):
                 return paid
             try:
                 reply = await self.client.complete(messages)
             except ChatError as error:
                 if error.bill.cost_usd:
-                    self._receipts.add(key, "", error.bill)
+                    self._record(key, "", error.bill)
                 if error.lasting:
                     raise
                 raise LabelError(str(error)) from error
-            self._receipts.add(key, reply.text, reply.bill)
-        if paid := self._receipts.get(key):
+            self._record(key, reply.text, reply.bill)
+        if paid := self._paid.get(key):
             return paid
-        raise LabelError(f"{self.name} gave no verdict in {num_replies} replies; read them in {self._receipts.path}")
+        raise LabelError(f"{self.name} gave no verdict in {num_replies} replies; read them in {self._receipts}")
+
+    def _record(self, key: str, text: str, bill: Bill) -> None:
+        """Write a receipt; the text is empty if the reply was lost."""
+        text = whole_letters(text)
+        append_record(self._receipts, {"key": key, "text": text, "bill": asdict(bill)})
+        self._keep(key, text, bill)
+
+    def _keep(self, key: str, text: str, bill: Bill) -> None:
+        if verdict := parse_verdict(text):
+            self._paid[key] = (verdict, bill)

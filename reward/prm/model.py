@@ -21,8 +21,8 @@ from configs.run import RunConfig
 from learner.backbone import Backbone
 from learner.checkpoint import read_manifest, write_manifest
 from learner.packing import TokenSequence, pack, split_microbatches
+from reward.judging import PrmError
 from reward.prm.step_text import RENDERER_VERSION, StepText, encode_step
-from reward.types import PrmError
 from rollout.files import whole_folder
 
 WEIGHTS = "prm.safetensors"
@@ -108,20 +108,14 @@ class ProcessRewardModel:
         ]
 
     def save(self, folder: Path, **facts: object) -> None:
-        """Write adapter, head and a manifest with `facts` atomically, and set `digest`.
-
-        Raises UserError if the disk is full or not writable.
-        """
+        """Write adapter, head and a manifest with `facts` atomically, and set `digest`."""
         head = {f"head.{name}": value.detach().contiguous().cpu() for name, value in self.head.state_dict().items()}
         data = safetensors.torch.save(self.backbone.adapter_state() | head)
         self.digest = hashlib.sha256(data).hexdigest()
-        try:
-            with whole_folder(folder) as unfinished:
-                (unfinished / WEIGHTS).write_bytes(data)
-                (unfinished / "prm.json").write_text(self.config.model_dump_json(indent=2) + "\n")
-                write_manifest(unfinished, kind="prm", renderer=RENDERER_VERSION, **facts)
-        except OSError as error:
-            raise UserError(f"cannot write PRM {folder}: {error.strerror}; free space or change output_dir") from error
+        with whole_folder(folder) as unfinished:
+            (unfinished / WEIGHTS).write_bytes(data)
+            (unfinished / "prm.json").write_text(self.config.model_dump_json(indent=2) + "\n")
+            write_manifest(unfinished, kind="prm", renderer=RENDERER_VERSION, **facts)
 
     def load(self, folder: Path) -> None:
         """Load the weights of `folder`. Raise UserError if they are incomplete or of another renderer."""
@@ -150,13 +144,7 @@ def prm_settings(folder: Path, here: PrmConfig) -> PrmConfig:
     """Return the settings that a saved PRM was trained with, with device, threads and microbatch size of `here`."""
     read_prm_manifest(folder)
     trained = PrmConfig.model_validate_json((folder / "prm.json").read_text())
-    return trained.model_copy(
-        update={
-            "device": here.device,
-            "num_threads": here.num_threads,
-            "microbatch_tokens": here.microbatch_tokens,
-        }
-    )
+    return trained.model_copy(update=here.model_dump(include={"device", "num_threads", "microbatch_tokens"}))
 
 
 def prm_in_use(config: RunConfig) -> PrmConfig:

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import UserError
-from reward.collected import outcome_of
 from reward.prm.decoys import canaries
 from reward.prm.step_text import StepText
 from reward.prm.training import PrmData
+from reward.scorers import outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Trajectory
 

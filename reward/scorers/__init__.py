@@ -12,10 +12,9 @@ from configs.errors import did_you_mean
 from configs.plugins import OwnCodeError
 from envs.types import Task
 from reward.scorers.custom import own_score
-from reward.scorers.game24 import is_solution
-from reward.scorers.math import score_math
+from reward.scorers.math import is_solution, score_math
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
-from rollout.types import Turn, is_answer
+from rollout.types import Trajectory, Turn, is_answer
 
 SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
@@ -80,6 +79,13 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
     if name is not None and ":" in name:
         return own_score(task, answer, turns)
     return (_SCORERS[task.dataset] if name is None else NAMED[name])(answer, task.answer)
+
+
+def outcome_of(trajectory: Trajectory) -> float | None:
+    """Return the raw score; None where the infrastructure failed, or a custom scorer cannot judge the answer."""
+    if trajectory.stop_reason == "infrastructure":
+        return None
+    return score_answer(trajectory.task, trajectory.answer, trajectory.turns)
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:

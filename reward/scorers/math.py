@@ -1,13 +1,24 @@
-"""Scorer of mathematical answers, which are parsed with a small grammar and compared exactly."""
+"""Scorers of mathematical answers, which are parsed with a small grammar and compared exactly."""
 
+import ast
 import atexit
+import json
 import math
+import operator
+import os
 import re
-from collections.abc import Mapping
+import resource
+import select
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reward.scorers.process import CheckingProcess, serve_checks
+from configs.errors import UserError
 
 if TYPE_CHECKING:
     from sympy import Expr
@@ -16,6 +27,9 @@ MAX_CHARS = 200
 MAX_DEPTH = 16
 MAX_DIGITS = 1000
 """Largest estimated number of digits of a power: 9^9^9 has 370 million."""
+MAX_MEMORY = 2**30
+"""Bytes of the checking process."""
+START_LIMIT_S = 120.0
 
 _WRAPPERS = tuple(
     re.compile(wrapper, re.DOTALL)
@@ -232,10 +246,71 @@ class _Parser:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else None
 
 
-LIMIT_S = 5.0
+class CheckingProcess:
+    """A process that compares expressions, and is killed if that hangs. Thread-safe; one question at a time."""
+
+    def __init__(self) -> None:
+        self._limit_s = 5.0
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def same(self, text: str, gold: str) -> bool:
+        """Return whether both are one number; False if the check hung or crashed. Raise UserError."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                # If it ended between two questions, this question did not cause it.
+                self._kill()
+                self._start()
+            answer = self._exchange(json.dumps({"text": text, "gold": gold}).encode() + b"\n", self._limit_s)
+            if answer is None:
+                self._kill()
+            return answer is True
+
+    def close(self) -> None:
+        with self._lock:
+            self._kill()
+
+    def _start(self) -> None:
+        # The environment is empty but for the code's path: no keys, no proxies.
+        root, command = Path(__file__).parents[2], [sys.executable, "-m", "reward.scorers.math"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=root,
+            env={"PYTHONPATH": str(root), "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
+        )
+        if self._exchange(b"", START_LIMIT_S) is None:
+            self._kill()
+            raise UserError(f"`{' '.join(command)}` did not start within {START_LIMIT_S:.0f} s; run it by hand")
+
+    def _exchange(self, line: bytes, limit_s: float) -> object:
+        """Send a line and return the next line of the process as JSON; None without a whole one in time."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(line)
+            process.stdin.flush()
+        except OSError:
+            return None
+        # `select.select` accepts no descriptor above 1023.
+        waiting = select.poll()
+        waiting.register(process.stdout, select.POLLIN)
+        answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""
+        return json.loads(answer) if answer.endswith(b"\n") else None
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
 
 # The process starts with the first question that needs it.
-_CHECKER = CheckingProcess("reward.scorers.math", limit_s=LIMIT_S)
+_CHECKER = CheckingProcess()
 atexit.register(_CHECKER.close)
 
 # Most answers are plain numbers and do not need SymPy.
@@ -249,7 +324,7 @@ def score_math(text: str, gold: str) -> float:
     answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))
     if answer is not None and reference is not None:
         return float(answer == reference)
-    return float(_CHECKER.ask({"text": text, "gold": gold}) is True)
+    return float(_CHECKER.same(text, gold))
 
 
 def same_number(question: Mapping[str, object]) -> bool:
@@ -268,12 +343,52 @@ def _plain(text: str) -> Fraction | None:
     return Fraction(number) / int(divisor or 1)
 
 
+# No leading zeros, and ASCII digits only. A blank separates digits and never joins them.
+_GAME24_TOKEN = re.compile(r" *([1-9][0-9]{0,3}|[-+*/()])")
+_ASCII_OPERATORS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\t": " ", "\r": " ", "\n": " "})
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+
+
+def is_solution(text: str, numbers: Sequence[int], target: int = 24) -> bool:
+    """Return whether the text uses each number exactly once and equals the target; it may end with `= 24`."""
+    if len(text) > MAX_CHARS:
+        return False
+    plain = text.translate(_ASCII_OPERATORS).strip(" ")
+    plain = re.sub(rf"= *{target} *$", "", plain).rstrip(" ")
+    tokens = _GAME24_TOKEN.findall(plain)
+    depths = accumulate((token == "(") - (token == ")") for token in tokens)
+    # Checked before anything is computed: few and small numbers bound the arithmetic.
+    used = sorted(int(token) for token in tokens if token.isdigit())
+    if _GAME24_TOKEN.sub("", plain) or used != sorted(numbers) or max(depths, default=0) > MAX_DEPTH:
+        return False
+    try:
+        # Blanks keep two signs apart, so that no operator of Python appears that the rules do not know.
+        return _game24_value(ast.parse(" ".join(tokens), mode="eval").body) == target
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return False
+
+
+def _game24_value(node: ast.expr) -> Fraction:
+    """Return the value of + - * / on whole numbers. Raise ValueError for anything else."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
+            value: Fraction = _OPERATIONS[type(sign)](_game24_value(left), _game24_value(right))
+            return value
+    raise ValueError("only numbers, + - * / and brackets are allowed")
+
+
 def main() -> None:
+    """Answer one question per line until standard input ends."""
     import sympy
 
     # Imported before the first question, because the import takes longer than most checks.
     sympy.Integer(0)
-    serve_checks(same_number)
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    print("true", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(same_number(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from actors import prm as prm_module
 from configs.reward import PrmConfig
-from reward.types import PrmError
+from reward.judging import PrmError
 from rollout.types import Group, StepScores
 
 GROUP = Group(id="g000000", trajectories=())

@@ -1,7 +1,6 @@
 from configs.reward import CollectConfig
 from envs.types import Task
-from ray_jobs.prm import collect_groups, collection_facts
-from reward.collected import CollectedGroups
+from ray_jobs.prm import CollectedGroups, collect_groups, collection_facts
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 

@@ -8,8 +8,7 @@ from evaluating import config_for
 
 from configs.errors import UserError
 from learner.checkpoint import write_manifest
-from ray_jobs.prm import run_collect, run_label, run_train_prm
-from reward.collected import CollectedGroups
+from ray_jobs.prm import CollectedGroups, run_collect, run_label, run_train_prm
 from reward.labels import read_labels
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory

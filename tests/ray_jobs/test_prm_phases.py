@@ -5,8 +5,7 @@ import pytest
 from configs.run import RunConfig
 from envs.datasets.generated import generate
 from envs.types import Task
-from ray_jobs.prm import collect, label, learn_prm, watch_prm
-from reward.collected import CollectedGroups
+from ray_jobs.prm import CollectedGroups, collect, label, learn_prm, watch_prm
 from reward.labels import StepLabel, append_label
 from reward.labels.plan import fresh_error
 from reward.prm.step_text import step_texts

@@ -2,8 +2,7 @@ import pytest
 
 from configs.reward import JudgeConfig
 from envs.types import Task
-from reward.answer_judge import AnswerJudge, has_other_wordings
-from reward.judge_client import Bill, BudgetExceededError, ChatError, ChatReply
+from reward.judge_client import AnswerJudge, Bill, BudgetExceededError, ChatError, ChatReply, has_other_wordings
 
 
 class ScriptedClient:

@@ -1,8 +1,9 @@
 import pytest
+from ray_jobs.prm import CollectedGroups
 
 from configs.errors import UserError
 from envs.types import Task
-from reward.collected import CollectedGroups, outcome_of
+from reward.scorers import outcome_of
 from rollout.types import Group, Reward
 from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory, malformed

@@ -11,9 +11,8 @@ from configs.learner import LearnerConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from envs.types import Task
-from reward.collected import outcome_of
 from reward.judging import GroupJudge, OutcomeReward, group_summary
-from reward.scorers import score_answer
+from reward.scorers import outcome_of, score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
 from rollout.filters import ending_of
 from rollout.types import Group, Trajectory

@@ -8,12 +8,12 @@ from tiny import save_tiny_model
 from configs.errors import UserError
 from configs.reward import PrmConfig
 from envs.types import Task
+from reward.judging import PrmError
 from reward.prm import model as prm_module
 from reward.prm import training
 from reward.prm.model import ProcessRewardModel, prm_settings
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, num_batches, train_prm
-from reward.types import PrmError
 from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory
 

@@ -1,10 +1,10 @@
 import asyncio
 import threading
 
+from actors.prm import PrmScorer
 from envs.types import Task
-from reward.prm.scorer import PrmScorer
+from reward.judging import PrmError
 from reward.prm.step_text import step_texts
-from reward.types import PrmError
 from rollout.engines.engine import Pulse
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory

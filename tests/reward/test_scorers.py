@@ -14,8 +14,7 @@ from envs.datasets.families import FAMILIES
 from envs.datasets.generated import generate
 from envs.types import Task
 from reward.scorers import partial_credit, score_aime, score_answer, score_integer
-from reward.scorers.game24 import is_solution
-from reward.scorers.math import _CHECKER, NotANumberError, parse_number, same_number, score_math
+from reward.scorers.math import _CHECKER, NotANumberError, is_solution, parse_number, same_number, score_math
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
