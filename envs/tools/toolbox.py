@@ -12,9 +12,16 @@ from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCo
 from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
 from envs.tools.http import ServiceLimits
-from envs.tools.search import OfflineSearchTool
+from envs.tools.search import (
+    GoogleFinder,
+    OfflineSearchTool,
+    PageFinder,
+    PageSearchTool,
+    TavilyFinder,
+    WebSearchTool,
+    WikipediaFinder,
+)
 from envs.tools.web_fetch import PageFetcher
-from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
 from envs.types import Tool
 
 if TYPE_CHECKING:

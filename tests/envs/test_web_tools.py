@@ -12,10 +12,9 @@ from configs.errors import UserError
 from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
-from envs.tools.search import MAX_QUERY_CHARS
+from envs.tools.search import MAX_QUERY_CHARS, FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.tools.toolbox import Toolbox
 from envs.tools.web_fetch import PageFetcher
-from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer, serving
 
