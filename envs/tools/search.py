@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from configs.api_keys import required_key
 from envs.tools.guard import BlockList
@@ -207,8 +207,8 @@ class TavilyFinder:
         )
         return {page["url"]: str(page.get("raw_content") or "") for page in results}
 
-    async def _ask(self, method: str, **options: Any) -> list[dict[str, Any]]:
-        async def attempt() -> list[dict[str, Any]]:
+    async def _ask(self, method: str, **options: object) -> list[dict[str, str]]:
+        async def attempt() -> list[dict[str, str]]:
             async with self._service.client() as http:
                 reply = await getattr(self._new_client(client=http), method)(**options)
             return [{**page, "url": str(page["url"])} for page in self._service.without_key(reply)["results"]]
