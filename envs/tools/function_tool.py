@@ -209,8 +209,8 @@ def check_custom_tool(name: str, tool: object) -> None:
         raise UserError(f"{place}: the tool has no name or another one; use the same name in the recipe")
     call = getattr(tool, "call", lambda: None)
     try:
+        inspect.signature(call).bind("")
         is_tool = hasattr(tool, "description") and inspect.iscoroutinefunction(call)
-        is_tool = is_tool and bool(inspect.signature(call).bind(""))
     except TypeError:
         is_tool = False
     if not is_tool:
