@@ -16,9 +16,8 @@ from starlette.middleware import Middleware
 from configs.api_keys import find_key
 from configs.errors import UserError, whole_letters
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
-from envs.tools.actions import AnswerTool, ThinkTool
 from envs.tools.mcp import UNAVAILABLE
-from envs.tools.toolbox import Toolbox
+from envs.tools.toolbox import AnswerTool, ThinkTool, Toolbox
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
 Transport = Literal["stdio", "http"]

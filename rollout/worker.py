@@ -12,8 +12,7 @@ from configs.learner import FileConfig, TeacherConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
-from envs.tools.actions import AskModel
-from envs.tools.toolbox import Toolbox
+from envs.tools.toolbox import AskModel, Toolbox
 from envs.types import Task
 from rollout.agent.agent import Agent, TurnListener, build_chat
 from rollout.agent.custom import CustomAgent, build_solving, rules_of

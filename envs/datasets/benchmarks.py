@@ -1,19 +1,21 @@
 """Ten benchmarks: their sources, their sizes, and the readers of their rows.
 
-A row has the layout of the public data set, or the plain layout {id, question, answer}.
+A row has the layout of the public data set, or the plain layout {id, question, answer}. The problems of AIME up to 2023
+are for training too.
 """
 
+import csv
+import io
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from configs.errors import did_you_mean
-from envs.datasets.aime import PUBLIC_IDS, load_aime
 from envs.datasets.game24 import PUBLIC_ID, load_game24
-from envs.datasets.rows import Row, local_rows
+from envs.datasets.rows import Row, Split, local_rows
 from envs.types import Task
 
 SHORT = "Answer in a few words: a name, a number, a date, yes or no."
@@ -22,8 +24,15 @@ GAIA = (
     "Answer with a number, as few words as possible, or a comma-separated list of these. Write no thousands separator "
     "and no unit unless it is asked for, no article and no abbreviation."
 )
-_OPTION = re.compile(r"^([A-J])[.)] +(\S.*)$", re.MULTILINE)
+AIME_SOURCES: dict[Split, str] = {"train": "di-zhang-fdu/AIME_1983_2024", "eval": "Maxwell-Jia/AIME_2024"}
+AIME_COUNTS: dict[Split, int] = {"train": 918, "eval": 30}
+AIME_EVAL_YEAR = 2024
+# Both 80 and 81 were accepted, so an exact scorer cannot decide.
+AIME_EXCLUDED = "2022-II-8"
 
+_OPTION = re.compile(r"^([A-J])[.)] +(\S.*)$", re.MULTILINE)
+_AIME_ID = re.compile(r"([0-9]{4})-(?:I{1,2}-)?[0-9]{1,2}")
+_AIME_URL = re.compile(r"/([0-9]{4})_AIME_(I{1,2})_Problems/Problem_([0-9]{1,2})$")
 
 Reading = tuple[str, str]
 """Question and reference answer."""
@@ -155,7 +164,7 @@ BENCHMARKS = {
         "2023_all",
         is_gated=True,
     ),
-    "aime24": Benchmark("AIME 2024", PUBLIC_IDS["eval"], "train", 30, None),
+    "aime24": Benchmark("AIME 2024", AIME_SOURCES["eval"], "train", 30, None),
     "amc23": Benchmark("AMC 2023", "math-ai/amc23", "test", 40, read_number),
     "game24": Benchmark("Game of 24", PUBLIC_ID, "train", 1_362, None, subset=300, file="gameof24.jsonl"),
     "gpqa": Benchmark("GPQA Diamond", "Idavidrein/gpqa", "train", 198, read_gpqa, config="gpqa_diamond", is_gated=True),
@@ -181,7 +190,8 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     elif benchmark.read is None:
         tasks = load_game24(path)
     else:
-        tasks = _read_tasks(name, benchmark.read, _public_rows(benchmark) if path is None else local_rows(path))
+        rows = local_rows(path) if path else _public_rows(benchmark.source, benchmark.config, benchmark.split)
+        tasks = _read_tasks(name, benchmark.read, rows)
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source}")
     if whole and len(tasks) not in (benchmark.count, benchmark.subset):
@@ -193,7 +203,7 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     return tasks
 
 
-def _read_tasks(name: str, read: Callable[[Row], Reading | None], rows: Sequence[Row]) -> list[Task]:
+def _read_tasks(name: str, read: Callable[[Row], Reading | None], rows: Iterable[Row]) -> list[Task]:
     tasks = []
     for index, row in enumerate(rows):
         try:
@@ -210,14 +220,54 @@ def _read_tasks(name: str, read: Callable[[Row], Reading | None], rows: Sequence
     return tasks
 
 
-def _public_rows(benchmark: Benchmark) -> list[Row]:
+def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True) -> list[Task]:
+    """Load the problems of AIME of one split from a csv or jsonl file, or else from the public data set.
+
+    With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
+    Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
+    """
+    rows: Iterable[Row]
+    if path is not None and path.suffix == ".csv":
+        rows = csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
+    else:
+        rows = local_rows(path) if path else _public_rows(AIME_SOURCES[split])
+    tasks = []
+    for problem in map(_aime_problem, rows):
+        year = int(problem.id[:4])
+        if problem.id != AIME_EXCLUDED and (year == AIME_EVAL_YEAR if split == "eval" else year < AIME_EVAL_YEAR):
+            if not re.fullmatch("[0-9]{1,3}", problem.answer):
+                raise ValueError(f"AIME {problem.id}: an answer must have 1 to 3 digits, got {problem.answer!r}")
+            tasks.append(replace(problem, answer=str(int(problem.answer))))
+    source, expected = path or AIME_SOURCES[split], AIME_COUNTS[split]
+    if len({task.id for task in tasks}) != len(tasks):
+        raise ValueError(f"AIME {split}: the same problem id occurs twice in {source}")
+    if whole_file and len(tasks) != expected:
+        raise ValueError(f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}")
+    return tasks
+
+
+def _aime_problem(row: Row) -> Task:
+    """Read a problem from the columns of the three known layouts."""
+    question = next((row[name] for name in ("Question", "Problem", "problem") if name in row), None)
+    url = _AIME_URL.search(str(row.get("url")))
+    id = str(row["ID"]) if "ID" in row else "-".join(url.groups()) if url else ""
+    if not _AIME_ID.fullmatch(id) or not isinstance(question, str) or not question.strip():
+        raise ValueError(
+            "an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer, and an id such as "
+            f"2022-II-8, got {row!r:.200}"
+        )
+    return Task(id=id, dataset="aime", question=question, answer=str(row.get("Answer", row.get("answer"))))
+
+
+def _public_rows(source: str, config: str | None = None, split: str = "train") -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return list(load_dataset(benchmark.source, benchmark.config, split=benchmark.split))
+        return list(load_dataset(source, config, split=split))
     except Exception as error:
-        gated = "; it is gated: accept its terms and log in to the hub first" if benchmark.is_gated else ""
+        gated = [known for known in BENCHMARKS.values() if known.is_gated and known.source == source]
+        terms = "; it is gated: accept its terms and log in to the hub first" if gated else ""
         raise ValueError(
-            f"the public data set {benchmark.source} could not be loaded ({type(error).__name__}){gated}; "
-            "or set --data to a folder with its file"
+            f"the public data set {source} could not be loaded ({type(error).__name__}){terms}; or use a local file: "
+            "--data FOLDER, or envs.data_path"
         ) from error

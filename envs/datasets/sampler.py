@@ -10,8 +10,7 @@ from configs.envs import EnvsConfig
 from configs.learner import FileConfig, TeacherConfig
 from configs.run import RunConfig
 from envs.datasets import game24
-from envs.datasets.aime import load_aime
-from envs.datasets.benchmarks import names_its_form, stem_of
+from envs.datasets.benchmarks import load_aime, names_its_form, stem_of
 from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, module_tasks
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out

@@ -18,8 +18,7 @@ from types import CodeType
 from typing import Any, NoReturn
 
 from envs.sandbox import kernel
-from envs.sandbox.protocol import BORN, READY, encode_frame, send_frame, split_frame
-from envs.sandbox.settings import ALLOWED_IMPORTS, SandboxSettings
+from envs.sandbox.protocol import ALLOWED_IMPORTS, BORN, READY, SandboxSettings, encode_frame, send_frame, split_frame
 
 _FILE_NAME = "<code>"
 _FENCE = "```"

@@ -18,14 +18,17 @@ from configs.errors import UserError
 from envs.sandbox.jail import remove_folder, scratch_parent
 from envs.sandbox.protocol import (
     BORN,
+    MAX_CODE_BYTES,
     READY,
     REQUEST_HEADER,
+    SandboxSettings,
+    Tier,
     parse_reply,
     receive_frame,
     receive_frame_from,
+    refusal,
     send_frame,
 )
-from envs.sandbox.settings import SandboxSettings, Tier, refusal
 from envs.types import ToolResult, ToolUnavailableError
 
 _PACKAGES = ("numpy", "sympy", "mpmath")
@@ -115,8 +118,8 @@ class Episode(AbstractContextManager["Episode"]):
             source = code.encode()
         except UnicodeEncodeError:
             return ToolResult(text="SyntaxError: the code holds half a surrogate pair", error="syntax")
-        if len(source) > (most := self._sandbox.settings.max_code_bytes):
-            text = f"The code has {len(source)} bytes; at most {most} are allowed."
+        if len(source) > MAX_CODE_BYTES:
+            text = f"The code has {len(source)} bytes; at most {MAX_CODE_BYTES} are allowed."
             return ToolResult(text=text, error="too-large")
         try:
             with self._busy, self._sandbox.slots:
@@ -202,9 +205,9 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
-        self.max_concurrent_runs = self.settings.max_concurrent_runs or 2 * (os.cpu_count() or 1)
-        self.slots = threading.BoundedSemaphore(self.max_concurrent_runs)
-        self.executor = ThreadPoolExecutor(self.max_concurrent_runs, thread_name_prefix="sandbox")
+        at_once = self.settings.max_concurrent_runs or 2 * (os.cpu_count() or 1)
+        self.slots = threading.BoundedSemaphore(at_once)
+        self.executor = ThreadPoolExecutor(at_once, thread_name_prefix="sandbox")
         self.idle = IdleMemory(self.settings.idle_memory_mb << 20)
         self._lock = threading.Lock()
         self._closed = False

@@ -16,6 +16,7 @@ from envs.sandbox.protocol import (
     REQUEST_HEADER,
     BoundedOutput,
     CellEndedError,
+    SandboxSettings,
     death_of,
     encode_frame,
     encode_reply,
@@ -24,7 +25,6 @@ from envs.sandbox.protocol import (
     receive_frame,
     send_frame,
 )
-from envs.sandbox.settings import SandboxSettings
 
 _SETUP_TIMEOUT_S = 20.0
 _CHUNK_BYTES = 1 << 16

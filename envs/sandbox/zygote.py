@@ -17,8 +17,17 @@ from typing import NoReturn
 
 from envs.sandbox import jail, kernel
 from envs.sandbox.cell import CellPlan
-from envs.sandbox.protocol import READY, receive_frame, send_frame
-from envs.sandbox.settings import ALLOWED_IMPORTS, LAYERS, MIN_LANDLOCK_VERSION, SandboxSettings, Tier, choose_tier
+from envs.sandbox.protocol import (
+    ALLOWED_IMPORTS,
+    LAYERS,
+    MIN_LANDLOCK_VERSION,
+    READY,
+    SandboxSettings,
+    Tier,
+    choose_tier,
+    receive_frame,
+    send_frame,
+)
 from envs.sandbox.warden import run_warden
 
 _LINK = 0

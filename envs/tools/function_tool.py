@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -19,7 +19,7 @@ from configs.api_keys import required_key, without_secrets
 from configs.envs import EnvsConfig, ToolConfig
 from configs.errors import UserError, in_whole_letters
 from configs.plugins import in_a_thread, load_own
-from envs.types import Schema, ToolResult, ToolUnavailableError
+from envs.types import Schema, Tool, ToolResult, ToolUnavailableError
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 _SUPPORTED = "str, int, float, bool, Literal, a list or Optional of these"
@@ -185,7 +185,7 @@ def own_descriptions(config: EnvsConfig) -> dict[str, str]:
     return descriptions
 
 
-def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Any]:
+def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Tool]:
     """Return a function that makes the tool of a class or an MCP server for one episode.
 
     The limits are those of one call to an MCP server. Raises UserError if the class cannot be loaded or the server's
@@ -202,12 +202,12 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
     return lambda: make(key=key, time_limit_s=time_limit_s, max_chars=max_chars)
 
 
-def check_custom_tool(name: str, tool: Any) -> None:
+def check_custom_tool(name: str, tool: object) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
     place = f"envs.tools.{name}"
-    call: Any = getattr(tool, "call", None)
     if getattr(tool, "name", None) != name:
         raise UserError(f"{place}: the tool has no name or another one; use the same name in the recipe")
+    call = getattr(tool, "call", lambda: None)
     try:
         inspect.signature(call).bind("")
         is_tool = hasattr(tool, "description") and inspect.iscoroutinefunction(call)

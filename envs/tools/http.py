@@ -147,7 +147,7 @@ class Service(Attempts):
             raise
         except RequestError as error:
             if self._takes_queries and error.status == 400 and "API key" not in error.body:
-                raise RefusedError("bad_query", str(error)) from None
+                raise RefusedError("bad_query", f"the service answered with {error}") from None
             refused = error.status is not None and not error.passing
             problem = f"{error}{f'; {self._advice}' if refused and self._advice else ''}"
         except TimeoutError:

@@ -7,7 +7,6 @@ import logging
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -232,7 +231,7 @@ def _http_client(
     headers: dict[str, str] | None = None,
     timeout: httpx2.Timeout | None = None,
     auth: httpx2.Auth | None = None,
-    **_: Any,
+    **_: object,
 ) -> httpx2.AsyncClient:
     """Return a client whose uncompressed responses are bounded, because the protocol's own reads any size.
 

@@ -1,19 +1,41 @@
-"""Offline search: passages of a text, ranked for a query by BM25."""
+"""Searches: an offline index, services that find pages, and the tools that show extracts or read whole pages."""
 
 import asyncio
+import logging
 import random
 import re
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
-from envs.types import ToolResult
+from configs.api_keys import required_key
+from envs.tools.guard import BlockList
+from envs.tools.http import RefusedError, RequestError, Service, ServiceLimits
+from envs.tools.web_fetch import Page, PageFetcher
+from envs.types import ToolResult, ToolUnavailableError
 
 MAX_QUERY_CHARS = 300
 NO_RESULTS = "No results."
+MAX_RESULTS = 3
+"""Pages per search, and passages that `web_search` returns."""
+MIN_PASSAGE_CHARS = 80
 LATENCY_SPREAD = 0.8
 """Standard deviation of the logarithm of a simulated latency: one query in six takes over 2.2 times the median."""
 MAX_LATENCY_S = 10.0
+GOOGLE_KEY_VARIABLE = "GOOGLE_API_KEY"
+ENGINE_VARIABLE = "GOOGLE_CSE_ID"
+GOOGLE_URL = "https://www.googleapis.com/customsearch/v1"
+TAVILY_KEY_VARIABLE = "TAVILY_API_KEY"
+TAVILY_URL = "https://api.tavily.com"
 
+_HEAD_CHARS = 2000
+_MARKS = re.compile(r"\b(?:url|query):|[|<>]", re.IGNORECASE)
+_BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+# Possessive, so that a long run of scheme letters from the policy is scanned once.
+_URL = re.compile(r"(?<![a-z0-9+.-])(?:\B[a-z]|[0-9+.-])*+(?P<url>\b[a-z][a-z0-9+.-]*+://\S+)", re.IGNORECASE)
+_PASSING_WIKI_CODES = ("maxlag", "ratelimited", "readonly")
 _STOP_WORDS = frozenset(
     (
         *("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "how", "in", "is", "it", "many", "much"),
@@ -93,3 +115,283 @@ def simulated_latency_s(query: str, median_s: float) -> float:
     """Return a lognormal latency of at most MAX_LATENCY_S, the same for the same query in every process."""
     factor = random.Random(f"latency|{query}").lognormvariate(0.0, LATENCY_SPREAD)
     return min(MAX_LATENCY_S, median_s * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPage:
+    """A page that a search found."""
+
+    title: str
+    url: str
+    text: str
+    """An extract or snippet of the page."""
+
+
+class PageFinder(Protocol):
+    """A search service."""
+
+    async def find(self, query: str) -> list[FoundPage]:
+        """Return the pages for a query; raises RefusedError for the query's fault and ToolUnavailableError."""
+        ...
+
+
+class GoogleFinder:
+    """Google's Programmable Search; the text of a page is its snippet.
+
+    Fields: https://developers.google.com/custom-search/v1/reference/rest/v1/Search
+    """
+
+    def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL) -> None:
+        keyless = "or switch on `wikipedia_search`, which needs no key"
+        key = required_key("google_search", GOOGLE_KEY_VARIABLE, keyless)
+        self._engine_id = required_key("google_search", ENGINE_VARIABLE, keyless)
+        self._service = Service(
+            "Google search",
+            base_url,
+            limits,
+            key=key,
+            # In a header, because addresses are written to the logs of HTTP clients and servers.
+            key_header="X-Goog-Api-Key",
+            advice=f"check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}",
+            takes_queries=True,
+        )
+
+    async def find(self, query: str) -> list[FoundPage]:
+        params = {"cx": self._engine_id, "q": query, "num": str(MAX_RESULTS)}
+
+        async def attempt() -> list[FoundPage]:
+            reply = await self._service.send("GET", "", params=params)
+            # `items` is missing if nothing was found.
+            return [
+                FoundPage(title=str(item["title"]), url=str(item["link"]), text=str(item.get("snippet", "")))
+                for item in reply.get("items", [])
+            ]
+
+        return await self._service.ask(attempt)
+
+
+class TavilyFinder:
+    """Tavily's search; the text of a page is the part that fits the query best. It also extracts whole pages.
+
+    Fields: https://docs.tavily.com/documentation/api-reference/endpoint/search
+    """
+
+    def __init__(
+        self,
+        limits: ServiceLimits,
+        *,
+        base_url: str = TAVILY_URL,
+        excluded_hosts: tuple[str, ...] = (),
+    ) -> None:
+        # Imported now, and only where it is used: the import takes a second.
+        from tavily import AsyncTavilyClient
+
+        key = required_key("Tavily search", TAVILY_KEY_VARIABLE, "or use envs.search = 'offline', which needs no key")
+        advice = f"check the key in {TAVILY_KEY_VARIABLE}"
+        self._service = Service("Tavily search", base_url, limits, key=key, advice=advice, takes_queries=True)
+        self._new_client = partial(AsyncTavilyClient, key, api_base_url=base_url)
+        self._excluded_hosts = list(excluded_hosts)
+
+    async def find(self, query: str) -> list[FoundPage]:
+        """Return the pages for a query; the service leaves out the excluded hosts."""
+        results = await self._ask("search", query=query, max_results=MAX_RESULTS, exclude_domains=self._excluded_hosts)
+        return [
+            FoundPage(title=str(page.get("title") or ""), url=page["url"], text=str(page.get("content") or ""))
+            for page in results[:MAX_RESULTS]
+        ]
+
+    async def extract(self, urls: Sequence[str]) -> dict[str, str]:
+        """Return the text of the pages that the service can read, by address."""
+        results = await self._ask(
+            "extract", urls=list(urls), format="text", timeout=self._service.limits.attempt_limit_s
+        )
+        return {page["url"]: str(page.get("raw_content") or "") for page in results}
+
+    async def _ask(self, method: str, **options: object) -> list[dict[str, str]]:
+        async def attempt() -> list[dict[str, str]]:
+            async with self._service.client() as http:
+                reply = await getattr(self._new_client(client=http), method)(**options)
+            return [{**page, "url": str(page["url"])} for page in self._service.without_key(reply)["results"]]
+
+        return await self._service.ask(attempt)
+
+
+class WikipediaFinder:
+    """Full-text search of a MediaWiki; the text of a page is its introduction.
+
+    Modules `search`, `extracts` and `info`, format version 2: https://www.mediawiki.org/wiki/API:Query
+    """
+
+    def __init__(self, limits: ServiceLimits, *, base_url: str) -> None:
+        self._service = Service("Wikipedia", base_url, limits)
+
+    async def find(self, query: str) -> list[FoundPage]:
+        return await self._service.ask(lambda: self._attempt(query))
+
+    async def _attempt(self, query: str) -> list[FoundPage]:
+        params = {
+            "action": "query",
+            "format": "json",
+            "formatversion": "2",
+            "generator": "search",
+            "gsrsearch": query,
+            "gsrlimit": str(MAX_RESULTS),
+            "prop": "extracts|info",
+            "exintro": "1",
+            "explaintext": "1",
+            "exlimit": "max",
+            "inprop": "url",
+            "redirects": "1",
+            "maxlag": "5",
+        }
+        reply = await self._service.send("GET", "", params=params)
+        if "error" in reply:
+            code = str(reply["error"]["code"])
+            if code in _PASSING_WIKI_CODES:
+                raise RequestError(code, passing=True)
+            raise RefusedError("bad_query", "the wiki does not take this query")
+        # `query` is missing if nothing was found. The pages are not sorted.
+        pages = sorted(reply.get("query", {}).get("pages", []), key=lambda page: int(page["index"]))
+        return [
+            FoundPage(title=str(page["title"]), url=str(page["fullurl"]), text=str(page.get("extract", "")))
+            for page in pages
+        ]
+
+
+class _PageTool:
+    """A tool for found pages; a rejected query and an unreadable page are observations that say why."""
+
+    def __init__(self, finder: PageFinder, *, block_list: BlockList, max_chars: int) -> None:
+        self._finder = finder
+        self._block_list = block_list
+        self._max_chars = max_chars
+
+    async def call(self, arguments: str) -> ToolResult:
+        try:
+            text = await self._answer(arguments)
+        except RefusedError as error:
+            return ToolResult(text=f"The query or page was rejected: {error}.", error=error.category)
+        return ToolResult(text=text[: self._max_chars] or NO_RESULTS)
+
+    async def _answer(self, arguments: str) -> str:
+        """Return the text for the planner, which `call` cuts; raises RefusedError and ToolUnavailableError."""
+        raise NotImplementedError
+
+    async def _find(self, query: str) -> list[FoundPage]:
+        if not query:
+            raise RefusedError("empty_query", "the search needs a question")
+        pages = await self._finder.find(query)
+        return [page for page in pages if self._block_list.allows(page.url, f"{page.title}\n{page.text}")]
+
+
+class PageSearchTool(_PageTool):
+    """A search that returns title and extract of each allowed page, one per line."""
+
+    def __init__(
+        self, name: str, description: str, finder: PageFinder, *, block_list: BlockList, max_chars: int
+    ) -> None:
+        super().__init__(finder, block_list=block_list, max_chars=max_chars)
+        self.name = name
+        self.description = description
+
+    async def _answer(self, arguments: str) -> str:
+        pages = await self._find(" ".join(arguments.split())[:MAX_QUERY_CHARS])
+        # Each page has the same share, so that one long page cannot push out the others.
+        share = max(1, self._max_chars // max(1, len(pages)) - 1)
+        lines = (f"{page.title}: {page.text}"[: 2 * self._max_chars] for page in pages)
+        return "\n".join(" ".join(line.split())[:share] for line in lines)
+
+
+class WebSearchTool(_PageTool):
+    """A tool that returns the best passages of web pages for a question.
+
+    A question with an address reads that page, a question alone the pages that `finder` finds. Tavily reads its pages
+    itself.
+    """
+
+    name = "web_search"
+    description = "read web pages for a question; `url: ADDRESS QUESTION` reads one page"
+
+    def __init__(self, fetcher: PageFetcher, finder: PageFinder, *, block_list: BlockList, max_chars: int) -> None:
+        super().__init__(finder, block_list=block_list, max_chars=max_chars)
+        # Imported now: at the first page it would take up that page's time.
+        import trafilatura
+
+        # Unreadable pages are reported in the result, not in the log.
+        logging.getLogger(trafilatura.__name__).setLevel(logging.CRITICAL)
+        self._fetcher = fetcher
+
+    async def _answer(self, arguments: str) -> str:
+        if found := _URL.search(arguments):
+            rest = arguments[: found.start("url")] + " " + arguments[found.end("url") :]
+            page, text = await self._fetch(found["url"].strip("<>|,;"))
+            note = f"(page cut after {self._fetcher.limits.max_bytes} bytes)\n" if page.cut else ""
+            chars = max(MIN_PASSAGE_CHARS, (self._max_chars - len(note)) // MAX_RESULTS - 1)
+            return note + _best(split_passages(text, chars), _query(rest))
+        query = _query(arguments)
+        pages = await self._find(query)
+        if isinstance(self._finder, TavilyFinder):
+            texts = await self._extracted(self._finder, pages)
+        else:
+            texts = await asyncio.gather(*map(self._fetched_text, pages))
+        chars = max(MIN_PASSAGE_CHARS, self._max_chars // MAX_RESULTS - 1)
+        passages = [
+            f"{page.title}: {passage}"[:chars]
+            for page, text in zip(pages, texts, strict=True)
+            for passage in split_passages(text, max(MIN_PASSAGE_CHARS, chars - len(page.title) - 2))
+        ]
+        return _best(passages, query)
+
+    async def _extracted(self, finder: TavilyFinder, pages: list[FoundPage]) -> list[str]:
+        """Return the text of each page, or the search's extract of a page that cannot be read."""
+        try:
+            texts = await finder.extract([page.url for page in pages]) if pages else {}
+        except (RefusedError, ToolUnavailableError):
+            texts = {}
+        bounded = [_BINARY.sub("", texts.get(page.url, ""))[: self._fetcher.limits.max_bytes] for page in pages]
+        return [
+            "" if self._block_list.blocks_text(text) else text.strip() or page.text
+            for page, text in zip(pages, bounded, strict=True)
+        ]
+
+    async def _fetched_text(self, page: FoundPage) -> str:
+        """Return the text of a page, or the search's extract if it cannot be read."""
+        try:
+            return (await self._fetch(page.url))[1]
+        except RefusedError as error:
+            return "" if error.category == "blocked" else page.text
+
+    async def _fetch(self, url: str) -> tuple[Page, str]:
+        page = await self._fetcher.fetch(url)
+        try:
+            async with asyncio.timeout(self._fetcher.limits.time_limit_s):
+                text = await asyncio.to_thread(readable_text, page)
+        except TimeoutError:
+            raise RefusedError("timeout", "its text could not be extracted in time") from None
+        if not text:
+            cut = f" in its first {self._fetcher.limits.max_bytes} bytes, where it was cut" if page.cut else ""
+            raise RefusedError("no_text", f"it holds no readable text{cut}")
+        if self._block_list.blocks_text(text):
+            raise RefusedError("blocked", "it holds a question of a benchmark")
+        return page, text
+
+
+def _best(passages: list[str], query: str) -> str:
+    """Return the best passages, or the first ones if none shares a word with the query."""
+    return "\n".join(PassageIndex(passages).find(query, MAX_RESULTS) or passages[:MAX_RESULTS])
+
+
+def readable_text(page: Page) -> str:
+    """Return the main text of a page without menus and scripts, or an empty text."""
+    text = page.text
+    if page.media_type not in ("text/plain", "application/json"):
+        import trafilatura
+
+        if "<html" not in text[:_HEAD_CHARS].lower():
+            text = f"<html><body>{text}</body></html>"
+        text = trafilatura.extract(text, include_comments=False) or trafilatura.html2txt(text)
+    return _BINARY.sub("", text).strip()
+
+
+def _query(text: str) -> str:
+    return " ".join(_MARKS.sub(" ", text).split())[:MAX_QUERY_CHARS]

@@ -1,27 +1,37 @@
 """The tools of a run: each action in `envs.actions` becomes a tool, opened separately for every task."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from configs.envs import EnvsConfig
+from configs.api_keys import required_key
+from configs.envs import BASE_GENERATOR_TOKENS, EnvsConfig
 from configs.errors import UserError
+from configs.rollout import ServerConfig
 from envs.datasets.families import build_catalogue
-from envs.tools.actions import AnswerTool, AskModel, BaseGeneratorTool, PythonCodeTool, ThinkTool, build_ask
+from envs.sandbox import Sandbox, SandboxSettings, SandboxState
 from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
-from envs.tools.http import ServiceLimits
-from envs.tools.search import OfflineSearchTool
+from envs.tools.http import Service, ServiceLimits
+from envs.tools.search import (
+    GoogleFinder,
+    OfflineSearchTool,
+    PageFinder,
+    PageSearchTool,
+    TavilyFinder,
+    WebSearchTool,
+    WikipediaFinder,
+)
 from envs.tools.web_fetch import PageFetcher
-from envs.tools.web_search import GoogleFinder, PageFinder, PageSearchTool, TavilyFinder, WebSearchTool, WikipediaFinder
-from envs.types import Tool
-
-if TYPE_CHECKING:
-    from envs.sandbox import Sandbox, SandboxState
+from envs.types import Tool, ToolResult, ToolUnavailableError
 
 OpenTool = Callable[[], AbstractContextManager[Tool]]
 """Opens the tool for one episode, and closes it at its end."""
+
+AskModel = Callable[[str], Awaitable[str]]
+"""From a prompt to the model's answer; raises ToolUnavailableError or an error of the engine."""
 
 WIKIPEDIA_URL = "https://en.wikipedia.org/w/api.php"
 TIME_LIMIT_S = 30.0
@@ -42,6 +52,86 @@ PAGE_SEARCHES = {
     "google_search": ("google", "search Google with a short query"),
 }
 """Service and description of the searches that show extracts of pages."""
+MAX_PROMPT_CHARS = 8000
+
+
+class ThinkTool:
+    name = "think"
+    description = "note a thought"
+
+    async def call(self, arguments: str) -> ToolResult:
+        return ToolResult(text="Noted.")
+
+
+class AnswerTool:
+    name = "answer"
+    description = "give the final answer"
+
+    async def call(self, arguments: str) -> ToolResult:
+        return ToolResult(text=arguments)
+
+
+class PythonCodeTool:
+    """A Python interpreter in the sandbox. Later calls see the names of earlier ones."""
+
+    name = "code"
+    description = "run Python (math, sympy, numpy); names persist, the last expression is shown"
+
+    def __init__(self, sandbox: Sandbox, *, timeout_s: float) -> None:
+        self._executor = sandbox.executor
+        self._episode = sandbox.episode()
+        self._timeout_s = timeout_s
+
+    async def call(self, arguments: str) -> ToolResult:
+        run = partial(self._episode.run, arguments, timeout_s=self._timeout_s)
+        try:
+            result = asyncio.get_running_loop().run_in_executor(self._executor, run)
+        except RuntimeError as error:  # raised by a thread pool after its shutdown
+            raise ToolUnavailableError("the sandbox is closed") from error
+        return await result
+
+    def close(self) -> None:
+        """End the interpreter, also during a call."""
+        self._episode.close()
+
+
+class BaseGeneratorTool:
+    """A language model without tools: the run's own untrained base, or one behind an OpenAI-compatible address."""
+
+    name = "base_generator"
+    description = "ask a language model that has no tools; state everything it needs to know"
+
+    def __init__(self, ask: AskModel) -> None:
+        self._ask = ask
+
+    async def call(self, arguments: str) -> ToolResult:
+        prompt = arguments.strip()[:MAX_PROMPT_CHARS]
+        if not prompt:
+            return ToolResult(text="The model needs a question.", error="empty_query")
+        return ToolResult(text=(await self._ask(prompt)).strip() or "The model gave no answer.")
+
+
+def build_ask(config: ServerConfig | None, limits: ServiceLimits, own_model: AskModel | None) -> AskModel:
+    """Return a function that asks the configured server, else the run's `own_model`, greedily; raises UserError."""
+    if config is None:
+        if own_model is None:
+            raise UserError(
+                "base_generator needs a model: set envs.base_generator.base_url and .model to an OpenAI-compatible "
+                "server, because this command has no engine of a run"
+            )
+        return own_model
+    key = ""
+    if variable := config.api_key_env:
+        key = required_key("base_generator", variable, "or leave envs.base_generator.api_key_env out")
+    service = Service("base_generator", config.base_url, limits, key=key, advice="check envs.base_generator")
+
+    async def attempt(prompt: str) -> str:
+        messages = [{"role": "user", "content": prompt}]
+        body = {"model": config.model, "messages": messages, "temperature": 0, "max_tokens": BASE_GENERATOR_TOKENS}
+        reply = await service.send("POST", "/chat/completions", body=body)
+        return str(reply["choices"][0]["message"]["content"] or "")
+
+    return lambda prompt: service.ask(lambda: attempt(prompt))
 
 
 def _lent(tool: Tool) -> OpenTool:
@@ -49,12 +139,11 @@ def _lent(tool: Tool) -> OpenTool:
 
 
 @contextmanager
-def _closing(tool: Any) -> Iterator[Any]:
+def _closing(tool: Tool) -> Iterator[Tool]:
     try:
         yield tool
     finally:
-        if hasattr(tool, "close"):
-            tool.close()
+        getattr(tool, "close", lambda: None)()
 
 
 class Toolbox(AbstractContextManager["Toolbox"]):
@@ -80,7 +169,9 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S, requests_per_minute=REQUESTS_PER_MINUTE)
         self._finders: dict[str, PageFinder] = {}
         with ExitStack() as lifetime:
-            self._sandbox = lifetime.enter_context(open_sandbox(config)) if "code" in config.actions else None
+            self._sandbox: Sandbox | None = None
+            if "code" in config.actions:
+                self._sandbox = lifetime.enter_context(Sandbox(SandboxSettings(tier=config.sandbox)))
             self._tools = [self._opener(action) for action in config.actions]
             self._lifetime = lifetime.pop_all()
 
@@ -91,7 +182,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         self._lifetime.close()
 
     @property
-    def sandbox(self) -> "SandboxState | None":
+    def sandbox(self) -> SandboxState | None:
         """The tier of the sandbox, None without `code`."""
         return self._sandbox.state if self._sandbox else None
 
@@ -117,14 +208,12 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             case "search" | "wikipedia_search" | "google_search":
                 service, description = PAGE_SEARCHES[action]
                 finder, blocked = self._finder(service), self._block_list
-                return self._shared(
-                    PageSearchTool(action, description, finder, block_list=blocked, max_chars=max_chars)
-                )
+                search = PageSearchTool(action, description, finder, block_list=blocked, max_chars=max_chars)
+                return self._shared(search)
             case "web_search":
                 return self._shared(self._page_reader())
             case "base_generator":
-                ask = build_ask(config.base_generator, self._limits, self._own_model)
-                return self._shared(BaseGeneratorTool(ask))
+                return self._shared(BaseGeneratorTool(build_ask(config.base_generator, self._limits, self._own_model)))
         return self._custom(action)
 
     def _page_reader(self) -> WebSearchTool:
@@ -173,17 +262,11 @@ class Toolbox(AbstractContextManager["Toolbox"]):
                 yield self._guarded(tool)
 
         try:
-            first = make()
+            with _closing(make()) as tool:
+                check_custom_tool(name, tool)
+        except UserError:
+            raise
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
             raise UserError(f"envs.tools.{name}: the tool cannot be made for each task: {problem}") from error
-        with _closing(first) as tool:
-            check_custom_tool(name, tool)
         return open_tool
-
-
-def open_sandbox(config: EnvsConfig) -> "Sandbox":
-    """Open the sandbox of the `code` tool; raises SandboxRefusedError."""
-    from envs.sandbox import Sandbox, SandboxSettings
-
-    return Sandbox(SandboxSettings(tier=config.sandbox))

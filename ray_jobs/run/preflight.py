@@ -220,7 +220,7 @@ def _check_custom_code(config: RunConfig) -> None:
 
 def key_variables(config: RunConfig) -> tuple[str, ...]:
     """Return the environment variables with the keys that the recipe or its tools need."""
-    from envs.tools import web_search as pages
+    from envs.tools import search as pages
 
     names = [value for key, value in _leaves(config.model_dump()) if key == "api_key_env" and value]
     envs = config.envs

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from envs.mcp_server import serve
 from envs.sandbox import Sandbox, SandboxSettings
-from envs.tools.actions import PythonCodeTool
+from envs.tools.toolbox import PythonCodeTool
 from envs.types import Tool
 
 

@@ -4,7 +4,7 @@ import json
 import pytest
 from real_data import REAL_DATA, needs
 
-from envs.datasets.aime import load_aime
+from envs.datasets.benchmarks import load_aime
 
 COLUMNS = ["ID", "Year", "Problem Number", "Question", "Answer", "Part"]
 

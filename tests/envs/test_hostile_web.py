@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from envs.tools import web_fetch
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
+from envs.tools.search import WebSearchTool
 from envs.tools.web_fetch import MAX_REDIRECTS, PageFetcher, is_public
-from envs.tools.web_search import WebSearchTool
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer, serving
 

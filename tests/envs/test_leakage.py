@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from real_data import REAL_DATA, needs
 
-from envs.datasets.aime import load_aime
+from envs.datasets.benchmarks import load_aime
 from envs.leakage import char_grams, containment, find_leaks, question_share
 
 TRAIN_FILE, TEST_FILE = REAL_DATA / "aime_1983_2024.csv", REAL_DATA / "aime24.jsonl"

@@ -26,7 +26,7 @@ from envs.sandbox.protocol import (
     printable_text,
     split_frame,
 )
-from envs.tools.actions import PythonCodeTool
+from envs.tools.toolbox import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
 from ray_jobs.solve import run_code
 

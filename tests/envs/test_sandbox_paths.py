@@ -15,7 +15,7 @@ from mcp_processes import HttpServer, started
 from scripted import decision, make_agent, run
 
 from envs.sandbox import Sandbox, SandboxSettings
-from envs.tools.actions import PythonCodeTool
+from envs.tools.toolbox import PythonCodeTool
 from envs.types import ToolResult
 from rollout.agent.planner import Decision
 from tests.changed import replace

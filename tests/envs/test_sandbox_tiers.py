@@ -20,8 +20,8 @@ import pytest
 from configs.loading import load_run_config
 from envs.sandbox import Sandbox, SandboxSettings, zygote
 from envs.sandbox.jail import make_folder, make_scratch, remove_folder, scratch_parent
+from envs.sandbox.protocol import choose_tier, refusal
 from envs.sandbox.sandbox import IdleMemory, resident_bytes
-from envs.sandbox.settings import choose_tier, refusal
 from envs.sandbox.warden import EpisodeFiles
 from envs.types import ToolResult
 

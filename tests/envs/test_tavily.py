@@ -11,8 +11,8 @@ import pytest
 from configs.errors import UserError
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
+from envs.tools.search import TAVILY_KEY_VARIABLE, FoundPage, PageSearchTool, TavilyFinder, WebSearchTool
 from envs.tools.web_fetch import PageFetcher
-from envs.tools.web_search import TAVILY_KEY_VARIABLE, FoundPage, PageSearchTool, TavilyFinder, WebSearchTool
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer, serving
 

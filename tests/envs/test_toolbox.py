@@ -139,7 +139,7 @@ def test_a_toolbox_that_cannot_be_opened_leaves_no_sandbox_behind(monkeypatch):
         def __exit__(self, *_):
             ended.append(self)
 
-    monkeypatch.setattr("envs.sandbox.Sandbox", FakeSandbox)
+    monkeypatch.setattr("envs.tools.toolbox.Sandbox", FakeSandbox)
     with pytest.raises(UserError):
         Toolbox(EnvsConfig(actions=("code", "base_generator", "answer")))
     assert len(ended) == 1

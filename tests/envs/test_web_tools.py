@@ -9,13 +9,11 @@ import pytest
 from configs.envs import EnvsConfig, WebConfig
 from configs.errors import UserError
 from configs.rollout import ServerConfig
-from envs.tools.actions import BaseGeneratorTool, build_ask
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
-from envs.tools.search import MAX_QUERY_CHARS
-from envs.tools.toolbox import Toolbox
+from envs.tools.search import MAX_QUERY_CHARS, FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
+from envs.tools.toolbox import BaseGeneratorTool, Toolbox, build_ask
 from envs.tools.web_fetch import PageFetcher
-from envs.tools.web_search import FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer, serving
 

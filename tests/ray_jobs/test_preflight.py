@@ -50,7 +50,7 @@ def sandbox(monkeypatch):
         def __exit__(self, *_):
             started.append(self)
 
-    monkeypatch.setattr("envs.sandbox.Sandbox", FakeSandbox)
+    monkeypatch.setattr("envs.tools.toolbox.Sandbox", FakeSandbox)
     return started
 
 
@@ -177,7 +177,7 @@ def test_sandbox_is_required_for_the_code_tool_only(config, monkeypatch):
     def refuse(settings):
         raise SandboxRefusedError("no landlock")
 
-    monkeypatch.setattr("envs.sandbox.Sandbox", refuse)
+    monkeypatch.setattr("envs.tools.toolbox.Sandbox", refuse)
     for check in (check_before_start, lambda run: check_before_acting(run, draws_tasks=False)):
         with pytest.raises(UserError, match=r"envs\.actions"):
             check(config(NO_COLD_START))

@@ -1,8 +1,8 @@
 import pytest
-from ray_jobs.prm import CollectedGroups
 
 from configs.errors import UserError
 from envs.types import Task
+from ray_jobs.prm import CollectedGroups
 from reward.scorers import outcome_of
 from rollout.types import Group, Reward
 from tests.changed import replace

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from types import MappingProxyType, SimpleNamespace
 
 from configs.run import RunConfig
-from envs.tools.actions import AnswerTool, ThinkTool
+from envs.tools.toolbox import AnswerTool, ThinkTool
 from envs.types import Task, ToolResult
 from rollout.agent.agent import Agent
 from rollout.chat import ChatFormat

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from scripted import ScriptedTool, decision, make_agent, run, text_of
 
-from envs.tools.actions import AnswerTool
+from envs.tools.toolbox import AnswerTool
 from envs.types import ToolUnavailableError
 from rollout.engines.engine import EngineError
 from tests.changed import replace

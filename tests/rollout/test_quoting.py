@@ -2,8 +2,8 @@
 
 from envs.tools.guard import BlockList, GuardedTool
 from envs.tools.http import ServiceLimits
+from envs.tools.search import WebSearchTool
 from envs.tools.web_fetch import PageFetcher
-from envs.tools.web_search import WebSearchTool
 from envs.types import ToolResult
 from rollout.agent.planner import CLOSING, OPENING, shown
 from rollout.codec import trajectory_line, trajectory_of
