@@ -4,8 +4,7 @@ from functools import partial
 
 import pytest
 import ray
-from doubles import first_time
-from stage import end_actors, kill, local_ray, make_config, open_stage, steps_of, wait_until
+from stage import end_actors, local_ray, make_config, open_stage
 
 from actors import launch
 from actors.launch import Builders, Launcher
@@ -46,25 +45,6 @@ def test_rank_that_does_not_see_the_run_folder_ends_the_start(tmp_path, rank):
     build = partial(Rank, elsewhere=rank)
     with pytest.raises(UserError, match=UNSEEN), open_stage(config, build_learner=build):
         pass
-
-
-class Wanderer(SimulatedLearner):
-    """Does not see the run folder when it is started the second time."""
-
-    def __init__(self, folder):
-        super().__init__(step_s=0.1)
-        if not first_time(folder, "learner"):
-            hide_run_folder()
-
-
-def test_learner_that_is_restarted_without_the_run_folder_ends_the_run(tmp_path):
-    config = make_config(tmp_path, "num_steps=100", "learner.checkpoint_every=50")
-    with open_stage(config, build_learner=partial(Wanderer, tmp_path)) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: steps_of(stage.folder))
-        kill("learner")
-        with pytest.raises(UserError, match=UNSEEN):
-            stage.finish(training)
 
 
 class RecordedPrm:

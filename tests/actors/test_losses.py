@@ -1,18 +1,14 @@
 """Parts of a running job are killed, stopped or fail; each is replaced, no group is lost and none is trained twice."""
 
-import os
 from functools import partial
 
 import pytest
-import ray
 from doubles import (
     BrokenEngineWorker,
     DyingInAttemptWorker,
-    DyingWorker,
     GatedLearner,
     GatedWorker,
     HangingEngine,
-    HangingToolWorker,
     KilledWorker,
     MutatingEngine,
     PoisonedWorker,
@@ -29,9 +25,7 @@ from stage import check_law, doubles_found, kill, make_config, open_stage, proce
 
 from actors import heartbeat, rollout_worker
 from actors.cluster import start_ray, stop_ray
-from actors.supervisor import MAX_RESTARTS
 from configs.cluster import ClusterConfig
-from configs.errors import UserError
 from envs.datasets.sampler import evaluation_tasks
 from rollout.records import read_records
 
@@ -118,38 +112,12 @@ def test_corrupt_newest_checkpoint_is_passed_over_for_the_one_before(tmp_path):
     assert [one["step"] for one in events(tmp_path, "train")][:6] == [1, 2, 3, 4, 5, 3]
 
 
-@pytest.mark.usefixtures("cluster")
-def test_dynamic_sampling_that_is_killed_ends_the_run_with_the_command_that_resumes_it(tmp_path):
-    with open_stage(make_config(tmp_path, *ALL_TASKS), build_worker=partial(GatedWorker, folder=tmp_path)) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: events(tmp_path, "begin"))
-        kill("sampling")
-        with pytest.raises(UserError, match="agentflow resume"):
-            stage.finish(training)
-
-
 @pytest.mark.parametrize(("worker", "restarts"), [(PoisonedWorker, 0), (KilledWorker, 3)], ids=["raises", "kills"])
 @pytest.mark.usefixtures("cluster")
 def test_task_that_no_worker_survives_fails_and_the_others_are_trained(tmp_path, worker, restarts):
     config = make_config(tmp_path, *ALL_TASKS, "rollout.max_attempts=3", "rollout.engine.max_num_seqs=2")
     with open_stage(config, build_worker=partial(worker, folder=tmp_path)) as stage:
         finish(stage, stage.reinforce(), restarts=restarts, failed=1)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_group_whose_tool_hangs_is_ended_by_the_time_limit_and_run_again(tmp_path):
-    build = partial(HangingToolWorker, folder=tmp_path)
-    with open_stage(make_config(tmp_path, *ALL_TASKS), build_worker=build) as stage:
-        finish(stage, stage.reinforce(), restarts=0)
-
-
-@pytest.mark.usefixtures("cluster")
-def test_worker_that_always_dies_ends_the_run(tmp_path):
-    config = make_config(tmp_path, "rollout.max_attempts=100")
-    with open_stage(config, build_worker=partial(DyingWorker, folder=tmp_path)) as stage:
-        with pytest.raises(UserError, match=r"rollout worker 0 .*agentflow resume"):
-            stage.finish(stage.reinforce())
-        assert len({one["pid"] for one in events(tmp_path, "begin")}) == MAX_RESTARTS + 1
 
 
 # --- parts that live and do nothing --------------------------------------------------------------
@@ -278,22 +246,3 @@ def test_worker_joins_where_a_node_is_added_and_its_groups_go_back_when_that_is_
         finish(stage, training, restarts=1)
     assert "was lost with the rollout workers 1" in stage.said
     assert {one["worker"] for one in events(tmp_path, "end")} == {0}
-
-
-def test_learner_whose_node_is_lost_ends_the_run_where_no_other_has_room(tmp_path, machines):
-    config = make_config(tmp_path, "num_steps=50", "cluster.patience_s=20", "rollout.num_workers=3")
-    nodes = [machines.add_node(num_cpus=1) for _ in range(2)]
-    with open_stage(config, build_learner=partial(GatedLearner, folder=tmp_path, step=2)) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: events(tmp_path, "gated"))
-        (pid,) = {one["pid"] for one in events(tmp_path, "gated")}
-        lost = next((node for node in nodes if pid in pids_of(node)), None)
-        if lost is None:
-            pytest.skip("the learner was placed on the driver's node")
-        machines.remove_node(lost, allow_graceful=False)
-        with pytest.raises(UserError, match="no room for the learner"):
-            stage.finish(training)
-
-
-def pids_of(node):
-    return {actor["pid"] for actor in ray.util.state.list_actors() if actor["node_id"] == node.node_id} | {os.getpid()}

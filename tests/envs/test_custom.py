@@ -25,8 +25,6 @@ from envs.datasets.sampler import (
 )
 from envs.types import Task
 from reward.scorers import score_answer
-from rollout.codec import trajectory_line, trajectory_of
-from rollout.types import Trajectory
 
 CAPITALS = [{"question": f"What is the capital of country {n}?", "answer": f"City {n}"} for n in range(20)]
 CODE = "def double(x):\n    return 2 * x\n"
@@ -345,13 +343,6 @@ def test_ready_made_tasks_have_the_name_of_the_data_set_in_their_ids():
         }
 
 
-def test_answer_keeps_its_lines_for_a_custom_scorer_only():
-    for scorer, answer in ((None, CODE), ("my_reward:score", CODE), ("text", "def double(x): return 2 * x")):
-        assert [task.answer for task in all_tasks("mine", source("written", scorer=scorer))] == [answer]
-    with pytest.raises(ValueError, match="answer"):
-        module_tasks("mine", source("several", scorer="integer"))
-
-
 @pytest.mark.parametrize(
     ("name", "error", "part"),
     [
@@ -390,12 +381,6 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     assert never_trained_on([*trained, *held_out], config.envs) == held_out
     assert read_source.cache_info().misses == 1
     assert custom.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
-
-
-def test_scorer_and_columns_are_kept_in_the_record_of_a_trajectory():
-    task = Task(id="t", dataset="d", question="q", answer="a", scorer="m:f", scoring_limit_s=2.0, metadata={"level": 3})
-    trajectory = Trajectory(id="x", group_id="g", task=task, turns=(), answer="a", stop_reason="answered")
-    assert trajectory_of(trajectory_line(trajectory)).task == task
 
 
 class ScriptedSources:

@@ -8,7 +8,6 @@ import logging
 
 import pytest
 
-from configs.errors import UserError
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
 from envs.tools.web_fetch import PageFetcher
@@ -143,26 +142,12 @@ async def test_a_result_needs_only_its_address(missing):
     assert page.url == RESULT["url"]
 
 
-async def test_pages_are_shown_one_per_line_without_blocked_ones_and_without_the_generated_answer():
-    blocked = RESULT | {"url": "https://www.blocked.example/answers"}
-    rings = RESULT | {"title": "Rings", "content": "Copper\n  rings\tare round."}
-    with DocumentedTavily(RESPONSE | {"results": [blocked, RESULT, rings]}) as server:
-        result = await search(server)
-    assert result.text == "Copper: Copper melts at 1085 degrees.\nRings: Copper rings are round."
-
-
 async def test_a_huge_page_is_cut_and_more_pages_than_requested_are_dropped():
     huge = RESULT | {"content": "copper " * 100_000}
     with serving(found(huge, *[RESULT] * 20)) as server:
         result = await search(server)
     assert len(result.text) <= 1200
     assert [line.split(":")[0] for line in result.text.splitlines()] == ["Copper"] * 3
-
-
-def test_a_missing_key_is_reported_at_the_start(monkeypatch):
-    monkeypatch.delenv(TAVILY_KEY_VARIABLE)
-    with pytest.raises(UserError, match=TAVILY_KEY_VARIABLE):
-        TavilyFinder(LIMITS)
 
 
 @pytest.mark.parametrize(
