@@ -178,17 +178,16 @@ class SimulatedWorker:
 
 
 class SimulatedLearner:
-    """Adds one to the weight of every group in a batch; `padding` bytes make its adapter as heavy as a real one's."""
+    """Adds one to the weight of every group in a batch."""
 
     writes = True
 
-    def __init__(self, *, num_groups: int = 4096, step_s: float = 0.0, padding: int = 0) -> None:
+    def __init__(self, *, step_s: float = 0.0) -> None:
         import torch
 
         self._torch = torch
-        self._weights = torch.nn.Parameter(torch.zeros(num_groups))
+        self._weights = torch.nn.Parameter(torch.zeros(4096))
         self._step_s = step_s
-        self._padding = bytes(padding)
         self.policy_version = 0
         self.reset_optimizer(1.0)
 
@@ -228,7 +227,7 @@ class SimulatedLearner:
     def adapter(self, precision: Precision = "float32") -> "Adapter":
         from learner.types import Adapter
 
-        data = self._weights.detach().numpy().tobytes() + self._padding
+        data = self._weights.detach().numpy().tobytes()
         return Adapter(policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest())
 
     def load_adapter(self, adapter: "Adapter") -> None:
@@ -237,9 +236,9 @@ class SimulatedLearner:
         self.policy_version = adapter.policy_version
 
 
-def trained_counts(adapter: bytes, num_groups: int = 4096) -> dict[int, int]:
+def trained_counts(adapter: bytes) -> dict[int, int]:
     """How often each group was trained, by the weights of a `SimulatedLearner`; groups that were not are left out."""
-    weights = array("f", adapter[: 4 * num_groups])
+    weights = array("f", adapter[: 4 * 4096])
     return {ordinal: int(count) for ordinal, count in enumerate(weights) if count}
 
 

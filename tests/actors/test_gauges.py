@@ -1,6 +1,5 @@
 """What Prometheus finds at a run's metrics endpoint."""
 
-import re
 import urllib.request
 
 import pytest
@@ -67,13 +66,6 @@ def test_workers_tell_their_state_themselves(scraped):
     _, lines, *_ = scraped
     assert {name for name in WORKER_GAUGES if value_of(lines, name, run="gauges", worker="0")} == WORKER_GAUGES.keys()
     assert value_of(lines, "worker/places") == [4.0]
-
-
-def test_no_series_is_without_a_run(scraped):
-    _, lines, *_ = scraped
-    ours = [line for line in lines if re.match(r"ray_agentflow_\w+{", line)]
-    assert ours
-    assert all('run="gauges"' in line for line in ours)
 
 
 def test_actors_have_names_of_their_run_and_part_and_each_life_its_own(scraped):

@@ -287,14 +287,6 @@ async def test_a_compressed_stream_that_goes_on_and_becomes_nothing_is_cut():
     assert server.sent < 20_000_000
 
 
-async def test_a_page_that_breaks_off_is_asked_for_again():
-    body = gzip.compress(b"<p>Copper is a metal.</p>")
-    left = [body[:-3], body]
-    headers = HTML | {"Content-Encoding": "gzip"}
-    with LocalServer(lambda _: Answer(headers=headers, body=left.pop(0))) as server:
-        assert (await read(server, limits=PATIENT)).text.startswith("Copper is a metal.")
-
-
 @pytest.mark.parametrize(
     ("content_type", "body"),
     [

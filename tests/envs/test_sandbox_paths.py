@@ -72,17 +72,13 @@ def _by_agent(sandbox: Sandbox) -> Call:
 
 def _by_mcp(client: Client) -> Call:
     async def call(code: str, timeout_s: float) -> ToolResult:
-        if not _is_utf8(code):  # it cannot even be sent
+        if code != code.encode(errors="replace").decode():  # it cannot even be sent
             return ToolResult(text="", error="syntax")
         name = "hanging_code" if timeout_s == _HANG_TIMEOUT_S else "code"
         result = await client.call_tool(name, {"input": code}, raise_on_error=False)
         return ToolResult(text=result.content[0].text, error=(result.meta or {}).get("error"))
 
     return call
-
-
-def _is_utf8(code: str) -> bool:
-    return code == code.encode(errors="replace").decode()
 
 
 async def _attack(call: Call, canaries: Canaries, attack: Attack, target: psutil.Process) -> list[str]:
