@@ -30,14 +30,6 @@ Fate = Literal["signal", "all_right", "all_wrong", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnTask:
-    """The duration of a group of one task, and its outcome."""
-
-    seconds: float
-    fate: Fate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LognormalTasks:
     """Tasks with lognormal durations and outcomes that do not depend on the duration."""
 
@@ -45,9 +37,10 @@ class LognormalTasks:
     sigma: float
     shares: Mapping[Fate, float] = field(default_factory=lambda: {"signal": 1.0})
 
-    def draw(self, rng: random.Random) -> DrawnTask:
+    def draw(self, rng: random.Random) -> tuple[float, Fate]:
+        """Return the duration of a group of one task, and its outcome."""
         seconds = self.median_s * rng.lognormvariate(0.0, self.sigma)
-        return DrawnTask(seconds=seconds, fate=rng.choices(list(self.shares), list(self.shares.values()))[0])
+        return seconds, rng.choices(list(self.shares), list(self.shares.values()))[0]
 
 
 QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
@@ -132,8 +125,8 @@ class SimulatedWorker:
 
     async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         rng = random.Random(task.id)
-        drawn = self._shape.tasks.draw(rng)
-        num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(drawn.fate, 0)
+        seconds, fate = self._shape.tasks.draw(rng)
+        num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(fate, 0)
         # One of the siblings takes the whole time.
         paces = [1.0] + [rng.uniform(0.3, 1.0) for _ in range(group_size - 1)]
         trajectories = await asyncio.gather(
@@ -141,8 +134,8 @@ class SimulatedWorker:
                 self._play(
                     task,
                     f"{group_id}/{index}",
-                    seconds=drawn.seconds * pace,
-                    answer=None if drawn.fate == "failed" else _answer(task, right=index < num_right),
+                    seconds=seconds * pace,
+                    answer=None if fate == "failed" else _answer(task, right=index < num_right),
                 )
                 for index, pace in enumerate(paces)
             )

@@ -26,7 +26,6 @@ from envs.sandbox.protocol import (
     printable_text,
     split_frame,
 )
-from envs.tools.actions import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
 from ray_jobs.solve import run_code
 
@@ -250,15 +249,6 @@ def test_layers_are_left_out_only_where_the_others_are_known_to_hold(tier: Any, 
 
 
 # The tool and the command
-
-
-async def test_the_tool_keeps_names_until_it_is_closed(sandbox: Sandbox) -> None:
-    tool = PythonCodeTool(sandbox, timeout_s=5)
-    await tool.call("x = 20")
-    assert await tool.call("x + 1") == ToolResult(text="21\n")
-    tool.close()
-    with pytest.raises(ToolUnavailableError):
-        await tool.call("x")
 
 
 def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

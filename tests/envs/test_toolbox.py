@@ -194,23 +194,6 @@ def test_a_class_without_the_parts_of_a_tool_is_refused(name, attribute):
         Toolbox(own(name, attribute))
 
 
-@pytest.mark.parametrize(
-    ("text", "cause"),
-    [
-        ("from configs.weather import API", "'configs'"),
-        ("def (", "SyntaxError"),
-        ("1 / 0", "ZeroDivisionError"),
-        ("import no_such_module_at_all", "'no_such_module_at_all'"),
-    ],
-)
-def test_the_cause_of_a_failed_import_is_reported(tmp_path, monkeypatch, text, cause):
-    name = f"broken_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=cause):
-        Toolbox(EnvsConfig(actions=("mine", "answer"), tools={"mine": {"source": f"{name}:Mine"}}))
-
-
 # Wrappers of tools from outside
 
 

@@ -270,36 +270,19 @@ async def test_other_refusals_end_the_command():
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"",
-        b"[]",
-        b"{" * 100_000,
-        b'{"message": "' + b"x" * (5 * 2**20) + b'"}',
-        {"done": True, "done_reason": "stop"},
-        {"message": {"role": "assistant", "content": None}, "done": True, "done_reason": "stop"},
-        said(REPLY) | {"done": False},
-        said("", done_reason="load"),
-    ],
-)
+LONG = "x" * (5 * 2**20)
+OLLAMAS = [b"[]", {"done": True, "done_reason": "stop"}, said(REPLY) | {"done": False}, said("", done_reason="load")]
+OLLAMAS += [{"message": {"role": "assistant", "content": None}, "done": True, "done_reason": "stop"}]
+OPEN_AIS = [{}, {"choices": []}, {"choices": ["x"]}, completion(REPLY, finish_reason="content_filter")]
+
+
+@pytest.mark.parametrize("reply", [b"", b"{" * 100_000, {"message": LONG}, *OLLAMAS])
 async def test_unfinished_reply_of_ollama_is_an_engine_fault(reply):
     with ollama_over(reply, max_retries=0) as (_, engine), pytest.raises(EngineError):
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"",
-        b"{" * 100_000,
-        {"choices": [], "padding": "x" * (5 * 2**20)},
-        {},
-        {"choices": []},
-        {"choices": ["x"]},
-        completion(REPLY, finish_reason="content_filter"),
-    ],
-)
+@pytest.mark.parametrize("reply", [b"", b"{" * 100_000, {"choices": [], "padding": LONG}, *OPEN_AIS])
 async def test_unfinished_reply_of_an_openai_server_is_an_engine_fault(reply):
     with openai_over(ok(reply)) as (_, engine), pytest.raises(EngineError):
         await engine.generate(request_of())
