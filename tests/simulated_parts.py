@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from learner.types import Adapter, StepResult, TrainBatch
 
 VOCABULARY = 150_000
+NUM_GROUPS = 4096
 Fate = Literal["signal", "all_right", "all_wrong", "failed"]
 
 
@@ -179,7 +180,7 @@ class SimulatedLearner:
         import torch
 
         self._torch = torch
-        self._weights = torch.nn.Parameter(torch.zeros(4096))
+        self._weights = torch.nn.Parameter(torch.zeros(NUM_GROUPS))
         self._step_s = step_s
         self.policy_version = 0
         self.reset_optimizer(1.0)
@@ -231,7 +232,7 @@ class SimulatedLearner:
 
 def trained_counts(adapter: bytes) -> dict[int, int]:
     """How often each group was trained, by the weights of a `SimulatedLearner`; groups that were not are left out."""
-    weights = array("f", adapter[: 4 * 4096])
+    weights = array("f", adapter[: 4 * NUM_GROUPS])
     return {ordinal: int(count) for ordinal, count in enumerate(weights) if count}
 
 

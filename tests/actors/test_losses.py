@@ -84,32 +84,24 @@ def test_worker_whose_engine_died_ends_and_is_replaced(tmp_path, build_worker, d
     assert len({one["pid"] for one in events(tmp_path, "begin")}) == 2
 
 
+@pytest.mark.parametrize("is_corrupt", [False, True])
 @pytest.mark.usefixtures("cluster")
-def test_learner_that_is_killed_continues_from_its_checkpoint_and_trains_what_that_does_not_know(tmp_path):
-    learner = partial(GatedLearner, folder=tmp_path, step=4)
-    with open_stage(make_config(tmp_path, *ALL_TASKS), build_learner=learner) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: events(tmp_path, "gated"))
-        kill("learner")
-        facts = finish(stage, training, restarts=1)
-    trained = [(one["step"], one["groups"]) for one in events(tmp_path, "train")]
-    assert [step for step, _ in trained] == [1, 2, 3, 4, *range(3, facts["num_steps"] + 1)]
-    again = [group for _, groups in trained[4:] for group in groups]
-    assert len(again) == len(set(again))
-
-
-@pytest.mark.usefixtures("cluster")
-def test_corrupt_newest_checkpoint_is_passed_over_for_the_one_before(tmp_path):
+def test_learner_that_is_killed_continues_from_its_newest_whole_checkpoint(tmp_path, is_corrupt):
     learner = partial(GatedLearner, folder=tmp_path, step=5)
     with open_stage(make_config(tmp_path, *ALL_TASKS), build_learner=learner) as stage:
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "gated"))
         newest = sorted(stage.run.folder.checkpoints.glob("v*"))[-1] / "adapter.safetensors"
-        newest.write_bytes(newest.read_bytes()[:-1])
+        if is_corrupt:
+            newest.write_bytes(newest.read_bytes()[:-1])
         kill("learner")
-        finish(stage, training, restarts=1)
-    assert str(newest.parent) in stage.said
-    assert [one["step"] for one in events(tmp_path, "train")][:6] == [1, 2, 3, 4, 5, 3]
+        facts = finish(stage, training, restarts=1)
+    assert not is_corrupt or str(newest.parent) in stage.said
+    trained = [(one["step"], one["groups"]) for one in events(tmp_path, "train")]
+    again = 3 if is_corrupt else 5
+    assert [step for step, _ in trained] == [1, 2, 3, 4, 5, *range(again, facts["num_steps"] + 1)]
+    groups = [group for _, groups in trained[5:] for group in groups]
+    assert len(groups) == len(set(groups))
 
 
 @pytest.mark.parametrize(("worker", "restarts"), [(PoisonedWorker, 0), (KilledWorker, 3)], ids=["raises", "kills"])

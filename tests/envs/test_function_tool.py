@@ -109,10 +109,6 @@ def untyped(city, days: int):
     """One argument has no type."""
 
 
-def of_a_table(filters: dict[str, str]):
-    """A table."""
-
-
 def of_anything(value: Any):
     """Any type."""
 
@@ -236,7 +232,7 @@ async def test_an_exception_is_a_result_of_one_line():
 
 
 @pytest.mark.parametrize(
-    "name", ["undocumented", "untyped", "of_a_table", "of_anything", "of_pairs", "of_many", "of_an_unknown_type"]
+    "name", ["undocumented", "untyped", "of_anything", "of_pairs", "of_many", "of_an_unknown_type"]
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name):
     with pytest.raises(UserError, match=rf"^envs\.tools\.{name}: '.*:{name}': ") as caught:

@@ -69,10 +69,8 @@ class DocumentedTavily(LocalServer):
 
 
 @pytest.fixture(autouse=True)
-def _key_and_no_proxy(monkeypatch):
+def _key(monkeypatch):
     monkeypatch.setenv(TAVILY_KEY_VARIABLE, KEY)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def finder_of(server, **settings):

@@ -67,11 +67,6 @@ class ScriptedTool:
         return ToolResult(text=answer) if isinstance(answer, str) else answer
 
 
-class Needy(Weather):
-    def __init__(self, city):
-        self.city = city
-
-
 class Synchronous(Weather):
     def call(self, arguments):
         return ToolResult(text=arguments)
@@ -184,7 +179,6 @@ def test_an_mcp_tool_has_the_description_and_the_limits_of_the_recipe():
         ("rain", "Weather"),
         ("x", "NoSuchClass"),
         ("x", "QUESTION"),
-        ("weather", "Needy"),
         ("weather", "Synchronous"),
         ("weather", "Greedy"),
     ],

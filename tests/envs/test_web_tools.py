@@ -24,11 +24,9 @@ LIMITS = ServiceLimits(first_pause_s=0.01, requests_per_minute=60_000, max_attem
 
 
 @pytest.fixture(autouse=True)
-def _keys_and_no_proxy(monkeypatch):
+def _keys(monkeypatch):
     monkeypatch.setenv("GOOGLE_API_KEY", GOOGLE_KEY)
     monkeypatch.setenv("GOOGLE_CSE_ID", ENGINE_ID)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def json_answer(value, status=200, **headers):
