@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import ExitStack
 
 import pytest
 from pydantic import ValidationError
@@ -120,24 +121,13 @@ def test_a_missing_key_is_reported_at_the_start(monkeypatch, action, variable):
 
 
 def test_a_toolbox_that_cannot_be_opened_leaves_no_sandbox_behind(monkeypatch):
-    ended = []
-
-    class FakeSandbox:
-        state = None
-
-        def __init__(self, settings):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            ended.append(self)
-
-    monkeypatch.setattr("envs.sandbox.Sandbox", FakeSandbox)
+    ended, sandbox = [], ExitStack()
+    sandbox.state = None
+    sandbox.callback(ended.append, "sandbox")
+    monkeypatch.setattr("envs.sandbox.Sandbox", lambda settings: sandbox)
     with pytest.raises(UserError):
         Toolbox(EnvsConfig(actions=("code", "base_generator", "answer")))
-    assert len(ended) == 1
+    assert ended == ["sandbox"]
 
 
 # Custom tools

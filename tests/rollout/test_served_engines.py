@@ -1,7 +1,7 @@
+import itertools
 import json
 import logging
 import socket
-import threading
 from contextlib import contextmanager
 from unittest.mock import patch
 
@@ -187,45 +187,26 @@ async def test_missing_model_is_noticed_before_the_first_request():
 async def test_absent_and_silent_servers_are_errors(kind, monkeypatch):
     monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(served, "MAX_RETRIES", 0)
-
-    def make(config):
-        if kind == "ollama":
-            return OllamaEngine(config, num_ctx=64, seed=0)
-        return OpenAiEngine(config, seed=0)
-
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         config = ServedConfig(type=kind, model="m", base_url=url)
+        engine = OllamaEngine(config, num_ctx=64, seed=0) if kind == "ollama" else OpenAiEngine(config, seed=0)
         with pytest.raises(BackendError, match=r"backend\.base_url"):
-            await make(config).generate(request_of())
+            await engine.generate(request_of())
         bound.listen()
         with pytest.raises(EngineError, match="no reply within"):
-            await make(config).generate(request_of())
+            await engine.generate(request_of())
 
 
 async def test_trickling_server_reaches_the_time_limit(monkeypatch):
     monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.3)
     monkeypatch.setattr(served, "MAX_RETRIES", 0)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def trickle():
-            connection, _ = listening.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
-                try:
-                    while not stopped.wait(0.05):
-                        connection.sendall(b" ")
-                except OSError:
-                    pass
-
-        stopped = threading.Event()
-        threading.Thread(target=trickle, daemon=True).start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = ServedConfig(type="openai", model="m", base_url=url)
+    endless = Answer(headers={"Content-Type": "application/json"}, chunks=itertools.repeat(b" "), pause_s=0.05)
+    with local_server.serving(endless) as server:
+        config = ServedConfig(type="openai", model="m", base_url=server.url)
         with pytest.raises(EngineError, match="no reply within"):
             await OpenAiEngine(config, seed=0).generate(request_of())
-        stopped.set()
 
 
 async def test_passing_failures_are_repeated_up_to_max_retries():
