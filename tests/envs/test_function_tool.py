@@ -60,6 +60,11 @@ def distances(city: str):
     return {(city, "Bergen"): 463}
 
 
+def finds(city: str):
+    """Finds nothing."""
+    return next(iter(()))
+
+
 def leaves(city: str):
     """Tries to end the process."""
     sys.exit(3)
@@ -219,7 +224,8 @@ async def test_a_key_in_an_exception_is_redacted(monkeypatch):
 async def test_an_exception_is_a_result_of_one_line():
     result = await call("fails", '{"city":"Oslo","reason":"that"}')
     assert (result.text, result.error) == (r"KeyError: 'no Oslo\nand that'", "tool_error")
-    assert (await call("leaves", "Oslo")).text == "SystemExit: 3"
+    assert "SystemExit" in (await call("leaves", "Oslo")).text
+    assert "StopIteration" in (await call("finds", "Oslo")).text
     assert (await call("refuses", "Oslo")) == ToolResult(text="no such city", error="unknown_city", foreign=True)
     with pytest.raises(ToolUnavailableError, match="down"):
         await call("gives_up", "Oslo")
