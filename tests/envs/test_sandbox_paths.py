@@ -59,7 +59,8 @@ def _by_agent(sandbox: Sandbox) -> Call:
         tool = PythonCodeTool(sandbox, timeout_s=timeout_s)
         written = Decision(thought="t", action="code", action_input=code).to_json()
         agent = make_agent([written, decision("answer", "done")], tools=[tool], timeout_s=120)
-        agent = replace(agent, max_result_chars=40_000)
+        envs = agent.config.envs.model_copy(update={"max_result_chars": 40_000})
+        agent = replace(agent, config=agent.config.model_copy(update={"envs": envs}))
         try:
             trajectory = await run(agent)
         finally:
