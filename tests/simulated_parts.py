@@ -26,15 +26,8 @@ if TYPE_CHECKING:
     from learner.types import Adapter, StepResult, TrainBatch
 
 VOCABULARY = 150_000
+NUM_GROUPS = 4096
 Fate = Literal["signal", "all_right", "all_wrong", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnTask:
-    """The duration of a group of one task, and its outcome."""
-
-    seconds: float
-    fate: Fate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +38,10 @@ class LognormalTasks:
     sigma: float
     shares: Mapping[Fate, float] = field(default_factory=lambda: {"signal": 1.0})
 
-    def draw(self, rng: random.Random) -> DrawnTask:
+    def draw(self, rng: random.Random) -> tuple[float, Fate]:
+        """Return the duration of a group of one task, and its outcome."""
         seconds = self.median_s * rng.lognormvariate(0.0, self.sigma)
-        return DrawnTask(seconds=seconds, fate=rng.choices(list(self.shares), list(self.shares.values()))[0])
+        return seconds, rng.choices(list(self.shares), list(self.shares.values()))[0]
 
 
 QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
@@ -132,8 +126,8 @@ class SimulatedWorker:
 
     async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         rng = random.Random(task.id)
-        drawn = self._shape.tasks.draw(rng)
-        num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(drawn.fate, 0)
+        seconds, fate = self._shape.tasks.draw(rng)
+        num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(fate, 0)
         # One of the siblings takes the whole time.
         paces = [1.0] + [rng.uniform(0.3, 1.0) for _ in range(group_size - 1)]
         trajectories = await asyncio.gather(
@@ -141,8 +135,8 @@ class SimulatedWorker:
                 self._play(
                     task,
                     f"{group_id}/{index}",
-                    seconds=drawn.seconds * pace,
-                    answer=None if drawn.fate == "failed" else _answer(task, right=index < num_right),
+                    seconds=seconds * pace,
+                    answer=None if fate == "failed" else _answer(task, right=index < num_right),
                 )
                 for index, pace in enumerate(paces)
             )
@@ -178,17 +172,16 @@ class SimulatedWorker:
 
 
 class SimulatedLearner:
-    """Adds one to the weight of every group in a batch; `padding` bytes make its adapter as heavy as a real one's."""
+    """Adds one to the weight of every group in a batch."""
 
     writes = True
 
-    def __init__(self, *, num_groups: int = 4096, step_s: float = 0.0, padding: int = 0) -> None:
+    def __init__(self, *, step_s: float = 0.0) -> None:
         import torch
 
         self._torch = torch
-        self._weights = torch.nn.Parameter(torch.zeros(num_groups))
+        self._weights = torch.nn.Parameter(torch.zeros(NUM_GROUPS))
         self._step_s = step_s
-        self._padding = bytes(padding)
         self.policy_version = 0
         self.reset_optimizer(1.0)
 
@@ -228,7 +221,7 @@ class SimulatedLearner:
     def adapter(self, precision: Precision = "float32") -> "Adapter":
         from learner.types import Adapter
 
-        data = self._weights.detach().numpy().tobytes() + self._padding
+        data = self._weights.detach().numpy().tobytes()
         return Adapter(policy_version=self.policy_version, data=data, digest=hashlib.sha256(data).hexdigest())
 
     def load_adapter(self, adapter: "Adapter") -> None:
@@ -237,9 +230,9 @@ class SimulatedLearner:
         self.policy_version = adapter.policy_version
 
 
-def trained_counts(adapter: bytes, num_groups: int = 4096) -> dict[int, int]:
+def trained_counts(adapter: bytes) -> dict[int, int]:
     """How often each group was trained, by the weights of a `SimulatedLearner`; groups that were not are left out."""
-    weights = array("f", adapter[: 4 * num_groups])
+    weights = array("f", adapter[: 4 * NUM_GROUPS])
     return {ordinal: int(count) for ordinal, count in enumerate(weights) if count}
 
 

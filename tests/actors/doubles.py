@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripted import decision, make_agent
-
 from rollout.engines.engine import EngineError, Pulse
-from rollout.worker import run_group
 from tests.changed import replace
 from tests.simulated_parts import SimulatedEngine, SimulatedLearner, SimulatedWorker
 
@@ -82,31 +79,6 @@ class GatedWorker(WatchedWorker):
 
     async def meet_fault(self, task):
         await asyncio.to_thread(wait_at_gate, self.folder)
-
-
-class HangingTool:
-    name = "code"
-    description = "never answers"
-
-    async def call(self, arguments):
-        await asyncio.Event().wait()
-
-
-class HangingToolWorker(WatchedWorker):
-    """The agent's tool hangs in all trajectories of one task, the first time."""
-
-    async def run_group(self, task, group_id, group_size):
-        if not (is_task_3(task) and first_time(self.folder, "hanging tool")):
-            return await super().run_group(task, group_id, group_size)
-        agent = make_agent([decision("code", "6*7")] * group_size, tools=[HangingTool()], timeout_s=1.0)
-        return await run_group(agent, task, group_id=group_id, group_size=group_size)
-
-
-class DyingWorker(WatchedWorker):
-    """Every group ends its process."""
-
-    async def meet_fault(self, task):
-        os._exit(1)
 
 
 class PoisonedWorker(WatchedWorker):

@@ -9,7 +9,6 @@ from doubles import GatedWorker, events, open_gate
 from stage import check_law, kill, make_config, open_stage, wait_until
 from tiny import save_tiny_model
 
-from configs.errors import UserError
 from rollout.engines.base_weights import BaseWeights
 from tests.simulated_parts import SimulatedLearner
 
@@ -60,13 +59,3 @@ def test_a_worker_and_a_learner_that_were_killed_read_the_same_weights_again(tmp
         groups = check_law(stage.folder, facts)
     assert groups["trained"] + groups["filtered"] == 12
     assert facts["restarts"] >= 2
-
-
-def test_the_run_ends_with_what_to_do_where_the_holder_dies(tmp_path, shared):
-    with open_stage(make_config(tmp_path, *SHARED, "num_steps=50"), **shared) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: events(tmp_path, "begin"))
-        (holder,) = (name for name in ray.util.list_named_actors() if ":base-weights:" in name)
-        ray.kill(ray.get_actor(holder))
-        with pytest.raises(UserError, match=r"base weights .*card.share_base=false.*agentflow resume"):
-            stage.finish(training)

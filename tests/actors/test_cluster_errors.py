@@ -14,11 +14,6 @@ def test_reason_is_what_the_constructor_of_an_actor_raised():
     assert reason_of(died(ray_line, "rollout.files.DiskError: no space")) == "DiskError: no space"
 
 
-def test_reason_of_a_dead_actor_is_one_line_with_its_class():
-    error = died("The actor died unexpectedly.", "\tclass_name: PrmActor", "\tpid: 7")
-    assert reason_of(error) == "The actor died unexpectedly. (class_name: PrmActor)"
-
-
 def test_reason_of_a_failed_call_is_its_cause():
     error = RuntimeError("ray::Learner")
     error.cause = ValueError("the disk is full\nat line 7")

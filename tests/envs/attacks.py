@@ -21,18 +21,14 @@ _PUBLIC = _HERE.parent / "golden" / "attacks.json"
 Attack = dict[str, Any]
 
 
-def own_attacks() -> list[Attack]:
-    """Return the attacks of this project.
+def all_attacks() -> list[Attack]:
+    """Return the attacks of this project and the public ones.
 
     An attack that ends before its time limit gets a long one, because a busy machine may pause for seconds.
     """
-    attacks = json.loads((_HERE / "attacks.json").read_text())
-    return [one if "timeout" in one.get("error", ["timeout"]) else one | {"timeout_s": 20.0} for one in attacks]
-
-
-def all_attacks() -> list[Attack]:
-    """Return the attacks of this project and the public ones."""
-    return own_attacks() + [attack | {"timeout_s": PUBLIC_TIMEOUT_S} for attack in json.loads(_PUBLIC.read_text())]
+    attacks, public = json.loads((_HERE / "attacks.json").read_text()), json.loads(_PUBLIC.read_text())
+    own = [one if "timeout" in one.get("error", ["timeout"]) else one | {"timeout_s": 20.0} for one in attacks]
+    return own + [attack | {"timeout_s": PUBLIC_TIMEOUT_S} for attack in public]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,12 @@ import pytest
 from envs.sandbox import Sandbox, SandboxRefusedError, SandboxSettings
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture(scope="package", params=["namespaces", "landlock"])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     try:

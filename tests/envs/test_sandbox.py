@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -26,7 +25,6 @@ from envs.sandbox.protocol import (
     printable_text,
     split_frame,
 )
-from envs.tools.toolbox import PythonCodeTool
 from envs.types import ToolResult, ToolUnavailableError
 from ray_jobs.solve import run_code
 
@@ -218,29 +216,6 @@ def test_a_fault_that_returns_is_an_error_and_never_a_result(monkeypatch: pytest
             sandbox.run("1")
 
 
-def test_nothing_outlives_a_killed_host() -> None:
-    program = """
-        import psutil
-        from envs.sandbox import Sandbox
-        sandbox = Sandbox()
-        while len(psutil.Process(sandbox.pid).children(recursive=True)) > 1:  # those of its first proof
-            pass
-        print(sandbox.pid, flush=True)
-        sandbox.run("while True: pass", timeout_s=60)
-    """
-    host = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=_ROOT, text=True
-    )
-    assert host.stdout is not None
-    watcher = psutil.Process(int(host.stdout.readline()))
-    assert _wait_until(lambda: len(watcher.children(recursive=True)) == 3)
-    processes = [watcher, *watcher.children(recursive=True)]
-    host.kill()
-    host.wait()
-    host.stdout.close()
-    assert _wait_until(lambda: not any(process.is_running() for process in processes))
-
-
 @pytest.mark.parametrize(
     ("tier", "disabled"), [("auto", "seccomp"), ("landlock", "seccomp"), ("namespaces", "rlimits"), ("auto", "magic")]
 )
@@ -250,15 +225,6 @@ def test_layers_are_left_out_only_where_the_others_are_known_to_hold(tier: Any, 
 
 
 # The tool and the command
-
-
-async def test_the_tool_keeps_names_until_it_is_closed(sandbox: Sandbox) -> None:
-    tool = PythonCodeTool(sandbox, timeout_s=5)
-    await tool.call("x = 20")
-    assert await tool.call("x + 1") == ToolResult(text="21\n")
-    tool.close()
-    with pytest.raises(ToolUnavailableError):
-        await tool.call("x")
 
 
 def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
-"""The attack corpus on each way by which code reaches the sandbox: directly, as a decision of the planner in JSON, and
-through the MCP server. No way may add a hole, also under fifty attacks at once."""
+"""The attack corpus on each way by which code reaches the sandbox: as a decision of the planner in JSON, and through
+the MCP server. No way may add a hole, also under fifty attacks at once."""
 
 import asyncio
 import sys
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from attacks import SECRET, Attack, Canaries, all_attacks, left_over, placed_canaries, signs_of_escape
+from attacks import Attack, Canaries, all_attacks, left_over, placed_canaries, signs_of_escape
 from fastmcp import Client
-from mcp_processes import HttpServer, started
+from mcp_processes import started
 from scripted import decision, make_agent, run
 
 from envs.sandbox import Sandbox, SandboxSettings
@@ -29,8 +29,6 @@ pytestmark = pytest.mark.usefixtures("namespaces")
 
 Call = Callable[[str, float], Awaitable[ToolResult]]
 """Run a code text under a time limit."""
-
-PATHS = ("direct", "agent", "mcp")
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +49,7 @@ async def _opened(path: str) -> AsyncIterator[tuple[Call, psutil.Process, psutil
                 yield _by_mcp(client), host, watcher
         return
     with Sandbox(SandboxSettings(tier="namespaces", check_imports=False, memory_mb=512)) as sandbox:
-        call = (_by_agent if path == "agent" else _directly)(sandbox)
-        yield call, psutil.Process(), psutil.Process(sandbox.pid)
-
-
-def _directly(sandbox: Sandbox) -> Call:
-    async def call(code: str, timeout_s: float) -> ToolResult:
-        return await asyncio.get_running_loop().run_in_executor(
-            sandbox.executor, lambda: sandbox.run(code, timeout_s=timeout_s)
-        )
-
-    return call
+        yield _by_agent(sandbox), psutil.Process(), psutil.Process(sandbox.pid)
 
 
 def _by_agent(sandbox: Sandbox) -> Call:
@@ -71,7 +59,8 @@ def _by_agent(sandbox: Sandbox) -> Call:
         tool = PythonCodeTool(sandbox, timeout_s=timeout_s)
         written = Decision(thought="t", action="code", action_input=code).to_json()
         agent = make_agent([written, decision("answer", "done")], tools=[tool], timeout_s=120)
-        agent = replace(agent, max_result_chars=40_000)
+        envs = agent.config.envs.model_copy(update={"max_result_chars": 40_000})
+        agent = replace(agent, config=agent.config.model_copy(update={"envs": envs}))
         try:
             trajectory = await run(agent)
         finally:
@@ -84,17 +73,13 @@ def _by_agent(sandbox: Sandbox) -> Call:
 
 def _by_mcp(client: Client) -> Call:
     async def call(code: str, timeout_s: float) -> ToolResult:
-        if not _is_utf8(code):  # it cannot even be sent
+        if code != code.encode(errors="replace").decode():  # it cannot even be sent
             return ToolResult(text="", error="syntax")
         name = "hanging_code" if timeout_s == _HANG_TIMEOUT_S else "code"
         result = await client.call_tool(name, {"input": code}, raise_on_error=False)
         return ToolResult(text=result.content[0].text, error=(result.meta or {}).get("error"))
 
     return call
-
-
-def _is_utf8(code: str) -> bool:
-    return code == code.encode(errors="replace").decode()
 
 
 async def _attack(call: Call, canaries: Canaries, attack: Attack, target: psutil.Process) -> list[str]:
@@ -106,7 +91,7 @@ async def _attack(call: Call, canaries: Canaries, attack: Attack, target: psutil
     return signs_of_escape(attack, result.text, result.error)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["agent", "mcp"])
 async def test_fifty_attacks_at_once_are_all_held(path: str, canaries: Canaries) -> None:
     """Each of fifty attackers takes the next attack of the corpus until there is none."""
     waiting, signs = iter(all_attacks()), []
@@ -146,18 +131,3 @@ async def test_no_trick_in_the_json_itself_reaches_the_code_tool(written: str) -
 
     trajectory = await run(make_agent([written] * 6, tools=[Untouchable()]))
     assert trajectory.num_format_errors == 6
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[HttpServer]:
-    with started([sys.executable, str(_SERVER), "2", "2"]) as running:
-        yield running
-
-
-async def test_no_connection_reaches_the_names_of_another_on_the_way_of_mcp(server: HttpServer) -> None:
-    async with Client(server.url, mode="legacy") as victim, Client(server.url, mode="legacy") as thief:
-        await victim.call_tool("code", {"input": f"secret = {SECRET!r}"})
-        result = await thief.call_tool("code", {"input": "secret"}, raise_on_error=False)
-        assert SECRET not in result.content[0].text
-        for arguments in ({"input": ["6*7"]}, {}, {"input": "1", "timeout_s": 1e9}, {"code": "1"}):
-            assert (await thief.call_tool("code", arguments, raise_on_error=False)).is_error

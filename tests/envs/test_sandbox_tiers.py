@@ -21,7 +21,7 @@ from configs.loading import load_run_config
 from envs.sandbox import Sandbox, SandboxSettings, zygote
 from envs.sandbox.jail import make_folder, make_scratch, remove_folder, scratch_parent
 from envs.sandbox.protocol import choose_tier, refusal
-from envs.sandbox.sandbox import IdleMemory, resident_bytes
+from envs.sandbox.sandbox import IdleMemory
 from envs.sandbox.warden import EpisodeFiles
 from envs.types import ToolResult
 
@@ -92,35 +92,11 @@ def test_the_tier_landlock_needs_a_landlock_that_confines_signals(version: int, 
     assert "landlock" not in lacks["namespaces"]
 
 
-def test_under_dockers_default_profile_dry_run_preflight_and_doctor_agree() -> None:
-    program = """
-        import contextlib, io
-        from configs.errors import UserError
-        from configs.loading import load_run_config
-        from ray_jobs.run import doctor
-        from ray_jobs.run import preflight
-        from ray_jobs.cli import main
-
-        for tier in ("auto", "namespaces"):
-            setting = f"envs.sandbox={tier}"
-            with contextlib.redirect_stdout(io.StringIO()):
-                print(main(["train", "--dry-run", setting, "output_dir=/tmp/unused"]), file=sys.stderr)
-            try:
-                print(preflight.check_tools(load_run_config(None, [setting])), file=sys.stderr)
-            except UserError as error:
-                print(error, file=sys.stderr)
-        print([text for subject, text, _ in doctor._parts() if subject == "code sandbox"][0], file=sys.stderr)
-    """
-    done = under_docker_profile(sys.executable, "-c", "import sys\n" + textwrap.dedent(program))
-    told, ok, walls, refused, failed, reason, diagnosed = done.stderr.splitlines()
-    assert (ok, failed) == ("0", "2")
-    assert walls.startswith("tier landlock (rlimits, landlock, seccomp); without namespaces: PermissionError")
-    assert (told, diagnosed) == (f"agentflow: code sandbox: {walls}", walls)
-    assert refused == f"agentflow: error: {reason}"
-    named = re.findall(r"((?:envs|cold_start)\.[\w.]*)=('[^']*'|[^\s,]+)", reason)
-    assert [key for key, _ in named] == ["envs.sandbox", "cold_start.num_demonstrations"]
-    for key, value in named:
-        load_run_config(None, [f"{key}={value.strip(chr(39))}"])
+@pytest.mark.parametrize(("tier", "code", "said"), [("auto", 0, "tier landlock"), ("namespaces", 2, "envs.sandbox=")])
+def test_under_dockers_default_profile_only_the_tier_landlock_is_found(tier: str, code: int, said: str) -> None:
+    train = ("train", "--dry-run", f"envs.sandbox={tier}", "output_dir=/tmp/unused")
+    done = under_docker_profile(sys.executable, "-m", "ray_jobs.cli", *train)
+    assert (done.returncode, said in done.stderr) == (code, True)
 
 
 def test_the_seccomp_profile_in_deploy_allows_the_tier_of_namespaces(namespaces: None) -> None:
@@ -324,12 +300,18 @@ def test_a_removed_folder_is_gone_while_files_still_come(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("killed", [("host",), ("watcher", "host"), ("host", "watcher"), ("zygote", "host")])
-def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed(killed: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "killed"),
+    [
+        ("auto", ("host",)),
+        *(("landlock", killed) for killed in (("host",), ("watcher", "host"), ("host", "watcher"), ("zygote", "host"))),
+    ],
+)
+def test_nothing_is_left_when_the_host_is_killed(wanted: str, killed: tuple[str, ...]) -> None:
     """Ray also kills the children of a worker that it ends."""
-    program = """
+    program = f"""
         from envs.sandbox import Sandbox, SandboxSettings
-        sandbox = Sandbox(SandboxSettings(tier="landlock"))
+        sandbox = Sandbox(SandboxSettings(tier="{wanted}"))
         episode = sandbox.episode()
         print(sandbox.pid, sandbox.state.tier, flush=True)
         print(episode.run("open('note', 'w').close()\\nprint(__import__('os').getcwd())").text, flush=True)
@@ -339,19 +321,19 @@ def test_nothing_of_the_weaker_tier_is_left_when_its_host_is_killed(killed: tupl
         [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=_ROOT, text=True
     )
     assert host.stdout is not None
-    pid, folder = int(host.stdout.readline().split()[0]), Path(host.stdout.readline().strip())
-    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    assert folder.is_dir()
-    pids = {"host": host.pid, "watcher": pid, "zygote": processes[1].pid}
+    pid, tier = host.stdout.readline().split()
+    folder = Path(host.stdout.readline().strip())
+    processes = [psutil.Process(int(pid)), *psutil.Process(int(pid)).children(recursive=True)]
+    assert tier == "namespaces" or folder.is_dir()
+    pids = {"host": host.pid, "watcher": int(pid), "zygote": processes[1].pid}
     for part in killed:
         os.kill(pids[part], signal.SIGKILL)
     host.wait()
     host.stdout.close()
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and (folder.parent.exists() or any(one.is_running() for one in processes)):
+    while left := [one for one in processes if one.is_running()] or (tier == "landlock" and folder.parent.exists()):
+        assert time.monotonic() < deadline, left
         time.sleep(0.01)
-    assert not folder.parent.exists()
-    assert not any(one.is_running() for one in processes)
 
 
 # Memory between steps
@@ -378,13 +360,6 @@ def test_the_largest_idle_episodes_go_first_and_no_more_than_must() -> None:
     assert not episodes[3].evicted
 
 
-def _parent(process: psutil.Process) -> int:
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return -1
-
-
 def test_idle_episodes_above_the_bound_are_ended_and_say_so(sandbox: Sandbox) -> None:
     num_episodes, bound_mb, each_mb = 6, 200, 60
     with Sandbox(SandboxSettings(tier=sandbox.state.tier, idle_memory_mb=bound_mb)) as bounded:
@@ -393,18 +368,6 @@ def test_idle_episodes_above_the_bound_are_ended_and_say_so(sandbox: Sandbox) ->
         episodes = [bounded.episode() for _ in range(num_episodes)]
         for number, episode in enumerate(episodes):
             episode.run(f"import numpy as np\nx = np.full({each_mb << 17}, {number}.0)", timeout_s=60)
-
-        def held_bytes() -> int:
-            """Return the memory of the cells beyond that of an unused cell."""
-            (zygote,) = psutil.Process(bounded.pid).children()
-            processes = zygote.children(recursive=True)
-            cells = [resident_bytes(cell.pid) for cell in processes if _parent(cell) != zygote.pid]
-            return sum(cells) - len(cells) * min(filter(None, cells))
-
-        deadline = time.monotonic() + 60
-        while held_bytes() > bound_mb << 20 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert held_bytes() <= bound_mb << 20
         texts = [episode.run("'x' in globals()", timeout_s=60).text for episode in episodes]
         assert fresh.run("kept").text == "1\n"
         for episode in (fresh, *episodes):

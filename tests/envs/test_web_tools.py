@@ -22,11 +22,9 @@ LIMITS = ServiceLimits(first_pause_s=0.01, requests_per_minute=60_000, max_attem
 
 
 @pytest.fixture(autouse=True)
-def _keys_and_no_proxy(monkeypatch):
+def _keys(monkeypatch):
     monkeypatch.setenv("GOOGLE_API_KEY", GOOGLE_KEY)
     monkeypatch.setenv("GOOGLE_CSE_ID", ENGINE_ID)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def json_answer(value, status=200, **headers):
@@ -43,15 +41,8 @@ WIKI = {
     "batchcomplete": True,
     "query": {
         "pages": [
-            {"pageid": 2, "ns": 0, "title": "Bolt", "index": 2, "extract": "A bolt.", "fullurl": "https://w.org/Bolt"},
-            {
-                "pageid": 1,
-                "ns": 0,
-                "title": "Copper",
-                "index": 1,
-                "extract": "A\nmetal.",
-                "fullurl": "https://w.org/Cu",
-            },
+            {"pageid": 2, "title": "Bolt", "index": 2, "extract": "A bolt.", "fullurl": "https://w.org/Bolt"},
+            {"pageid": 1, "title": "Copper", "index": 1, "extract": "A\nmetal.", "fullurl": "https://w.org/Cu"},
         ]
     },
 }
@@ -68,13 +59,9 @@ async def test_wikipedia_gets_a_full_text_search_for_plain_introductions():
     assert (request.method, urlsplit(request.path).path) == ("GET", "/w/api.php")
     assert request.headers["User-Agent"].startswith("agentflow-ray/")
     sent = parameters(request)
-    assert {
-        "action": "query",
-        "generator": "search",
-        "gsrsearch": "copper bolts",
-        "gsrlimit": "3",
-    }.items() <= sent.items()
-    assert {"format": "json", "formatversion": "2", "exintro": "1", "explaintext": "1"}.items() <= sent.items()
+    asked = {"action": "query", "generator": "search", "gsrsearch": "copper bolts", "gsrlimit": "3"}
+    asked |= {"format": "json", "formatversion": "2", "exintro": "1", "explaintext": "1"}
+    assert asked.items() <= sent.items()
 
 
 async def test_wikipedias_pages_come_in_the_order_of_the_search():
@@ -99,15 +86,6 @@ async def test_a_query_that_the_wiki_refuses_is_the_callers_error():
     ):
         await wikipedia(server)
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("answer", [[], "x", {"query": []}, {"query": {"pages": [{}]}}, {"query": {"pages": None}}])
-async def test_a_reply_that_does_not_follow_the_api_makes_the_tool_unavailable(answer):
-    with (
-        serving(json_answer(answer)) as server,
-        pytest.raises(ToolUnavailableError),
-    ):
-        await wikipedia(server)
 
 
 # Google: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
@@ -197,12 +175,12 @@ async def test_pages_of_blocked_hosts_and_with_held_out_questions_are_left_out()
     question = "How many crates of wool locks does the blue truck carry on its way to the harbour town?"
     block_list = BlockList(["blocked.example"], [question])
     result = await search(
-        found("A", "fine"),
+        found("A", "fine\n\tday"),
         found("B", "fine", "https://www.blocked.example/x"),
         found("C", f"Forum: {question.upper()} Answer: 35"),
         block_list=block_list,
     ).call("crates")
-    assert result.text == "A: fine"
+    assert result.text == "A: fine day"
 
 
 # Reading the web

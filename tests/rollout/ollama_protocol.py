@@ -7,9 +7,9 @@ Fields, types and status codes follow docs/openapi.yaml and docs/api.md of ollam
 import hashlib
 import json
 import re
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.envs.local_server import Answer, LocalServer
 
 OPTIONS = {"num_predict", "num_ctx", "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "stop"}
 MESSAGE = {"role", "content"}
@@ -117,41 +117,13 @@ class ScriptedOllama:
 
 @contextmanager
 def serving(script):
-    """Serve a script and yield its address. Its answers are status, body and optionally headers."""
+    """Serve a script and yield its address. Its answers are a status and a body."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def _do(self):
-            raw = self._body()
-            script.headers.append(dict(self.headers))
-            status, reply, *more = script.answer(self.command, self.path, raw)
-            content = b"" if reply is None else reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-            self.send_response(status)
-            headers = {"Content-Type": "application/json; charset=utf-8", "Content-Length": len(content)}
-            for name, value in (headers | (more[0] if more else {})).items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+    def answer(request):
+        script.headers.append(request.headers)
+        status, reply = script.answer(request.method, request.path, request.body)
+        content = b"" if reply is None else reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+        return Answer(status, {"Content-Type": "application/json; charset=utf-8"}, content)
 
-        def _body(self):
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            parts = b""
-            while size := int(self.rfile.readline(), 16):
-                parts += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
-            return parts
-
-        do_GET = do_POST = do_HEAD = _do
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with LocalServer(answer) as server:
+        yield server.url

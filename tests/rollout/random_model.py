@@ -17,8 +17,6 @@ TINY = {
     "tie_word_embeddings": False,
     "max_position_embeddings": 8192,
 }
-GRAMMAR = 'root ::= "{" ("w1" | "w2" | "w3")* "}"'
-"""Of words that the tokenizer has."""
 
 
 def write_folder(folder: Path, sizes: Sizes, *, weights: bool = False) -> Path:

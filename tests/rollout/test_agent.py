@@ -58,11 +58,17 @@ async def test_whatever_else_is_raised_ends_the_attempt_alone_and_the_engine_is_
     assert len(trajectory.turns) == (2 if breaks == "closing" else 0)
 
 
-async def test_attempt_that_is_cancelled_from_outside_is_and_the_engine_is_released():
-    class SlowTool(ScriptedTool):
-        async def call(self, arguments):
-            await asyncio.sleep(60)
+class SlowTool(ScriptedTool):
+    async def call(self, arguments):
+        await asyncio.sleep(60)
 
+
+async def test_tool_that_hangs_ends_the_attempt_at_its_time_limit():
+    trajectory = await run(make_agent([CODE], tools=[SlowTool("code", {})], timeout_s=0.05))
+    assert (trajectory.answer, trajectory.stop_reason) == (None, "infrastructure")
+
+
+async def test_attempt_that_is_cancelled_from_outside_is_and_the_engine_is_released():
     agent = make_agent([CODE], tools=[SlowTool("code", {})], timeout_s=60)
     attempt = asyncio.create_task(run(agent))
     await asyncio.sleep(0.01)

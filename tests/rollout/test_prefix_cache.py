@@ -20,47 +20,36 @@ SYSTEM = tuple(range(10, 42))
 """Common start of all dialogues, one or two blocks of the cache."""
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
     """Start an engine whose cache of 2,560 tokens holds twelve whole dialogues."""
     usual = vllm_parts.engine_options
     small = {"num_gpu_blocks_override": 2560 // vllm_parts.kv_block("cpu")}
-    folder = write_folder(tmp_path_factory.mktemp("tiny") / "model", "tiny", weights=True)
+    folder = write_folder(tmp_path / "model", "tiny", weights=True)
     settings = EngineConfig(max_num_seqs=AT_A_TIME, max_model_len=512, adapter_mode="native")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_parts, "engine_options", lambda *a, **k: usual(*a, **k) | small)
-        without_ends(patch)
-        engine = vllm_engine.VllmEngine(folder, settings, ModelConfig(lora_rank=8), seed=0)
-        yield engine
-        engine.close()
-
-
-@pytest.fixture
-async def engine(started):
-    """Empty the cache."""
-    await started.forget_prefixes()
-    return started
+    monkeypatch.setattr(vllm_parts, "engine_options", lambda *a, **k: usual(*a, **k) | small)
+    without_ends(monkeypatch)
+    engine = vllm_engine.VllmEngine(folder, settings, ModelConfig(lora_rank=8), seed=0)
+    yield engine
+    engine.close()
 
 
 def words(rng):
     return tuple(rng.randrange(50, 500) for _ in range(32))
 
 
-async def turn(engine, name, told, rng):
-    """Return the dialogue after 16 sampled tokens and a tool's result of 32."""
-    request = GenerationRequest(
-        trajectory_id=name, prompt_token_ids=told, max_tokens=16, temperature=1.0, seed=len(told)
-    )
-    completion = await engine.generate(request)
-    return told + completion.token_ids + words(rng)
-
-
 async def dialogue(engine, number):
-    """Run a dialogue and return how many tokens had to be computed at least, without the common start."""
+    """Run a dialogue whose turns are 16 sampled tokens and a tool's result of 32.
+
+    Return how many tokens had to be computed at least, without the common start.
+    """
     rng = random.Random(number)
     told = SYSTEM + words(rng)
     for _ in range(NUM_TURNS):
-        told = await turn(engine, str(number), told, rng)
+        request = GenerationRequest(
+            trajectory_id=str(number), prompt_token_ids=told, max_tokens=16, temperature=1.0, seed=len(told)
+        )
+        told += (await engine.generate(request)).token_ids + words(rng)
     engine.release(str(number))
     return len(told) - 32 - len(SYSTEM)
 

@@ -1,9 +1,8 @@
+import itertools
 import json
 import logging
 import socket
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
 
 import pytest
@@ -18,6 +17,8 @@ from rollout.engines import served
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.engines.served import OllamaEngine, OpenAiEngine, parse_reply
 from rollout.types import Message, TextCompletion
+from tests.envs import local_server
+from tests.envs.local_server import Answer
 
 ACTIONS = ("think", "answer")
 DIALOGUE = (Message(role="system", content="Solve."), Message(role="user", content="6*7?"))
@@ -64,48 +65,15 @@ def completion(text, *, finish_reason="stop"):
     }
 
 
-class OpenAiServer:
-    """A server that gives its `(status, headers, body)` answers in order; the last one stays."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.requests = []
-
-    def answer(self, path, headers, raw):
-        self.requests.append((path, headers, json.loads(raw) if raw else None))
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-
 @contextmanager
 def openai_over(*answers, max_retries=0, **settings):
-    script = OpenAiServer(*answers)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, headers, body = script.answer(self.path, dict(self.headers), raw)
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            for name, value in ({"Content-Type": "application/json", "Content-Length": len(content)} | headers).items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(content)
-
-        do_POST = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    try:
-        config = ServedConfig(**({"type": "openai", "model": "planner", "base_url": url} | settings))
-        with patch.object(served, "MAX_RETRIES", max_retries):
-            yield script, OpenAiEngine(config, seed=5)
-    finally:
-        server.shutdown()
-        server.server_close()
+    """The last of the `(status, headers, body)` answers stays."""
+    bodies = [body if isinstance(body, bytes) else json.dumps(body).encode() for *_, body in answers]
+    kind = {"Content-Type": "application/json"}
+    replies = [Answer(status, kind | more, body) for (status, more, _), body in zip(answers, bodies, strict=True)]
+    with local_server.serving(*replies) as server, patch.object(served, "MAX_RETRIES", max_retries):
+        config = ServedConfig(**({"type": "openai", "model": "planner", "base_url": f"{server.url}/v1"} | settings))
+        yield server, OpenAiEngine(config, seed=5)
 
 
 def ok(body):
@@ -167,7 +135,7 @@ async def test_request_to_an_openai_server_names_the_form_of_the_reply(form, fie
     with openai_over(ok(completion(REPLY)), form=form) as (server, engine):
         reply = await engine.generate(request_of())
     plain = {"model": "planner", "messages": MESSAGES, "temperature": 0.0, "max_tokens": 64, "seed": 5, "stream": False}
-    assert [(path, body) for path, _, body in server.requests] == [("/v1/chat/completions", plain | fields)]
+    assert [(one.path, json.loads(one.body)) for one in server.requests] == [("/v1/chat/completions", plain | fields)]
     assert reply == TextCompletion(text=REPLY, finish_reason="stop", num_prompt_tokens=61, num_tokens=9)
 
 
@@ -212,52 +180,33 @@ async def test_missing_model_is_noticed_before_the_first_request():
         await engine.check()
     with openai_over(ok(listed), model="b") as (server, engine):
         await engine.check()
-    assert [path for path, _, _ in server.requests] == ["/v1/models"]
+    assert [one.path for one in server.requests] == ["/v1/models"]
 
 
 @pytest.mark.parametrize("kind", ["ollama", "openai"])
 async def test_absent_and_silent_servers_are_errors(kind, monkeypatch):
     monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.2)
     monkeypatch.setattr(served, "MAX_RETRIES", 0)
-
-    def make(config):
-        if kind == "ollama":
-            return OllamaEngine(config, num_ctx=64, seed=0)
-        return OpenAiEngine(config, seed=0)
-
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         config = ServedConfig(type=kind, model="m", base_url=url)
+        engine = OllamaEngine(config, num_ctx=64, seed=0) if kind == "ollama" else OpenAiEngine(config, seed=0)
         with pytest.raises(BackendError, match=r"backend\.base_url"):
-            await make(config).generate(request_of())
+            await engine.generate(request_of())
         bound.listen()
         with pytest.raises(EngineError, match="no reply within"):
-            await make(config).generate(request_of())
+            await engine.generate(request_of())
 
 
 async def test_trickling_server_reaches_the_time_limit(monkeypatch):
     monkeypatch.setattr(served, "REQUEST_TIMEOUT_S", 0.3)
     monkeypatch.setattr(served, "MAX_RETRIES", 0)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def trickle():
-            connection, _ = listening.accept()
-            with connection:
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
-                try:
-                    while not stopped.wait(0.05):
-                        connection.sendall(b" ")
-                except OSError:
-                    pass
-
-        stopped = threading.Event()
-        threading.Thread(target=trickle, daemon=True).start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = ServedConfig(type="openai", model="m", base_url=url)
+    endless = Answer(headers={"Content-Type": "application/json"}, chunks=itertools.repeat(b" "), pause_s=0.05)
+    with local_server.serving(endless) as server:
+        config = ServedConfig(type="openai", model="m", base_url=server.url)
         with pytest.raises(EngineError, match="no reply within"):
             await OpenAiEngine(config, seed=0).generate(request_of())
-        stopped.set()
 
 
 async def test_passing_failures_are_repeated_up_to_max_retries():
@@ -302,36 +251,19 @@ async def test_other_refusals_end_the_command():
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"",
-        b"[]",
-        b"{" * 100_000,
-        b'{"message": "' + b"x" * (5 * 2**20) + b'"}',
-        {"done": True, "done_reason": "stop"},
-        {"message": {"role": "assistant", "content": None}, "done": True, "done_reason": "stop"},
-        said(REPLY) | {"done": False},
-        said("", done_reason="load"),
-    ],
-)
+LONG = "x" * (5 * 2**20)
+OLLAMAS = [b"[]", {"done": True, "done_reason": "stop"}, said(REPLY) | {"done": False}, said("", done_reason="load")]
+OLLAMAS += [{"message": {"role": "assistant", "content": None}, "done": True, "done_reason": "stop"}]
+OPEN_AIS = [{}, {"choices": []}, {"choices": ["x"]}, completion(REPLY, finish_reason="content_filter")]
+
+
+@pytest.mark.parametrize("reply", [b"", b"{" * 100_000, {"message": LONG}, *OLLAMAS])
 async def test_unfinished_reply_of_ollama_is_an_engine_fault(reply):
     with ollama_over(reply, max_retries=0) as (_, engine), pytest.raises(EngineError):
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"",
-        b"{" * 100_000,
-        {"choices": [], "padding": "x" * (5 * 2**20)},
-        {},
-        {"choices": []},
-        {"choices": ["x"]},
-        completion(REPLY, finish_reason="content_filter"),
-    ],
-)
+@pytest.mark.parametrize("reply", [b"", b"{" * 100_000, {"choices": [], "padding": LONG}, *OPEN_AIS])
 async def test_unfinished_reply_of_an_openai_server_is_an_engine_fault(reply):
     with openai_over(ok(reply)) as (_, engine), pytest.raises(EngineError):
         await engine.generate(request_of())
@@ -353,7 +285,7 @@ async def test_key_goes_only_to_the_server_for_which_the_configuration_names_it(
     for settings, sent in [({}, None), ({"api_key_env": "MY_KEY"}, "Bearer secret-2")]:
         with over(said(REPLY) if over is ollama_over else ok(completion(REPLY)), **settings) as (server, engine):
             await engine.generate(request_of())
-        headers = server.headers[0] if over is ollama_over else server.requests[0][1]
+        headers = server.headers[0] if over is ollama_over else server.requests[0].headers
         assert {name.lower(): value for name, value in headers.items()}.get("authorization") == sent
         assert "secret-1" not in json.dumps(headers)
 
