@@ -68,7 +68,7 @@ def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]
 
 def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[float, float]]:
     if not before:
-        raise ValueError("there is no task to compare")
+        raise ValueError("no tasks to compare")
     return list(zip(before, after, strict=True))
 
 

@@ -153,7 +153,7 @@ class Console:
         now, waiting = time.monotonic(), self._waiting[-1:]
         if waiting and now - self._said_at >= SILENCE_S:
             self._said_at, quiet_s = now, now - self._happened_at
-            # A wait that has just begun is no silence.
+            # A wait that has just started is not a silence.
             since = f"nothing happened for {duration(quiet_s)}, " if quiet_s >= SILENCE_S else ""
             print_plain(self._console, f"{since}waiting for {waiting[0]}{self.late()}")
 

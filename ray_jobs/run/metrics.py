@@ -203,7 +203,7 @@ def shares_of_step(
     train_s: float,
     publish_s: float,
 ) -> Shares:
-    """Return the shares of one train step, which waited for its batch, trained and published for so many seconds.
+    """Return the shares of one train step, which waited for its batch, trained and published for these seconds.
 
     `facts` are sums over the groups that finished since the step before: `generate_s` and `tool_s` over their
     trajectories, `duration_s`, `prm_s`, `groups` and `kept` over the groups. A missing fact is 0. The share of an empty

@@ -78,7 +78,8 @@ def step_trajectories(
             trajectory.trained_as = result.policy_version if trained else None
             trajectory.reason = result.skipped or ""
             yield trajectory
-    payloads = ray.get([ref for _, _, ref in batch.untrained])
+    # Ray starts a cluster for an empty list, too.
+    payloads = ray.get([ref for _, _, ref in batch.untrained]) if batch.untrained else []
     for (state, reason, _), payload in zip(batch.untrained, payloads, strict=True):
         for trajectory in decode_group(payload).trajectories:
             trajectory.step, trajectory.verdict, trajectory.reason = batch.step, state, reason

@@ -154,7 +154,7 @@ def test_weights_keep_to_the_documented_bounds(log_ratios, kind):
         assert kept.all()
 
 
-@pytest.mark.parametrize("band", [(1.5, 5.0), (0.5, 0.9), (0.0, 5.0), (0.5, math.inf), (True, 5.0)])
+@pytest.mark.parametrize("band", [(1.5, 5.0), (0.5, 0.9), (0.0, 5.0), (0.5, math.inf)])
 def test_bounds_that_would_reject_on_policy_tokens_are_refused(band):
     with pytest.raises(ValidationError):
         LearnerConfig(correction_band=band)
