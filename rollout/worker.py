@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from msgspec import structs
+
 from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
 from configs.rollout import PlannerAgentConfig
@@ -257,8 +259,8 @@ def as_replay(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:
         return places.get((turn.prompt, turn.tokens, turn.logprobs), len(recorded))
 
     ordered = sorted(trajectory.planner_turns, key=place)
-    planned = (replace(turn, trainable=turn.trainable and place(turn) == len(recorded)) for turn in ordered)
-    return replace(
+    planned = (structs.replace(turn, trainable=turn.trainable and place(turn) == len(recorded)) for turn in ordered)
+    return structs.replace(
         trajectory, turns=tuple(next(planned) if turn.role == "planner" else turn for turn in trajectory.turns)
     )
 

@@ -25,6 +25,8 @@ def test_commands_of_a_block_parse(block, tmp_path, monkeypatch):
     assert (block.marks.get("runs") in RUNS) != (block.marks.get("needs") in NEEDS), f"{block.name} has no test comment"
     fill(tmp_path, block.page)
     monkeypatch.chdir(tmp_path)
+    # A checkpoint of a run that no test made.
+    monkeypatch.setattr("ray_jobs.run.origin.checkpoint_at", lambda path: path)
     for command in block.commands:
         words = words_of(command)
         if words[0] == "cd":
@@ -46,6 +48,8 @@ def test_quick_commands_succeed(block, tmp_path, monkeypatch):
     """In this process: a new one would import for seconds."""
     fill(tmp_path, block.page)
     monkeypatch.chdir(tmp_path)
+    # A checkpoint of a run that no test made.
+    monkeypatch.setattr("ray_jobs.run.origin.checkpoint_at", lambda path: path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     for command in block.script.splitlines():
         program, *arguments = words_of(command)

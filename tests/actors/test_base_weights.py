@@ -12,7 +12,7 @@ from tiny import save_tiny_model
 from rollout.engines.base_weights import BaseWeights
 from tests.simulated_parts import SimulatedLearner
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults, pytest.mark.usefixtures("cluster")]
 
 SHARED = ("card.share_base=true", "rollout.engine.adapter_mode=native", "rollout.num_workers=1")
 

@@ -18,7 +18,7 @@ SMALL = (
     "rollout.temperature=1.0",
     "rollout.engine.metrics=true",
     "learner.checkpoint_every=1",
-    "cold_start.num_demonstrations=96",
+    "cold_start.num_demonstrations=64",
     "cold_start.wrong_share=0.5",
     "collect.num_tasks=12",
     "collect.rollouts_per_task=4",
@@ -26,8 +26,6 @@ SMALL = (
     "prm.num_layers=4",
     "evaluation.num_tasks=6",
     "evaluation.num_untouched_tasks=0",
-    "evaluation.every_steps=1",
-    "evaluation.while_training_tasks=2",
 )
 
 
