@@ -80,9 +80,6 @@ class WorkerReading:
     """Groups that the cache allows at a time."""
     running: int
     """Groups that ran at the time of reading."""
-    computed_tokens: int
-    repeated_tokens: int
-    """Tokens that the engine had computed before."""
 
 
 class Workload:
@@ -118,8 +115,6 @@ class Workload:
             engine_busy_s=load.busy_s - (before.busy_s if before else 0.0),
             places=self.num_places,
             running=running,
-            computed_tokens=load.computed_tokens - (before.computed_tokens if before else 0),
-            repeated_tokens=load.repeated_tokens - (before.repeated_tokens if before else 0),
         )
         self._read_at, self._before, self.waited_s = now, load, 0.0
         return reading

@@ -81,8 +81,6 @@ class SimulatedEngine:
             kv_usage=0.0,
             num_waiting=0,
             num_preemptions=0,
-            computed_tokens=0,
-            repeated_tokens=0,
         )
 
     async def prepare_adapter(self, version: int, adapter: bytes) -> tuple[int, bytes]:

@@ -127,7 +127,6 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("prm_wait", "share", "Of the groups' time: they wait for PRM scores"),
         ("kept_share", "share", "Groups with signal among those that ended, as util/bottleneck counts them"),
         ("places_used", "share", "Running groups over the places that the engines' caches allow"),
-        ("repeated", "share", "Of the tokens that engines compute: computed before, and evicted since"),
     ),
     ("cold_start", "Cold start"): (
         ("loss", "nats", "Mean negative log-likelihood of the demonstrations' tokens"),
@@ -157,7 +156,7 @@ Shares = Mapping[str, float]
 
 LIMITS: Mapping[str, tuple[str, ...]] = {
     "learner": ("learner_wait", "backpressure"),
-    "engine": ("engine_busy", "learner_wait", "places_used", "repeated"),
+    "engine": ("engine_busy", "learner_wait", "places_used"),
     "tools": ("tool_wait", "engine_busy", "places_used"),
     "prm": ("prm_wait", "learner_wait"),
     "signal": ("kept_share", "learner_wait"),
@@ -223,9 +222,6 @@ def shares_of_step(
         "kept_share": _share(fact["kept"], fact["groups"]) if fact["groups"] > 0 else 1.0,
         "places_used": _share(
             sum(reading.running for reading in readings), sum(reading.places for reading in readings)
-        ),
-        "repeated": _share(
-            sum(reading.repeated_tokens for reading in readings), sum(reading.computed_tokens for reading in readings)
         ),
     }
 

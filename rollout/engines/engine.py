@@ -73,10 +73,6 @@ class EngineLoad:
     """Requests that wait for a place."""
     num_preemptions: int
     """Requests that lost their place in the KV cache because it was full."""
-    computed_tokens: int
-    """Tokens of prompts and completions."""
-    repeated_tokens: int
-    """Tokens that a trajectory's previous turn had computed, and that were no longer in the cache for the next turn."""
 
 
 class Engine(Protocol):

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,37 +18,14 @@ from configs.rollout import EngineConfig
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
 from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
-from rollout.engines.vllm_parts import OpenRequest, build_llm, completion_of, free_memory, kv_block, sampling_params
+from rollout.engines.vllm_parts import OpenRequest, build_llm, completion_of, free_memory, sampling_params
 from rollout.types import Completion
 
 if TYPE_CHECKING:
     from torch import Tensor
     from vllm.lora.request import LoRARequest
-    from vllm.outputs import RequestOutput
 
     from rollout.engines.base_weights import ExportedBase
-
-
-@dataclass(slots=True)
-class _Dialogue:
-    """The requests of one trajectory."""
-
-    number: int
-    """Number of its first request, which is its priority."""
-    token_ids: tuple[int, ...] = ()
-    """Prompt and completion of the newest finished request."""
-
-    def repeated(self, output: "RequestOutput", block: int) -> int:
-        """Return how many tokens of this request were computed again, and remember it as the newest one.
-
-        The cache consists of blocks: a part of a block is always computed again and does not count.
-        """
-        prompt, before = output.prompt_token_ids, self.token_ids
-        self.token_ids = (*prompt, *output.outputs[0].token_ids)
-        if not before or tuple(prompt[: len(before)]) != before:
-            return 0
-        # The last token of a completion was sampled, but no step ever computed it.
-        return max(0, (len(before) - 1) // block * block - (output.num_cached_tokens or 0))
 
 
 class VllmEngine:
@@ -90,12 +66,12 @@ class VllmEngine:
         """Version with which the next request is sampled."""
         self._native: NativeAdapters | None = None
         self._merged = MergedColumns(model.lora_targets)
-        self._dialogues: dict[str, _Dialogue] = {}
+        self._priorities: dict[str, int] = {}
+        """Number of the first request of each trajectory."""
         self._closing = False
         self._busy_s = 0.0
         self._num_preemptions = 0
         self._computed_tokens = 0
-        self._repeated_tokens = 0
         start = partial(self._start, model_path, model, seed, in_lockstep, base)
         self._thread = threading.Thread(target=self._run, args=(start,), name="vllm-engine", daemon=True)
         self._thread.start()
@@ -112,8 +88,6 @@ class VllmEngine:
             kv_usage=float(scheduler.kv_cache_manager.usage),
             num_waiting=len(scheduler.waiting),
             num_preemptions=self._num_preemptions,
-            computed_tokens=self._computed_tokens,
-            repeated_tokens=self._repeated_tokens,
         )
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -226,8 +200,6 @@ class VllmEngine:
         for output in self._llm.step():
             if output.finished:
                 entry = self._open.pop(output.request_id)
-                if dialogue := self._dialogues.get(entry.trajectory_id):
-                    self._repeated_tokens += dialogue.repeated(output, kv_block(self._config.device))
                 # A request that vLLM aborted does not show what the policy would have sampled.
                 if (reason := output.outputs[0].finish_reason) in ("stop", "length"):
                     entry.future.set_result(completion_of(output, entry))
@@ -242,7 +214,7 @@ class VllmEngine:
         version = self.policy_version if request.use_adapter else BASE_VERSION
         # The oldest dialogue goes first, so that its next turn finds its prefix in the cache. The other dialogues'
         # turns would evict it.
-        dialogue = self._dialogues.setdefault(request.trajectory_id, _Dialogue(self._next_id))
+        priority = self._priorities.setdefault(request.trajectory_id, self._next_id)
         adapter = self._native.request(version) if self._native else None
         try:
             self._llm.add_request(
@@ -252,7 +224,7 @@ class VllmEngine:
                 # Breaks ties between equal priorities. A count is the same in every run, unlike the time.
                 arrival_time=float(self._next_id),
                 lora_request=adapter,
-                priority=dialogue.number,
+                priority=priority,
             )
         except Exception as error:
             # The errors of vLLM have no common type. A refused request is its caller's fault.
@@ -263,7 +235,7 @@ class VllmEngine:
         )
 
     def _abort(self, trajectory_id: str) -> None:
-        self._dialogues.pop(trajectory_id, None)
+        self._priorities.pop(trajectory_id, None)
         ids = [key for key, entry in self._open.items() if entry.trajectory_id == trajectory_id]
         if ids:
             self._llm.abort_request(ids)

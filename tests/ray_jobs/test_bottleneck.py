@@ -9,13 +9,12 @@ from rollout.concurrency import WorkerReading
 def make_shares(**changes):
     """A balanced run: the learner computes and waits little, and workers are not held back."""
     loop = {"learner_busy": 0.85, "learner_wait": 0.1, "publish": 0.02}
-    workers = {"backpressure": 0.05, "engine_busy": 0.6, "places_used": 0.8, "repeated": 0.0}
+    workers = {"backpressure": 0.05, "engine_busy": 0.6, "places_used": 0.8}
     return loop | workers | {"tool_wait": 0.1, "prm_wait": 0.05, "kept_share": 0.6} | changes
 
 
 def make_reading(**changes):
     reading = {"worker": 0, "elapsed_s": 10.0, "admission_wait_s": 0.0, "engine_busy_s": 0.0, "places": 8, "running": 0}
-    reading |= {"computed_tokens": 0, "repeated_tokens": 0}
     return WorkerReading(**(reading | changes))
 
 
@@ -47,7 +46,7 @@ def test_first_matching_rule_decides(worse, first):
 def test_shares_of_a_step():
     facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
     readings = [
-        make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6, computed_tokens=300),
+        make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6),
         make_reading(
             worker=1,
             elapsed_s=30.0,
@@ -55,8 +54,6 @@ def test_shares_of_a_step():
             engine_busy_s=28.0,
             places=4,
             running=3,
-            computed_tokens=500,
-            repeated_tokens=200,
         ),
     ]
     assert shares_of_step(facts, readings, wait_s=2.0, train_s=7.0, publish_s=1.0) == make_shares(
@@ -69,7 +66,6 @@ def test_shares_of_a_step():
         prm_wait=0.1,
         kept_share=0.75,
         places_used=0.75,
-        repeated=0.25,
     )
 
 
