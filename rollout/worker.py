@@ -21,7 +21,7 @@ from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import ReplayWriter, TeacherWriter, Writer, engine_writers
+from rollout.endpoint.writer import TeacherWriter, Writer, engine_writers
 from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
@@ -203,20 +203,13 @@ class Worker(Solver):
 
         async def run(index: int) -> Trajectory:
             own_id = f"{trajectory.id}+{num_turns}/{index}"
-            agent = self._build_replaying(trajectory, num_turns)
+            engine = ReplayEngine(self.engine, trajectory.planner_turns, num_turns)
+            agent = self._build_agent(engine, self._config.rollout.temperature)
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
             return as_replay(end, recorded)
 
         ends = await asyncio.gather(*map(run, range(count)))
         return [end for end in ends if repeats(end, trajectory, num_turns)]
-
-    def _build_replaying(self, trajectory: Trajectory, num_turns: int) -> AnyAgent:
-        """Build an agent that repeats recorded turns: a planner's in their order, a custom agent's by their prompts."""
-        temperature, turns = self._config.rollout.temperature, trajectory.planner_turns
-        if isinstance(self._config.agent, PlannerAgentConfig):
-            return self._build_agent(ReplayEngine(self.engine, turns[:num_turns]), temperature)
-        write = engine_writers(self.engine, temperature)
-        return self._build_own_agent(lambda task, own_id: ReplayWriter(write(task, own_id), turns, num_turns))
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
         """Return what the cold start imitates. Raise UserError for unusable conversations.
@@ -269,8 +262,8 @@ def repeats(replay: Trajectory, original: Trajectory, num_turns: int) -> bool:
     """Return whether the first planner turns of `replay` equal those of `original`.
 
     The same prompts must have led to the same results, up to a prompt that the original continued with as well. A
-    planner that an infrastructure fault stopped earlier repeats what it has; a custom agent that was stopped because it
-    asked something else repeats nothing.
+    planner that an infrastructure fault stopped earlier repeats what it has; an agent that was stopped because it asked
+    something else repeats nothing.
     """
     turns, recorded = replay.planner_turns, original.planner_turns
     if any(

@@ -1,4 +1,4 @@
-"""Sources of an attempt's replies: the policy's engine, a recorded attempt, or a teacher."""
+"""Sources of an attempt's replies: an engine, or a teacher."""
 
 import json
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from rollout.endpoint.messages import ChatMessage, RequestError, call_text, open
 from rollout.endpoint.request import ModelRequest
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
-from rollout.types import Completion, Turn
+from rollout.types import Completion
 
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar
@@ -72,39 +72,6 @@ class EngineWriter(Writer):
 def engine_writers(engine: Engine, temperature: float) -> Callable[[Task, str], Writer]:
     """Return a function that creates the writer of an attempt, from its task and its trajectory's id."""
     return lambda task, trajectory_id: EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
-
-
-class ReplayWriter(Writer):
-    """Repeats the first replies of a recorded attempt and delegates later calls to another writer.
-
-    A call is recognised by its prompt and its grammar instead of its place, because parallel calls come in any order.
-    Until all of them are repeated, an agent that makes a call that the recorded attempt did not make gets no reply.
-    """
-
-    def __init__(self, writer: Writer, turns: Sequence[Turn], num_turns: int) -> None:
-        """Repeat the first `num_turns` of the attempt's `turns`."""
-        self._writer = writer
-        self._repeated, self._followed = list(turns[:num_turns]), turns[num_turns:]
-
-    by_engine = True
-
-    async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        key = prompt_token_ids, request.grammar
-        for turn in self._repeated:
-            if (turn.prompt_token_ids, turn.grammar) == key:
-                self._repeated.remove(turn)
-                return turn.completion
-        if self._repeated and key not in [(turn.prompt_token_ids, turn.grammar) for turn in self._followed]:
-            # With status 422 clients do not retry.
-            raise RequestError(
-                "the agent does not repeat the recorded attempt; its calls must depend only on task and replies",
-                status=422,
-                code="not_repeated",
-            )
-        return await self._writer.write(request, prompt_token_ids, max_tokens)
-
-    def release(self) -> None:
-        self._writer.release()
 
 
 @dataclass(frozen=True)

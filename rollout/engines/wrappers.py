@@ -12,8 +12,9 @@ from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask, wrong_plan
 from rollout.agent.planner import Decision
 from rollout.chat import Chat, ChatFormat
+from rollout.endpoint.messages import RequestError
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
-from rollout.types import Completion, Turn
+from rollout.types import Completion, Turn, packed_ids
 
 if TYPE_CHECKING:
     from rollout.engines.vllm import VllmEngine
@@ -45,15 +46,33 @@ class SeededEngine:
 
 
 class ReplayEngine:
-    """An `Engine` for one trajectory that repeats recorded turns for the first planner calls, and samples the rest."""
+    """An `Engine` for one trajectory that repeats the first replies of a recorded attempt, and samples the rest.
 
-    def __init__(self, engine: Engine, recorded: Sequence[Turn]) -> None:
+    A call is recognised by its prompt and its grammar instead of its place, because parallel calls come in any order.
+    Until all of them are repeated, an agent that makes a call that the recorded attempt did not make gets no reply.
+    """
+
+    def __init__(self, engine: Engine, turns: Sequence[Turn], num_turns: int) -> None:
+        """Repeat the first `num_turns` of the attempt's `turns`."""
         self._engine = engine
-        self._recorded = iter([turn.completion for turn in recorded])
+        self._repeated, self._followed = list(turns[:num_turns]), turns[num_turns:]
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        completion = next(self._recorded, None) if request.use_adapter else None
-        return completion or await self._engine.generate(request)
+        """Return the recorded reply or a sampled one. Raises RequestError for a call that was not recorded."""
+        key = packed_ids(request.prompt_token_ids), request.grammar
+        if request.use_adapter:
+            for turn in self._repeated:
+                if (turn.prompt, turn.grammar) == key:
+                    self._repeated.remove(turn)
+                    return turn.completion
+            if self._repeated and key not in [(turn.prompt, turn.grammar) for turn in self._followed]:
+                # With status 422 clients do not retry.
+                raise RequestError(
+                    "the agent does not repeat the recorded attempt; its calls must depend only on task and replies",
+                    status=422,
+                    code="not_repeated",
+                )
+        return await self._engine.generate(request)
 
     def release(self, trajectory_id: str) -> None:
         self._engine.release(trajectory_id)

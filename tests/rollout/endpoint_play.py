@@ -12,7 +12,8 @@ from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import EngineWriter, ReplayWriter
+from rollout.endpoint.writer import EngineWriter
+from rollout.engines.wrappers import ReplayEngine
 
 RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000)
 ADD = {
@@ -79,9 +80,9 @@ def anthropic_client(p):
 
 def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0", recorded=None):
     """`recorded`: turns of an attempt, and how many of them are repeated."""
-    writer = EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
     if recorded is not None:
-        writer = ReplayWriter(writer, *recorded)
+        engine = ReplayEngine(engine, *recorded)
+    writer = EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
     return Attempt(writer, ChatFormat(ScriptedTokenizer()), rules)
 
 

@@ -17,7 +17,7 @@ def replaying(trajectory, num_turns, live):
     """An agent that goes on from the first turns of a trajectory, and the engine that it asks after them."""
     agent = make_agent([], max_steps=4)
     engine = ScriptedEngine(live)
-    return replace(agent, engine=ReplayEngine(engine, trajectory.planner_turns[:num_turns])), engine
+    return replace(agent, engine=ReplayEngine(engine, trajectory.planner_turns, num_turns)), engine
 
 
 def without_times(turns):
@@ -37,7 +37,7 @@ async def test_the_first_turns_come_from_the_record_and_the_rest_is_asked_for(nu
 async def test_another_model_than_the_planner_is_never_answered_from_the_record():
     past = await recorded()
     engine = ScriptedEngine(["continue"])
-    replay = ReplayEngine(engine, past.planner_turns)
+    replay = ReplayEngine(engine, past.planner_turns, 3)
     request = GenerationRequest(
         trajectory_id="g/0", prompt_token_ids=(5,), max_tokens=4, temperature=0.0, use_adapter=False
     )
