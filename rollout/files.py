@@ -98,7 +98,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
     Halves of it that earlier writers left go away: there is one writer at a time. Raises OSError.
     """
-    partial = partial_of(target)
+    partial = target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep_partials(target.parent, target.name)
@@ -114,11 +114,6 @@ def whole_folder(target: Path) -> Iterator[Path]:
         raise
 
 
-def partial_of(target: Path) -> Path:
-    """Return the name of a file or folder while it is written."""
-    return target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
-
-
 def sweep_partials(folder: Path, name: str = "*") -> None:
     """Delete what writers that died left half written of `name` in a folder. Call it where no other writes there."""
     for path in folder.glob(f".{name}.*{_PARTIAL}"):
@@ -128,14 +123,10 @@ def sweep_partials(folder: Path, name: str = "*") -> None:
             path.unlink(missing_ok=True)
 
 
-def line_of(record: Mapping[str, object]) -> bytes:
-    """Return a record as one line of JSON. Half a surrogate pair, which a model may write, becomes a question mark."""
-    return json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n"
-
-
 def append_record(path: Path, record: Mapping[str, object]) -> None:
-    """Append one line to a file. Raises OSError, which names the file."""
-    append_line(path, line_of(record))
+    """Append one line of JSON to a file. Raises OSError, which names the file."""
+    # Half a surrogate pair, which a model may write, becomes a question mark.
+    append_line(path, json.dumps(record, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
 def append_line(path: Path, line: bytes) -> None:

@@ -163,15 +163,7 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def completion(self) -> Completion:
-        """The completion as an engine returns it."""
-        if self.served is not None:
-            num_prompt_tokens, num_tokens = self.served
-            return TextCompletion(
-                text=self.text,
-                finish_reason=self.finish_reason,
-                num_prompt_tokens=num_prompt_tokens,
-                num_tokens=num_tokens,
-            )
+        """The completion as an engine of the run returns it."""
         return Completion(
             token_ids=tuple(ids_of(self.tokens).tolist()),
             logprobs=tuple(floats_of(self.logprobs).tolist()),
