@@ -105,8 +105,8 @@ class RolloutWorkerActor:
             while not self._draining:
                 await self._free_place()
                 self._show()
-                asked_at, proven, places = time.monotonic(), self._follower.proven_version, self._workload.num_places
-                permits = await self._sampling.admit.remote(self._index, proven, places)
+                asked_at, proven = time.monotonic(), self._follower.proven_version
+                permits = await self._sampling.admit.remote(self._index, proven, self._workload.control.places)
                 self._workload.waited_s += time.monotonic() - asked_at
                 if permits is None:
                     break
@@ -154,7 +154,7 @@ class RolloutWorkerActor:
         """
         if self._config.pipeline_depth == 0 and self._running:
             await asyncio.wait(self._running.values())
-        while len(self._running) >= self._workload.places(self._worker.engine.load, len(self._running)):
+        while len(self._running) >= self._workload.control.observe(self._worker.engine.load, len(self._running)):
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _show(self) -> None:
@@ -163,7 +163,7 @@ class RolloutWorkerActor:
         state = {
             "worker/policy_version": self._follower.proven_version,
             "worker/running": len(self._running),
-            "worker/places": self._workload.num_places,
+            "worker/places": self._workload.control.places,
             "worker/kv_usage": load.kv_usage,
             "worker/waiting": load.num_waiting,
         }

@@ -30,25 +30,24 @@ class ConcurrencyControl:
         self._num_preemptions: int | None = None
         self._was_running = 0
 
-    def observe(self, *, kv_usage: float, num_preemptions: int, num_waiting: int, running: int) -> int:
-        """The number of places from now on.
+    def observe(self, load: EngineLoad, running: int) -> int:
+        """Return the number of places from now on; `running` is the number of groups.
 
-        `kv_usage`: share of the KV cache in use. `num_preemptions`: all that the engine ever counted; the first
-        observation only sets the mark. `num_waiting`: requests queued in the engine. `running`: groups.
+        The first observation only sets the mark of preemptions.
         """
-        before, self._num_preemptions = self._num_preemptions, num_preemptions
-        preempted = before is not None and num_preemptions > before
+        before, self._num_preemptions = self._num_preemptions, load.num_preemptions
+        preempted = before is not None and load.num_preemptions > before
         # Preemptions happened between two observations, and by now the groups that caused them may have ended.
         loaded = max(running, self._was_running)
         self._was_running = running
         self._since_change += 1
         if self._since_change < self._turnover:
             return self.places
-        if preempted or kv_usage > CUT_ABOVE:
+        if preempted or load.kv_usage > CUT_ABOVE:
             self._shrink(CUT, loaded)
-        elif kv_usage > TRIM_ABOVE:
+        elif load.kv_usage > TRIM_ABOVE:
             self._shrink(TRIM, loaded)
-        elif kv_usage < GROW_BELOW and num_waiting == 0 and running >= self.places:
+        elif load.kv_usage < GROW_BELOW and load.num_waiting == 0 and running >= self.places:
             self._change(max(self.places + 1, int(self.places * GROWTH)))
         return self.places
 
@@ -89,32 +88,22 @@ class Workload:
         most = max(1, 2 * config.engine.max_num_seqs // config.group_size)
         least = most if pipeline_depth == 0 else 1
         # Asked about twice per group, so a turnover of all places is about that many calls.
-        self._control = ConcurrencyControl(most, min_places=least, turnover=2 * most)
+        self.control = ConcurrencyControl(most, min_places=least, turnover=2 * most)
         self._read_at = time.monotonic()
-        self._before: EngineLoad | None = None
+        self._busy_s = 0.0
         self.waited_s = 0.0
         """Seconds of waiting for admission since the last reading."""
 
-    @property
-    def num_places(self) -> int:
-        return self._control.places
-
-    def places(self, load: EngineLoad, running: int) -> int:
-        """Return how many groups may run now."""
-        return self._control.observe(
-            kv_usage=load.kv_usage, num_preemptions=load.num_preemptions, num_waiting=load.num_waiting, running=running
-        )
-
     def reading(self, worker: int, load: EngineLoad, running: int) -> WorkerReading:
         """Return what happened since the last call."""
-        now, before = time.monotonic(), self._before
+        now = time.monotonic()
         reading = WorkerReading(
             worker=worker,
             elapsed_s=now - self._read_at,
             admission_wait_s=self.waited_s,
-            engine_busy_s=load.busy_s - (before.busy_s if before else 0.0),
-            places=self.num_places,
+            engine_busy_s=load.busy_s - self._busy_s,
+            places=self.control.places,
             running=running,
         )
-        self._read_at, self._before, self.waited_s = now, load, 0.0
+        self._read_at, self._busy_s, self.waited_s = now, load.busy_s, 0.0
         return reading

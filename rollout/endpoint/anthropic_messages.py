@@ -29,8 +29,6 @@ FIELDS = Fields(
 FAILED = "The call failed."
 """Prefix of a result that is an error."""
 
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-
 
 def read(body: object, attempt: Attempt) -> ModelRequest:
     """Read a request. Raises RequestError."""
@@ -151,5 +149,5 @@ def refusal(error: RequestError) -> Mapping[str, object]:
     """Return the body of a rejection, which also ends a stream."""
     # Clients recognise a full context by this prefix.
     full = error.code == "context_length_exceeded"
-    kind = KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    kind = "invalid_request_error" if error.status < 500 else "api_error"
     return {"type": "error", "error": {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}}

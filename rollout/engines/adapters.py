@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _PREFIX = "base_model.model."
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
-KEPT = MAX_LORAS + 1
-"""Adapters whose files are kept: the loaded ones and the next."""
 
 
 class AdapterMerger:
@@ -188,7 +186,8 @@ class NativeAdapters:
         Raises ValueError if the adapter does not fit this model, or if there is no room.
         """
         if self._files is None:
-            self._files = MemoryFolder(KEPT * len(adapter))
+            # The files of the loaded adapters and of the next one are kept.
+            self._files = MemoryFolder((MAX_LORAS + 1) * len(adapter))
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
         folder = self._files.path / name

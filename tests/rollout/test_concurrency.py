@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout.concurrency import ConcurrencyControl
+from rollout.engines.engine import EngineLoad
 
 TURNOVER = 6
 
@@ -17,12 +18,8 @@ def make_control(max_places, *, min_places=1, start=None, turnover=TURNOVER):
 
 def observe(control, *, kv_usage=0.3, num_preemptions=0, num_waiting=0, running=None):
     """By default a quiet engine and a worker that uses all its places."""
-    return control.observe(
-        kv_usage=kv_usage,
-        num_preemptions=num_preemptions,
-        num_waiting=num_waiting,
-        running=control.places if running is None else running,
-    )
+    load = EngineLoad(busy_s=0.0, kv_usage=kv_usage, num_waiting=num_waiting, num_preemptions=num_preemptions)
+    return control.observe(load, control.places if running is None else running)
 
 
 def turnovers(control, num, **reading):
@@ -77,7 +74,7 @@ readings = st.fixed_dictionaries(
 def test_places_stay_within_the_bounds_and_change_once_per_turnover(bounds, history):
     least, start, most = bounds
     control = make_control(most, min_places=least, start=start)
-    places = [start, *(control.observe(**reading) for reading in history)]
+    places = [start, *(observe(control, **reading) for reading in history)]
     assert all(least <= one <= most for one in places)
     changes = [index for index in range(1, len(places)) if places[index] != places[index - 1]]
     assert all(later - earlier >= TURNOVER for earlier, later in pairwise(changes))
@@ -88,5 +85,5 @@ def test_whatever_happened_a_free_engine_gets_back_to_the_most(bounds, history):
     least, most = bounds
     control = make_control(most, min_places=least)
     for reading in history:
-        control.observe(**reading)
+        observe(control, **reading)
     assert turnovers(control, 25)[-1] == most
