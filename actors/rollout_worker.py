@@ -133,7 +133,7 @@ class RolloutWorkerActor:
 
     async def workload(self) -> WorkerReading:
         """Return what this worker did since the last call."""
-        return self._workload.reading(self._index, self._worker.engine.load, len(self._running))
+        return self._workload.reading(self._worker.engine.load, len(self._running))
 
     async def sandbox(self) -> "SandboxState | None":
         """Return the state of the code sandbox, which depends on the node; None without one."""

@@ -70,7 +70,6 @@ class ConcurrencyControl:
 class WorkerReading:
     """What a worker did since the reading before."""
 
-    worker: int
     elapsed_s: float
     admission_wait_s: float
     """Seconds of waiting for admission with places free."""
@@ -94,11 +93,10 @@ class Workload:
         self.waited_s = 0.0
         """Seconds of waiting for admission since the last reading."""
 
-    def reading(self, worker: int, load: EngineLoad, running: int) -> WorkerReading:
+    def reading(self, load: EngineLoad, running: int) -> WorkerReading:
         """Return what happened since the last call."""
         now = time.monotonic()
         reading = WorkerReading(
-            worker=worker,
             elapsed_s=now - self._read_at,
             admission_wait_s=self.waited_s,
             engine_busy_s=load.busy_s - self._busy_s,

@@ -14,7 +14,7 @@ def make_shares(**changes):
 
 
 def make_reading(**changes):
-    reading = {"worker": 0, "elapsed_s": 10.0, "admission_wait_s": 0.0, "engine_busy_s": 0.0, "places": 8, "running": 0}
+    reading = {"elapsed_s": 10.0, "admission_wait_s": 0.0, "engine_busy_s": 0.0, "places": 8, "running": 0}
     return WorkerReading(**(reading | changes))
 
 
@@ -46,9 +46,8 @@ def test_first_matching_rule_decides(worse, first):
 def test_shares_of_a_step():
     facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
     readings = [
-        make_reading(worker=0, admission_wait_s=1.0, engine_busy_s=8.0, running=6),
+        make_reading(admission_wait_s=1.0, engine_busy_s=8.0, running=6),
         make_reading(
-            worker=1,
             elapsed_s=30.0,
             admission_wait_s=3.0,
             engine_busy_s=28.0,
@@ -85,7 +84,6 @@ seconds = st.floats(allow_nan=True, allow_infinity=True)
 counts = st.integers(0, 100)
 worker_readings = st.builds(
     WorkerReading,
-    worker=counts,
     elapsed_s=seconds,
     admission_wait_s=seconds,
     engine_busy_s=seconds,
