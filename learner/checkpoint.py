@@ -80,11 +80,8 @@ class Checkpoint:
     """Optimizer steps behind its weights."""
 
     def snapshot(self) -> Snapshot:
-        """Return the state of the buffer that belongs to the weights. Raises UserError."""
-        try:
-            return msgspec.json.decode((self.folder / SNAPSHOT).read_bytes(), type=Snapshot)
-        except (OSError, msgspec.DecodeError) as error:
-            raise UserError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
+        """Return the state of the buffer that belongs to the weights."""
+        return msgspec.json.decode((self.folder / SNAPSHOT).read_bytes(), type=Snapshot)
 
 
 def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpoint | None, list[str]]:

@@ -204,17 +204,14 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
 
 def check_custom_tool(name: str, tool: object) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
-    place = f"envs.tools.{name}"
-    if getattr(tool, "name", None) != name:
-        raise UserError(f"{place}: the tool has no name or another one; use the same name in the recipe")
     call = getattr(tool, "call", lambda: None)
     try:
         inspect.signature(call).bind("")
-        is_tool = hasattr(tool, "description") and inspect.iscoroutinefunction(call)
+        is_tool = getattr(tool, "name", None) == name and hasattr(tool, "description")
     except TypeError:
         is_tool = False
-    if not is_tool:
+    if not is_tool or not inspect.iscoroutinefunction(call):
         raise UserError(
-            f"{place}: {type(tool).__name__} is not a tool; write a class with name, description and "
-            "`async def call(self, arguments)`, which takes the planner's action_input"
+            f"envs.tools.{name}: {type(tool).__name__} is not a tool; write a class with name = '{name}', description "
+            "and `async def call(self, arguments)`, which takes the planner's action_input"
         )

@@ -40,8 +40,6 @@ page has half of it. A call that takes 20 times as long leaves its attempt unsco
 CODE_TIME_LIMIT_S = 5.0
 """Wall-clock limit of one code call."""
 CACHE_ENTRIES = 1024
-REQUESTS_PER_MINUTE = 60.0
-"""Pace of one worker's requests to one service."""
 PAGES_PER_MINUTE = 120.0
 """Pace of one worker's page fetches."""
 MAX_PAGE_BYTES = 1_000_000
@@ -162,11 +160,8 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         self._config = config
         self._own_model = own_model
         questions = config.web.blocked_questions
-        try:
-            self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
-        except ValueError as error:
-            raise UserError(f"envs.web.blocked_questions: {error}") from None
-        self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S, requests_per_minute=REQUESTS_PER_MINUTE)
+        self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
+        self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S)
         self._finders: dict[str, PageFinder] = {}
         with ExitStack() as lifetime:
             self._sandbox: Sandbox | None = None
