@@ -37,10 +37,7 @@ def generate(family: str, *, split: Split, index: int, seed: int) -> GeneratedTa
     while any(split_of(key) != split for key in problem.keys):
         problem = FAMILIES[family](rng, goods)
     task = Task(
-        id=f"{family}-{split}-{seed}-{index}",
-        dataset=family,
-        question=problem.question,
-        answer=str(problem.answer),
+        id=f"{family}-{split}-{seed}-{index}", dataset=family, question=problem.question, answer=str(problem.answer)
     )
     return GeneratedTask(task=task, plan=problem.plan)
 

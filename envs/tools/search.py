@@ -177,11 +177,7 @@ class TavilyFinder:
     """
 
     def __init__(
-        self,
-        limits: ServiceLimits,
-        *,
-        base_url: str = TAVILY_URL,
-        excluded_hosts: tuple[str, ...] = (),
+        self, limits: ServiceLimits, *, base_url: str = TAVILY_URL, excluded_hosts: tuple[str, ...] = ()
     ) -> None:
         # Imported now, and only where it is used: the import takes a second.
         from tavily import AsyncTavilyClient
