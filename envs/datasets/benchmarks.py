@@ -256,6 +256,6 @@ def _public_rows(source: str, config: str | None = None, split: str = "train") -
         return list(load_dataset(source, config, split=split))
     except Exception as error:
         raise ValueError(
-            f"the public data set {source} could not be loaded ({type(error).__name__}); accept its terms and log in to "
-            "the hub if it is gated, or use a local file: --data FOLDER, or envs.data_path"
+            f"the public data set {source} could not be loaded ({type(error).__name__}); if it is gated, accept its "
+            "terms and log in to the hub, or use a local file: --data FOLDER, or envs.data_path"
         ) from error

@@ -10,7 +10,7 @@ from configs.api_keys import required_key
 from configs.envs import BASE_GENERATOR_TOKENS, EnvsConfig
 from configs.errors import UserError
 from configs.rollout import ServerConfig
-from envs.datasets.families import build_catalogue
+from envs.datasets.families import catalogue_passages
 from envs.sandbox import Sandbox, SandboxSettings, SandboxState
 from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
@@ -198,8 +198,8 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             case "code" if sandbox is not None:
                 return lambda: _closing(PythonCodeTool(sandbox, timeout_s=CODE_TIME_LIMIT_S))
             case "search" if config.search == "offline":
-                passages = build_catalogue().passages
-                return _lent(OfflineSearchTool(passages, max_chars=max_chars, latency_s=config.search_latency_s))
+                latency_s = config.search_latency_s
+                return _lent(OfflineSearchTool(catalogue_passages(), max_chars=max_chars, latency_s=latency_s))
             case "search" | "wikipedia_search" | "google_search":
                 service, description = PAGE_SEARCHES[action]
                 finder, blocked = self._finder(service), self._block_list

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from envs.datasets.families import build_catalogue
+from envs.datasets.families import build_catalogue, catalogue_passages
 from envs.tools.search import MAX_LATENCY_S, MAX_QUERY_CHARS, NO_RESULTS, OfflineSearchTool, simulated_latency_s
 
 PASSAGES = (
@@ -42,9 +42,8 @@ async def test_number_and_length_of_results_are_bounded():
 
 
 async def test_every_item_of_the_catalogue_is_found_by_its_name():
-    catalogue = build_catalogue()
-    tool = OfflineSearchTool(catalogue.passages, max_results=1)
-    for item in (item for half in (catalogue.train, catalogue.eval) for item in (*half.items, *half.links)):
+    tool = OfflineSearchTool(catalogue_passages(), max_results=1)
+    for item in (item for half in build_catalogue().values() for item in (*half.items, *half.links)):
         assert (await tool.call(item.name)).text == item.passage
         assert (await tool.call(f"How many kg does one crate of {item.name} weigh?")).text == item.passage
 
