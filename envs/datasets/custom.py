@@ -118,7 +118,7 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
     Raises:
         ValueError: The message names source and row. A row is not a task, two rows have the same id or question, or
             two parts have the same question.
-        OwnCodeError: The function fails or returns no tasks.
+        OwnCodeError: The function fails.
     """
     tasks, named = read_source(name, config)
 
@@ -186,14 +186,9 @@ def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
     key = f"envs.datasets.{name}.source"
     function = own_function(config.source, key=key, takes="")
     try:
-        rows: list[object] = list(function())
+        return list(function())
     except Exception as error:
         raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
-    if not rows:
-        raise OwnCodeError(
-            f"{key}: '{config.source}' returned nothing; return a list or an iterator of tasks or tables"
-        )
-    return rows
 
 
 def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:

@@ -49,18 +49,15 @@ class FunctionTool:
         if not summary:
             raise TypeError("has no docstring; the planner reads there what the tool does")
         self.description = summary if self._takes_text else f"{summary} {_shown(signature)}"
-
-    @property
-    def schema(self) -> Schema | None:
+        self.schema: Schema | None = None
         """The JSON schema of `action_input`, or None for a text."""
-        if self._takes_text:
-            return None
-        return {
-            "type": "object",
-            "properties": self._schemas,
-            "required": list(self._schemas),
-            "additionalProperties": False,
-        }
+        if not self._takes_text:
+            self.schema = {
+                "type": "object",
+                "properties": self._schemas,
+                "required": list(self._schemas),
+                "additionalProperties": False,
+            }
 
     async def call(self, arguments: str) -> ToolResult:
         try:
