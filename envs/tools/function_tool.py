@@ -107,16 +107,9 @@ class FunctionTool:
 
 
 def _schema_of(parameter: inspect.Parameter) -> Schema:
-    if parameter.kind not in _NAMED:
-        raise TypeError(f"argument '{parameter.name}' is {parameter.kind.description}; name each argument")
-    schema = _schema(parameter.annotation)
+    schema = _schema(parameter.annotation) if parameter.kind in _NAMED else None
     if schema is None:
-        shown = (
-            "without a type"
-            if parameter.annotation is parameter.empty
-            else inspect.formatannotation(parameter.annotation)
-        )
-        raise TypeError(f"argument '{parameter.name}' is {shown}; write one of {_SUPPORTED}")
+        raise TypeError(f"argument '{parameter}' has no name or no type of {_SUPPORTED}")
     null = {"type": "null"}
     if parameter.default is not parameter.empty and null not in schema.get("anyOf", ()):
         return {"anyOf": [schema, null]}

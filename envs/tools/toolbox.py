@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from configs.api_keys import required_key
@@ -162,7 +162,8 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         questions = config.web.blocked_questions
         self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
         self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S)
-        self._finders: dict[str, PageFinder] = {}
+        self._finder = cache(self._new_finder)
+        """The search service of a name: one object for all tools, so that the pace is that of the worker."""
         with ExitStack() as lifetime:
             self._sandbox: Sandbox | None = None
             if "code" in config.actions:
@@ -223,16 +224,12 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         finder = self._finder(config.web.finder)
         return WebSearchTool(fetcher, finder, block_list=block_list, max_chars=config.max_result_chars)
 
-    def _finder(self, name: str) -> PageFinder:
-        """Return the search service of this name: one object for all tools, so that the pace is that of the worker."""
-        if name not in self._finders:
-            if name == "wikipedia":
-                self._finders[name] = WikipediaFinder(self._limits, base_url=WIKIPEDIA_URL)
-            elif name == "google":
-                self._finders[name] = GoogleFinder(self._limits)
-            else:
-                self._finders[name] = TavilyFinder(self._limits, excluded_hosts=self._config.web.blocked_hosts)
-        return self._finders[name]
+    def _new_finder(self, name: str) -> PageFinder:
+        if name == "wikipedia":
+            return WikipediaFinder(self._limits, base_url=WIKIPEDIA_URL)
+        if name == "google":
+            return GoogleFinder(self._limits)
+        return TavilyFinder(self._limits, excluded_hosts=self._config.web.blocked_hosts)
 
     def _guarded(self, tool: Tool) -> Tool:
         # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
