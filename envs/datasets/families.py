@@ -160,11 +160,6 @@ _ARITH_PHRASINGS = {
 }
 
 
-def _arith_value(shape: str, a: int, b: int, c: int) -> int:
-    inner = a * b if "*{b}" in shape else a + b if "+{b}" in shape else a - b
-    return inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
-
-
 def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     """Draw two operations on two-digit numbers, for one code call."""
     shape = rng.choice(list(_ARITH_PHRASINGS))
@@ -172,7 +167,8 @@ def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     # The key has sorted operands; a subtraction needs the larger one first to stay positive.
     first_is_larger = shape.startswith("({a}-") or rng.random() < 0.5
     a, b = (high, low) if first_is_larger else (low, high)
-    answer = _arith_value(shape, a, b, c)
+    inner = a * b if "*{b}" in shape else a + b if "+{b}" in shape else a - b
+    answer = inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
     return Problem(
         question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
         answer=answer,
