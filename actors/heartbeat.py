@@ -80,10 +80,6 @@ class Heartbeat:
     def limit_s(self) -> float:
         return self._bound.seconds if self.started else self._start_s
 
-    @property
-    def hangs(self) -> bool:
-        return self.waited_s > self.limit_s
-
     def __str__(self) -> str:
         if self._stalled_s > self._silent_s:
             state = "has made no progress on open work"

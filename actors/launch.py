@@ -154,9 +154,6 @@ class Launcher:
 
     # --- single parts ----------------------------------------------------------------------------
 
-    def start_sampling(self) -> Handle:
-        return DynamicSampling.options(**self._options("dynamic-sampling", {}, _on_this_node())).remote(self._config)
-
     def start_base(self) -> Handle | None:
         """Start the holder of the shared base weights; return None if they are not shared."""
         if self._builders.base is None:
@@ -254,8 +251,9 @@ class Launcher:
 
     def launch(self) -> Cluster:
         """Start all parts, which load side by side, and return when they are up."""
-        sampling, base = self.start_sampling(), self.start_base()
-        learner = self.start_learner()
+        options = self._options("dynamic-sampling", {}, _on_this_node())
+        sampling = DynamicSampling.options(**options).remote(self._config)
+        base, learner = self.start_base(), self.start_learner()
         prm = self.start_prm() if self._builders.prm_base else None
         indices = range(self._config.rollout.num_workers)
         self.reserve_workers(indices)

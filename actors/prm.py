@@ -91,7 +91,6 @@ class PrmActor(Watched):
     async def load(self, folder: Path) -> str:
         """Load the weights of a trained PRM; return their digest."""
         self._prm.load(folder)
-        self._use(self._prm)
         return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:

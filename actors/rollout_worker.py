@@ -39,12 +39,7 @@ POOL_LOOK_EVERY_S = 0.5
 @ray.remote
 class RolloutWorkerActor:
     def __init__(
-        self,
-        config: RunConfig,
-        index: int,
-        sampling: Handle,
-        prm: Handle | None,
-        build_worker: Callable[[], Worker],
+        self, config: RunConfig, index: int, sampling: Handle, prm: Handle | None, build_worker: Callable[[], Worker]
     ) -> None:
         search_in(config.code_path)
         self._config = config

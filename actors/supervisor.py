@@ -70,7 +70,7 @@ class Part:
     def look(self, tick: float) -> str | None:
         """Return why the part is lost; None while it works."""
         self.heartbeat.look(tick)
-        if self.heartbeat.hangs:
+        if self.heartbeat.waited_s > self.heartbeat.limit_s:
             return f"it {self.heartbeat}"
         for call in filter(None, (self.lost, self.run)):
             if ray.wait([call], timeout=0)[0]:

@@ -77,8 +77,9 @@ def question_share(question: str, texts: Iterable[str]) -> float:
     From CONTAINMENT_LEAK on the question was retrieved, most likely with its answer. LaTeX commands, stock phrases,
     case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
     """
+    grams = _Text.of(question).long_grams
     retrieved = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
-    return containment(_Text.of(question).long_grams, retrieved)
+    return len(grams & retrieved) / len(grams) if grams else 0.0
 
 
 def word_grams(text: str, n: int) -> list[str]:
@@ -90,11 +91,6 @@ def word_grams(text: str, n: int) -> list[str]:
 def char_grams(text: str, n: int) -> frozenset[str]:
     """Return the set of runs of `n` characters."""
     return frozenset(text[start : start + n] for start in range(len(text) - n + 1))
-
-
-def containment(part: frozenset[str], whole: frozenset[str]) -> float:
-    """Return the share of `part` that is in `whole`, in [0, 1]; an empty part gives 0."""
-    return len(part & whole) / len(part) if part else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,10 +138,7 @@ class Backbone:
             plan = {"tree_blocks": plan_attention(ends, self.device), "tree_recompute": self._recompute}
         token_ids, positions = (np.resize(array, len(ends)) for array in (row.token_ids, row.positions))
         output = self.decoder(
-            input_ids=self.tensor(token_ids)[None],
-            position_ids=self.tensor(positions)[None],
-            use_cache=False,
-            **plan,
+            input_ids=self.tensor(token_ids)[None], position_ids=self.tensor(positions)[None], use_cache=False, **plan
         )
         return output.last_hidden_state[0, :num_nodes]
 

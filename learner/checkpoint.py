@@ -50,8 +50,8 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
             write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
     except (OSError, RuntimeError) as error:
         # Torch reports a full disk only as a short write.
-        fault = getattr(error, "strerror", None) or f"the disk does not take all of it ({reason(error)[:100]})"
-        raise UserError(f"cannot write checkpoint {target}: {fault}; free space or change output_dir") from error
+        problem = f"cannot write checkpoint {target}: {reason(error)[:100]}"
+        raise UserError(f"{problem}; free space or change output_dir") from error
     for old in sorted(parent.glob("v*"))[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return target
@@ -80,11 +80,8 @@ class Checkpoint:
     """Optimizer steps behind its weights."""
 
     def snapshot(self) -> Snapshot:
-        """Return the state of the buffer that belongs to the weights. Raises UserError."""
-        try:
-            return msgspec.json.decode((self.folder / SNAPSHOT).read_bytes(), type=Snapshot)
-        except (OSError, msgspec.DecodeError) as error:
-            raise UserError(f"{self.folder} is not a complete checkpoint: {reason(error)}") from error
+        """Return the state of the buffer that belongs to the weights."""
+        return msgspec.json.decode((self.folder / SNAPSHOT).read_bytes(), type=Snapshot)
 
 
 def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpoint | None, list[str]]:
@@ -99,8 +96,6 @@ def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpo
             return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
         except UserError as error:
             faults.append(str(error))
-        except KeyError as missing:
-            faults.append(f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}")
         if set_aside:
             shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
             with suppress(OSError):

@@ -142,8 +142,6 @@ class Benchmark:
     config: str | None = None
     subset: int | None = None
     """Number of items that AgentFlow evaluates on, if fewer."""
-    is_gated: bool = False
-    """Whether a login is needed, and its terms must be accepted."""
     file: str = ""
     """Name of its file in a folder of local data, if not NAME.jsonl."""
 
@@ -155,19 +153,11 @@ BENCHMARKS = {
     "2wiki": _flash_rag("2WikiMultihopQA", config="2wikimultihopqa", split="dev", count=12_576, subset=200),
     "hotpotqa": _flash_rag("HotpotQA", config="hotpotqa", split="dev", count=7_405, subset=100),
     "musique": _flash_rag("MuSiQue", config="musique", split="dev", count=2_417, subset=200),
-    "gaia": Benchmark(
-        "GAIA, text only",
-        "gaia-benchmark/GAIA",
-        "validation",
-        127,
-        read_gaia,
-        "2023_all",
-        is_gated=True,
-    ),
+    "gaia": Benchmark("GAIA, text only", "gaia-benchmark/GAIA", "validation", 127, read_gaia, config="2023_all"),
     "aime24": Benchmark("AIME 2024", AIME_SOURCES["eval"], "train", 30, None),
     "amc23": Benchmark("AMC 2023", "math-ai/amc23", "test", 40, read_number),
     "game24": Benchmark("Game of 24", PUBLIC_ID, "train", 1_362, None, subset=300, file="gameof24.jsonl"),
-    "gpqa": Benchmark("GPQA Diamond", "Idavidrein/gpqa", "train", 198, read_gpqa, config="gpqa_diamond", is_gated=True),
+    "gpqa": Benchmark("GPQA Diamond", "Idavidrein/gpqa", "train", 198, read_gpqa, config="gpqa_diamond"),
     "medqa": Benchmark("MedQA", "GBaker/MedQA-USMLE-4-options", "test", 1_273, read_medqa, subset=200),
 }
 
@@ -265,9 +255,7 @@ def _public_rows(source: str, config: str | None = None, split: str = "train") -
     try:
         return list(load_dataset(source, config, split=split))
     except Exception as error:
-        gated = [known for known in BENCHMARKS.values() if known.is_gated and known.source == source]
-        terms = "; it is gated: accept its terms and log in to the hub first" if gated else ""
         raise ValueError(
-            f"the public data set {source} could not be loaded ({type(error).__name__}){terms}; or use a local file: "
-            "--data FOLDER, or envs.data_path"
+            f"the public data set {source} could not be loaded ({type(error).__name__}); if it is gated, accept its "
+            "terms and log in to the hub, or use a local file: --data FOLDER, or envs.data_path"
         ) from error

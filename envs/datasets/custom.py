@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal
 
 from configs.envs import OwnDatasetConfig
 from configs.errors import listed, whole_letters
 from configs.learner import TeacherConfig
 from configs.plugins import OwnCodeError, failure, own_function
 from configs.run import RunConfig
-from envs.datasets.rows import SPLITS, Split, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
+from envs.datasets.rows import SPLITS, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
 from envs.types import Task
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ Part = Literal["train", "eval", "demonstrations", "prm"]
 PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
 """Uses of a task: RL, evaluation, a teacher's demonstrations, and trajectories for a PRM."""
 
-AnyPart = TypeVar("AnyPart", bound=str)
-
 _TAKEN = ("id", "answer", "split", "scorer")
 """Columns with a meaning, besides the question."""
 
 
-def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Split, list[Task]]:
+def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Part, list[Task]]:
     """Return the tasks of a file by split.
 
     A row has the columns
@@ -98,8 +96,7 @@ class CustomSources:
             parts = module_tasks(name, self.datasets[name], self.with_teacher)
         else:
             source = str(self.path)
-            by_split = file_tasks(name, self.path, as_written=self.scorer is not None)
-            parts = cast(Mapping[Part, list[Task]], by_split)
+            parts = file_tasks(name, self.path, as_written=self.scorer is not None)
         if not parts[part]:
             raise ValueError(
                 f"{source} has {sum(map(len, parts.values()))} tasks and none for '{part}'; add some, or set 'split' "
@@ -111,7 +108,7 @@ class CustomSources:
 NO_SOURCES = CustomSources()
 
 
-def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> Mapping[Part, list[Task]]:
+def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> dict[Part, list[Task]]:
     """Return all tasks of a function or of the hub by part; the source is read once per process.
 
     A task's `split` names its part, in all tasks or in none. Without it the hash of the question, or of `kept_with`,
@@ -121,7 +118,7 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
     Raises:
         ValueError: The message names source and row. A row is not a task, two rows have the same id or question, or
             two parts have the same question.
-        OwnCodeError: The function fails or returns no tasks.
+        OwnCodeError: The function fails.
     """
     tasks, named = read_source(name, config)
 
@@ -151,10 +148,10 @@ def read_source(name: str, config: OwnDatasetConfig) -> tuple[list[Task], list[o
 def _divided(
     tasks: Sequence[Task],
     named: Sequence[object],
-    parts: Sequence[AnyPart],
-    hashed: Callable[[Task], AnyPart],
+    parts: Sequence[Part],
+    hashed: Callable[[Task], Part],
     source: Path | str,
-) -> dict[AnyPart, list[Task]]:
+) -> dict[Part, list[Task]]:
     """Return the tasks by the part that `named` gives to each, or else `hashed`.
 
     Raises ValueError if ids or questions repeat, or if two parts share a question or a `kept_with`, whatever their
@@ -167,8 +164,8 @@ def _divided(
         if repeated := [value for value, times in Counter(values).items() if times > 1]:
             raise ValueError(f"{source}: the {what} {repeated[0][:80]!r} is in several rows; keep one of them")
     is_named = any(name not in (None, "") for name in named)
-    divided: dict[AnyPart, list[Task]] = {part: [] for part in parts}
-    seen: dict[str, tuple[AnyPart, Task]] = {}
+    divided: dict[Part, list[Task]] = {part: [] for part in parts}
+    seen: dict[str, tuple[Part, Task]] = {}
     for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
         part = next((part for part in parts if part == name), None) if is_named else hashed(task)
         if part is None:
@@ -189,14 +186,9 @@ def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
     key = f"envs.datasets.{name}.source"
     function = own_function(config.source, key=key, takes="")
     try:
-        rows: list[object] = list(function())
+        return list(function())
     except Exception as error:
         raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
-    if not rows:
-        raise OwnCodeError(
-            f"{key}: '{config.source}' returned nothing; return a list or an iterator of tasks or tables"
-        )
-    return rows
 
 
 def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:

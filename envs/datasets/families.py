@@ -59,32 +59,23 @@ class Goods:
     links: tuple[Item, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Catalogue:
-    """All goods in two disjoint halves: a weight memorized in training does not help in evaluation."""
-
-    train: Goods
-    eval: Goods
-
-    @property
-    def passages(self) -> tuple[str, ...]:
-        """All passages; DISTRACTORS answer no question."""
-        halves = (self.train, self.eval)
-        goods = (*(half.items for half in halves), *(half.links for half in halves))
-        return (*(item.passage for items in goods for item in items), *DISTRACTORS)
-
-
 @cache
-def build_catalogue() -> Catalogue:
-    """Return the catalogue, the same in every process."""
+def build_catalogue() -> dict[Split, Goods]:
+    """Return the catalogue in two disjoint halves: a weight memorized in training does not help in evaluation."""
     rng = random.Random("catalogue:0")
     items = [
         Item(name=f"{material} {goods}", weight_kg=rng.randint(MIN_WEIGHT_KG, MAX_WEIGHT_KG))
         for material in MATERIALS.split()
         for goods in GOODS.split()
     ]
-    train, held_out = (_half(items, split, rng) for split in SPLITS)
-    return Catalogue(train=train, eval=held_out)
+    return {split: _half(items, split, rng) for split in SPLITS}
+
+
+def catalogue_passages() -> list[str]:
+    """Return all passages of the catalogue; DISTRACTORS answer no question."""
+    halves = build_catalogue().values()
+    goods = (*(half.items for half in halves), *(half.links for half in halves))
+    return [*(item.passage for items in goods for item in items), *DISTRACTORS]
 
 
 def _half(items: Sequence[Item], split: Split, rng: random.Random) -> Goods:
@@ -169,11 +160,6 @@ _ARITH_PHRASINGS = {
 }
 
 
-def _arith_value(shape: str, a: int, b: int, c: int) -> int:
-    inner = a * b if "*{b}" in shape else a + b if "+{b}" in shape else a - b
-    return inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
-
-
 def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     """Draw two operations on two-digit numbers, for one code call."""
     shape = rng.choice(list(_ARITH_PHRASINGS))
@@ -181,7 +167,8 @@ def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     # The key has sorted operands; a subtraction needs the larger one first to stay positive.
     first_is_larger = shape.startswith("({a}-") or rng.random() < 0.5
     a, b = (high, low) if first_is_larger else (low, high)
-    answer = _arith_value(shape, a, b, c)
+    inner = a * b if "*{b}" in shape else a + b if "+{b}" in shape else a - b
+    answer = inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
     return Problem(
         question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
         answer=answer,

@@ -32,15 +32,12 @@ def generate(family: str, *, split: Split, index: int, seed: int) -> GeneratedTa
     # Random hashes a string with SHA-512, so that (seed=0, index=1) and (seed=1, index=0) give unrelated sequences; a
     # sum of both would give the same one.
     rng = random.Random(f"{family}|{split}|{seed}|{index}")
-    goods = build_catalogue().train if split == "train" else build_catalogue().eval
+    goods = build_catalogue()[split]
     problem = FAMILIES[family](rng, goods)
     while any(split_of(key) != split for key in problem.keys):
         problem = FAMILIES[family](rng, goods)
     task = Task(
-        id=f"{family}-{split}-{seed}-{index}",
-        dataset=family,
-        question=problem.question,
-        answer=str(problem.answer),
+        id=f"{family}-{split}-{seed}-{index}", dataset=family, question=problem.question, answer=str(problem.answer)
     )
     return GeneratedTask(task=task, plan=problem.plan)
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from configs.envs import EnvsConfig
@@ -76,7 +76,7 @@ class FixedShares:
                 f"envs.mix: the share of {missing[0]!r} is less than 1 in {BLOCK} tasks, so none would be drawn; raise "
                 "the share or remove the data set"
             )
-        self._seed = seed
+        self._block = partial(_block, tuple(self._quotas.items()), seed)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,9 +91,6 @@ class FixedShares:
         block, place = divmod(ordinal, BLOCK)
         names = self._block(block)
         return block * self._quotas[names[place]] + names[:place].count(names[place])
-
-    def _block(self, number: int) -> tuple[str, ...]:
-        return _block(tuple(self._quotas.items()), self._seed, number)
 
 
 @lru_cache(maxsize=2)

@@ -1,8 +1,8 @@
 """Places of the sandbox: a jail of namespaces with a read-only root, and private scratch folders."""
 
-import contextlib
 import os
 import secrets
+import shutil
 import socket
 import sys
 import tempfile
@@ -145,10 +145,4 @@ def remove_folder(path: str | None) -> None:
     """Remove a folder, if there is one, and its content; retry while a dying process may still add files."""
     deadline = time.monotonic() + _REMOVAL_PATIENCE_S
     while path is not None and os.path.isdir(path) and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            for entry in list(os.scandir(path)):
-                if entry.is_dir(follow_symlinks=False):
-                    remove_folder(entry.path)
-                else:
-                    os.unlink(entry.path)
-            os.rmdir(path)
+        shutil.rmtree(path, ignore_errors=True)

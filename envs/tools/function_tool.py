@@ -49,18 +49,15 @@ class FunctionTool:
         if not summary:
             raise TypeError("has no docstring; the planner reads there what the tool does")
         self.description = summary if self._takes_text else f"{summary} {_shown(signature)}"
-
-    @property
-    def schema(self) -> Schema | None:
+        self.schema: Schema | None = None
         """The JSON schema of `action_input`, or None for a text."""
-        if self._takes_text:
-            return None
-        return {
-            "type": "object",
-            "properties": self._schemas,
-            "required": list(self._schemas),
-            "additionalProperties": False,
-        }
+        if not self._takes_text:
+            self.schema = {
+                "type": "object",
+                "properties": self._schemas,
+                "required": list(self._schemas),
+                "additionalProperties": False,
+            }
 
     async def call(self, arguments: str) -> ToolResult:
         try:
@@ -110,16 +107,9 @@ class FunctionTool:
 
 
 def _schema_of(parameter: inspect.Parameter) -> Schema:
-    if parameter.kind not in _NAMED:
-        raise TypeError(f"argument '{parameter.name}' is {parameter.kind.description}; name each argument")
-    schema = _schema(parameter.annotation)
+    schema = _schema(parameter.annotation) if parameter.kind in _NAMED else None
     if schema is None:
-        shown = (
-            "without a type"
-            if parameter.annotation is parameter.empty
-            else inspect.formatannotation(parameter.annotation)
-        )
-        raise TypeError(f"argument '{parameter.name}' is {shown}; write one of {_SUPPORTED}")
+        raise TypeError(f"argument '{parameter}' has no name or no type of {_SUPPORTED}")
     null = {"type": "null"}
     if parameter.default is not parameter.empty and null not in schema.get("anyOf", ()):
         return {"anyOf": [schema, null]}
@@ -204,17 +194,14 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
 
 def check_custom_tool(name: str, tool: object) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
-    place = f"envs.tools.{name}"
-    if getattr(tool, "name", None) != name:
-        raise UserError(f"{place}: the tool has no name or another one; use the same name in the recipe")
     call = getattr(tool, "call", lambda: None)
     try:
         inspect.signature(call).bind("")
-        is_tool = hasattr(tool, "description") and inspect.iscoroutinefunction(call)
+        is_tool = getattr(tool, "name", None) == name and hasattr(tool, "description")
     except TypeError:
         is_tool = False
-    if not is_tool:
+    if not is_tool or not inspect.iscoroutinefunction(call):
         raise UserError(
-            f"{place}: {type(tool).__name__} is not a tool; write a class with name, description and "
-            "`async def call(self, arguments)`, which takes the planner's action_input"
+            f"envs.tools.{name}: {type(tool).__name__} is not a tool; write a class with name = '{name}', description "
+            "and `async def call(self, arguments)`, which takes the planner's action_input"
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from configs.errors import reason, whole_letters
+from configs.errors import UserError, reason, whole_letters
 from envs.leakage import word_grams
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
@@ -57,17 +57,13 @@ def _host(url: str) -> str:
 
 
 def read_questions(path: Path) -> list[str]:
-    """Read held-out questions, one per line: plain text, or JSON with the field `question`.
-
-    Raises:
-        ValueError: If the file cannot be read or a JSON line has no question.
-    """
+    """Read held-out questions, one per line: plain text, or JSON with the field `question`; raises UserError."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         questions = [str(json.loads(line)["question"]) if line.startswith("{") else line for line in lines]
     except (OSError, ValueError, KeyError) as error:
-        problem = f"the questions to block cannot be read from '{path}'"
-        raise ValueError(f"{problem}, plain or as JSON with the field 'question': {reason(error)}") from None
+        problem = f"'{path}' cannot be read, plain or as JSON with the field 'question': {reason(error)}"
+        raise UserError(f"envs.web.blocked_questions: {problem}") from None
     return [question for question in questions if question.strip()]
 
 

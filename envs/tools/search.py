@@ -89,15 +89,12 @@ def split_passages(text: str, max_chars: int) -> list[str]:
 
 
 class OfflineSearchTool:
-    """A search that returns the best passages, one per line, after a simulated latency if `latency_s` is set."""
+    """A search that returns the best passage, after a simulated latency if `latency_s` is set."""
 
     name = "search"
     description = "look up facts by a few keywords, e.g. an item's name"
 
-    def __init__(
-        self, passages: Sequence[str], *, max_results: int = 1, max_chars: int = 400, latency_s: float = 0.0
-    ) -> None:
-        self._max_results = max_results
+    def __init__(self, passages: Sequence[str], *, max_chars: int = 400, latency_s: float = 0.0) -> None:
         self._max_chars = max_chars
         self._latency_s = latency_s
         self._index = PassageIndex(passages)
@@ -107,8 +104,8 @@ class OfflineSearchTool:
             return ToolResult(text="The search needs keywords.", error="empty_query")
         if self._latency_s:
             await asyncio.sleep(simulated_latency_s(arguments, self._latency_s))
-        passages = "\n".join(self._index.find(arguments[:MAX_QUERY_CHARS], self._max_results))
-        return ToolResult(text=passages[: self._max_chars] or NO_RESULTS)
+        (passage,) = self._index.find(arguments[:MAX_QUERY_CHARS], 1) or (NO_RESULTS,)
+        return ToolResult(text=passage[: self._max_chars])
 
 
 def simulated_latency_s(query: str, median_s: float) -> float:
@@ -177,11 +174,7 @@ class TavilyFinder:
     """
 
     def __init__(
-        self,
-        limits: ServiceLimits,
-        *,
-        base_url: str = TAVILY_URL,
-        excluded_hosts: tuple[str, ...] = (),
+        self, limits: ServiceLimits, *, base_url: str = TAVILY_URL, excluded_hosts: tuple[str, ...] = ()
     ) -> None:
         # Imported now, and only where it is used: the import takes a second.
         from tavily import AsyncTavilyClient

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from configs.api_keys import required_key
 from configs.envs import BASE_GENERATOR_TOKENS, EnvsConfig
 from configs.errors import UserError
 from configs.rollout import ServerConfig
-from envs.datasets.families import build_catalogue
+from envs.datasets.families import catalogue_passages
 from envs.sandbox import Sandbox, SandboxSettings, SandboxState
 from envs.tools.function_tool import check_custom_tool, custom_tool_factory, function_tool
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
@@ -40,8 +40,6 @@ page has half of it. A call that takes 20 times as long leaves its attempt unsco
 CODE_TIME_LIMIT_S = 5.0
 """Wall-clock limit of one code call."""
 CACHE_ENTRIES = 1024
-REQUESTS_PER_MINUTE = 60.0
-"""Pace of one worker's requests to one service."""
 PAGES_PER_MINUTE = 120.0
 """Pace of one worker's page fetches."""
 MAX_PAGE_BYTES = 1_000_000
@@ -162,12 +160,10 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         self._config = config
         self._own_model = own_model
         questions = config.web.blocked_questions
-        try:
-            self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
-        except ValueError as error:
-            raise UserError(f"envs.web.blocked_questions: {error}") from None
-        self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S, requests_per_minute=REQUESTS_PER_MINUTE)
-        self._finders: dict[str, PageFinder] = {}
+        self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
+        self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S)
+        self._finder = cache(self._new_finder)
+        """The search service of a name: one object for all tools, so that the pace is that of the worker."""
         with ExitStack() as lifetime:
             self._sandbox: Sandbox | None = None
             if "code" in config.actions:
@@ -203,8 +199,8 @@ class Toolbox(AbstractContextManager["Toolbox"]):
             case "code" if sandbox is not None:
                 return lambda: _closing(PythonCodeTool(sandbox, timeout_s=CODE_TIME_LIMIT_S))
             case "search" if config.search == "offline":
-                passages = build_catalogue().passages
-                return _lent(OfflineSearchTool(passages, max_chars=max_chars, latency_s=config.search_latency_s))
+                latency_s = config.search_latency_s
+                return _lent(OfflineSearchTool(catalogue_passages(), max_chars=max_chars, latency_s=latency_s))
             case "search" | "wikipedia_search" | "google_search":
                 service, description = PAGE_SEARCHES[action]
                 finder, blocked = self._finder(service), self._block_list
@@ -228,16 +224,12 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         finder = self._finder(config.web.finder)
         return WebSearchTool(fetcher, finder, block_list=block_list, max_chars=config.max_result_chars)
 
-    def _finder(self, name: str) -> PageFinder:
-        """Return the search service of this name: one object for all tools, so that the pace is that of the worker."""
-        if name not in self._finders:
-            if name == "wikipedia":
-                self._finders[name] = WikipediaFinder(self._limits, base_url=WIKIPEDIA_URL)
-            elif name == "google":
-                self._finders[name] = GoogleFinder(self._limits)
-            else:
-                self._finders[name] = TavilyFinder(self._limits, excluded_hosts=self._config.web.blocked_hosts)
-        return self._finders[name]
+    def _new_finder(self, name: str) -> PageFinder:
+        if name == "wikipedia":
+            return WikipediaFinder(self._limits, base_url=WIKIPEDIA_URL)
+        if name == "google":
+            return GoogleFinder(self._limits)
+        return TavilyFinder(self._limits, excluded_hosts=self._config.web.blocked_hosts)
 
     def _guarded(self, tool: Tool) -> Tool:
         # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.

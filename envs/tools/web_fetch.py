@@ -15,15 +15,7 @@ import httpcore
 import httpx
 
 from envs.tools.guard import BlockList
-from envs.tools.http import (
-    USER_AGENT,
-    Attempts,
-    RefusedError,
-    RequestError,
-    ServiceLimits,
-    is_passing,
-    tls_context,
-)
+from envs.tools.http import USER_AGENT, Attempts, RefusedError, RequestError, ServiceLimits, is_passing, tls_context
 from envs.types import ToolUnavailableError
 
 PORTS = (80, 443, 8080, 8443)
@@ -243,9 +235,7 @@ class PageFetcher:
                 raise RefusedError("bad_url", "it redirects to an address that is not valid") from None
         if response.status != 200:
             raise RefusedError(
-                "status",
-                f"its server answered with status {response.status}",
-                passing=is_passing(response.status),
+                "status", f"its server answered with status {response.status}", passing=is_passing(response.status)
             )
         kind, charset = _media_type(headers.get("content-type", ""))
         if kind and not kind.startswith("text/") and kind not in _TEXT_TYPES:

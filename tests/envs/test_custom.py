@@ -225,9 +225,6 @@ def shared_group():
 def broken():
     raise OSError("no file")
 
-def nothing():
-    return []
-
 def needs(path):
     return []
 
@@ -329,7 +326,6 @@ def test_ready_made_tasks_have_the_name_of_the_data_set_in_their_ids():
         ("with_a_set", ValueError, "set"),
         ("shared_group", ValueError, "kept_with"),
         ("broken", OwnCodeError, "OSError"),
-        ("nothing", OwnCodeError, r"envs\.datasets\.mine\.source"),
         ("needs", OwnCodeError, r"envs\.datasets\.mine\.source"),
         ("missing", OwnCodeError, r"envs\.datasets\.mine\.source"),
     ],

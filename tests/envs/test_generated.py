@@ -8,7 +8,14 @@ from statistics import fmean
 
 import pytest
 
-from envs.datasets.families import DISTRACTORS, FAMILIES, MAX_WEIGHT_KG, MIN_WEIGHT_KG, build_catalogue
+from envs.datasets.families import (
+    DISTRACTORS,
+    FAMILIES,
+    MAX_WEIGHT_KG,
+    MIN_WEIGHT_KG,
+    build_catalogue,
+    catalogue_passages,
+)
 from envs.datasets.generated import generate, sample_tasks, wrong_plan
 from envs.datasets.rows import TooFewTasksError, split_of
 from envs.datasets.sampler import load_tasks
@@ -21,7 +28,7 @@ ACTIONS = {
     "chain": "search search code answer",
     "branch": "code code answer",
 }
-ITEMS = (*build_catalogue().train.items, *build_catalogue().eval.items)
+ITEMS = (*build_catalogue()["train"].items, *build_catalogue()["eval"].items)
 WEIGHTS = {item.name: item.weight_kg for item in ITEMS}
 
 
@@ -45,13 +52,13 @@ def test_weights_of_the_catalogue_are_stable_and_stated_in_passages():
     assert len(WEIGHTS) == 32 * 32
     for item in ITEMS:
         assert MIN_WEIGHT_KG <= item.weight_kg <= MAX_WEIGHT_KG
-        assert item.passage in build_catalogue().passages
+        assert item.passage in catalogue_passages()
         assert not any(item.name in text.lower() for text in DISTRACTORS)
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
 def test_links_lead_to_items_of_the_same_split(split):
-    goods = getattr(build_catalogue(), split)
+    goods = build_catalogue()[split]
     assert len(goods.items) > 450
     assert len(goods.links) > 100
     assert all(split_of(part.name) == split for part in (*goods.items, *goods.links))
@@ -74,7 +81,7 @@ def test_plan_has_the_steps_of_its_family_and_gives_the_answer(family):
 
 @pytest.mark.parametrize("family", ["lookup", "two_lookup", "three_lookup", "chain"])
 def test_code_of_a_lookup_uses_the_weights_that_its_searches_find(family):
-    passages = {link.name: link.passage for link in build_catalogue().train.links}
+    passages = {link.name: link.passage for link in build_catalogue()["train"].links}
     for generated in drawn(family):
         searched = [step.action_input for step in generated.plan if step.action == "search"]
         code, question = generated.plan[-2].action_input, generated.task.question

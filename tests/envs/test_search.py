@@ -5,8 +5,15 @@ import time
 
 import pytest
 
-from envs.datasets.families import build_catalogue
-from envs.tools.search import MAX_LATENCY_S, MAX_QUERY_CHARS, NO_RESULTS, OfflineSearchTool, simulated_latency_s
+from envs.datasets.families import build_catalogue, catalogue_passages
+from envs.tools.search import (
+    MAX_LATENCY_S,
+    MAX_QUERY_CHARS,
+    NO_RESULTS,
+    OfflineSearchTool,
+    PassageIndex,
+    simulated_latency_s,
+)
 
 PASSAGES = (
     "One crate of copper bolts weighs 47 kg.",
@@ -16,12 +23,12 @@ PASSAGES = (
 
 
 async def search(query, passages=PASSAGES, **settings):
-    return await OfflineSearchTool(passages, **{"max_results": 3, **settings}).call(query)
+    return await OfflineSearchTool(passages, **settings).call(query)
 
 
 async def test_the_passage_with_most_of_the_words_is_first():
-    assert (await search("copper rings")).text.splitlines() == [PASSAGES[1], PASSAGES[0]]
-    assert (await search("What does one crate of CEDAR planks weigh?", max_results=1)).text == PASSAGES[2]
+    assert PassageIndex(PASSAGES).find("copper rings", 3) == [PASSAGES[1], PASSAGES[0]]
+    assert (await search("What does one crate of CEDAR planks weigh?")).text == PASSAGES[2]
 
 
 @pytest.mark.parametrize("query", ["zebra", "!!!", "the of", "鉄", "\ud800", "\x00", "zebra " * MAX_QUERY_CHARS * 9])
@@ -36,15 +43,14 @@ async def test_an_empty_query_is_an_error_of_the_caller(query):
 
 
 async def test_number_and_length_of_results_are_bounded():
-    assert len((await search("crate copper cedar", max_results=2)).text.splitlines()) == 2
-    assert len((await search("copper", max_results=50)).text.splitlines()) == 2
+    assert len(PassageIndex(PASSAGES).find("crate copper cedar", 2)) == 2
+    assert len(PassageIndex(PASSAGES).find("copper", 50)) == 2
     assert len((await search("copper", ("copper " * 1000, "copper"), max_chars=100)).text) <= 100
 
 
 async def test_every_item_of_the_catalogue_is_found_by_its_name():
-    catalogue = build_catalogue()
-    tool = OfflineSearchTool(catalogue.passages, max_results=1)
-    for item in (item for half in (catalogue.train, catalogue.eval) for item in (*half.items, *half.links)):
+    tool = OfflineSearchTool(catalogue_passages())
+    for item in (item for half in build_catalogue().values() for item in (*half.items, *half.links)):
         assert (await tool.call(item.name)).text == item.passage
         assert (await tool.call(f"How many kg does one crate of {item.name} weigh?")).text == item.passage
 

@@ -261,7 +261,7 @@ def test_questions_are_read_from_plain_lines_and_json(tmp_path):
         "Four?",
     ]
     file.write_text('One?\n{"answer": 2}\n')
-    with pytest.raises(ValueError, match="question"):
+    with pytest.raises(UserError, match=r"envs\.web\.blocked_questions"):
         read_questions(file)
     with pytest.raises(UserError, match=r"envs\.web\.blocked_questions"):
         Toolbox(EnvsConfig(actions=("answer",), web={"blocked_questions": str(tmp_path / "none")}))

@@ -12,7 +12,7 @@ FAMILIES = ("lookup", "two_lookup", "three_lookup", "chain", "arith", "branch")
 
 
 def passage_of(item):
-    goods = build_catalogue().train
+    goods = build_catalogue()["train"]
     [found] = [one.passage for one in (*goods.items, *goods.links) if one.name == item]
     return found
 
@@ -69,7 +69,7 @@ def test_a_search_is_scored_by_its_result_in_any_order():
     item = first.tool_call.arguments
     assert scores(task, decided("search", f"how heavy is one crate of {item}", passage_of(item))) == [1.0]
     needed = (first.tool_call.arguments, second.tool_call.arguments)
-    others = [other for other in build_catalogue().train.items if other.name not in needed]
+    others = [other for other in build_catalogue()["train"].items if other.name not in needed]
     assert scores(task, *(decided("search", other.name, other.passage) for other in others[:3])) == [0.0] * 3
 
 
