@@ -6,7 +6,6 @@ Imports nothing heavy, because the sandbox loads this module in every process.
 import difflib
 import errno
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -62,16 +61,13 @@ def user_error(error: BaseException) -> str | None:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'train'?" for a similar known word, or an empty string.
 
-    Dotted names are compared by their last part; among equally named ones, the same table is preferred.
+    Dotted names need a similar last part; of several such names, the nearest is returned.
     """
-    leaves: dict[str, list[str]] = {}
-    for name in known:
-        leaves.setdefault(name.rpartition(".")[2], []).append(name)
-    table, _, leaf = word.rpartition(".")
-    close = difflib.get_close_matches(leaf, leaves)
-    same_table = [name for match in close for name in leaves[match] if name.rpartition(".")[0] == table]
-    near = (same_table if table else [])[:1] or [name for match in close[:1] for name in leaves[match]]
-    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    names = list(known)
+    close = difflib.get_close_matches(word.rpartition(".")[2], [name.rpartition(".")[2] for name in names], n=1)
+    similar = [name for name in names if name.rpartition(".")[2] in close]
+    near = difflib.get_close_matches(word, similar, n=1, cutoff=0)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def reason(error: Exception) -> str:
@@ -92,14 +88,6 @@ def reason(error: Exception) -> str:
         first = details()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return " ".join(str(error).split())
-
-
-def unwritable(folder: Path) -> str | None:
-    """Return why a folder cannot be created or written to, or None if it can."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return None
-    return f"'{nearest}' {'is not writable' if nearest.is_dir() else 'is not a folder'}"
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:
