@@ -38,10 +38,7 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise UserError(f"override '{override}' must look like learner.learning_rate=2e-6")
-        try:
-            _set(values, key.strip(), _parse_value(text.strip()))
-        except UserError as error:
-            raise UserError(f"override '{override}': {error}") from None
+        _set(values, key.strip(), _parse_value(text.strip()))
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -100,8 +97,6 @@ def _read(path: Path) -> dict[str, object]:
         ) from None
     except (ValueError, TypeError) as error:
         raise UserError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
-    except OSError as error:
-        raise UserError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 
 
 def _set(values: dict[str, object], key: str, value: object) -> None:
@@ -113,7 +108,7 @@ def _set(values: dict[str, object], key: str, value: object) -> None:
             # A text stands for a table with this `type` alone.
             child = table[parent] = {"type": child}
         if not isinstance(child, dict):
-            raise UserError(f"'{parent}' is a value, not a table")
+            raise UserError(f"{key}: '{parent}' is a value, not a table")
         table = child
     table[leaf] = value
 

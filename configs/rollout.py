@@ -280,12 +280,6 @@ class ServedConfig(ServerConfig):
             return values
         return {**values, "base_url": DEFAULT_URLS.get(str(values.get("type")), "")}
 
-    @model_validator(mode="after")
-    def _form_is_for_openai(self) -> Self:
-        if self.type == "ollama" and self.form != "json_schema":
-            raise ValueError(f"form = '{self.form}' is for type = 'openai': leave it out for Ollama")
-        return self
-
 
 DEFAULT_URLS = {"ollama": "http://127.0.0.1:11434", "openai": "http://127.0.0.1:8000/v1"}
 

@@ -1,6 +1,5 @@
 """`agentflow plan`: the arithmetic against hand computation and against the allocations of real models."""
 
-import json
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -157,10 +156,8 @@ def test_plan_command(tmp_path, capsys, monkeypatch):
     assert "144 KiB per token" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=20"]) == 1
     assert "rollout.engine.kv_cache_gib" in capsys.readouterr().out
-    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == cli.main(["plan", "demo_cpu", "--card", "A100"]) == 2
-    assert capsys.readouterr().err.count("--card") == 2
-    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["policy"]["num_layers"] == 36
+    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == 2
+    assert "--card" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("[]")
     assert cli.main(["plan", str(A40_RECIPE), f"model.path={tmp_path}"]) == 2
 
