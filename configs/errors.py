@@ -5,7 +5,6 @@ Imports nothing heavy, because the sandbox loads this module in every process.
 
 import difflib
 import errno
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -76,12 +75,8 @@ def reason(error: Exception) -> str:
         return f"there is no {Path(error.filename).name}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
     if isinstance(error, KeyError):
         return f"{error} is missing in it"
-    if isinstance(error, json.JSONDecodeError):
-        return f"it is not JSON, {error}"
     details = getattr(error, "errors", None)
     if isinstance(error, ValueError) and callable(details):
         # pydantic's ValidationError, which is not imported here.

@@ -55,14 +55,6 @@ def find_recipe(recipe: Path) -> Path:
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
 
 
-def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
-    """Return the configuration with other values at these dotted keys; raises pydantic's ValidationError."""
-    values = config.model_dump()
-    for key, value in changes.items():
-        _set(values, key, value)
-    return RunConfig.model_validate(values)
-
-
 def render_config(config: RunConfig) -> str:
     """Return the resolved configuration as TOML with the keys of overrides; it loads back to the same configuration."""
     return "".join(f"{line}\n" for line in _render_table(config.model_dump(mode="json"), ""))

@@ -68,10 +68,7 @@ def _read_examples(value: object) -> object:
         lines = Path(value).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"'{value}' cannot be read: {reason(error)}") from None
-    examples = [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not examples:
-        raise ValueError(f"'{value}' contains no example; write one JSON object per line, or leave it out")
-    return examples
+    return [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _example(line: str, place: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from configs.base import CPU_INFO, cpu_info
 from configs.errors import UserError, reason
-from configs.loading import with_changes
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
@@ -177,14 +176,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     if _SUBMITTED not in os.environ:
         keys += ["envs.data_path", "envs.web.blocked_questions"]
         keys += ["code_path", "cold_start.path", "agent.memory.path"]
-    values, changes = config.model_dump(), {}
+    values = config.model_dump()
     for key in keys:
-        value: object = values
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value:
-            changes[key] = str(Path(str(value)).absolute())
-    return with_changes(config, changes)
+        table, (*parents, leaf) = values, key.split(".")
+        for parent in parents:
+            table = table.get(parent, {})
+        if table.get(leaf):
+            table[leaf] = str(Path(table[leaf]).absolute())
+    return RunConfig.model_validate(values)
 
 
 def shown(path: Path) -> str:

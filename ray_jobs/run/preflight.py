@@ -9,9 +9,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.api_keys import ApiKeyError, certain_key, find_key, how_to_set, written_secret
 from configs.errors import UserError
@@ -20,7 +19,6 @@ from configs.reward import JudgeLabelConfig
 from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from ray_jobs.run.model_folder import check_model
-from ray_jobs.run.origin import check_same_run
 from ray_jobs.run.task_checks import check_mixes, check_tasks, prm_tasks
 from ray_jobs.run.trackers import check_trackers
 
@@ -33,21 +31,18 @@ MIN_DRIVER = 580
 """The driver of CUDA 13, for which torch and vLLM of requirements-gpu.lock are built."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The result of the checks."""
+class Ready(NamedTuple):
+    """The folder of the base model, and the isolation of the code tool on this machine; None without a code tool."""
 
     model_path: Path
-    """The folder of the base model."""
     sandbox: "SandboxState | None"
-    """The isolation of the code tool on this machine; None without a code tool."""
 
 
 def check_before_start(config: RunConfig, *, with_prm: bool = False, download: bool = True) -> Ready:
     """Check everything that a training run needs, the quick checks first, the network last. Create nothing.
 
     Args:
-        config: The configuration; its run folder may hold an unfinished run of the same configuration.
+        config: The configuration; its run folder may hold an unfinished run of it, as `trains_prm` checks.
         with_prm: Whether the run trains a process reward model.
         download: Whether to download weights from the model hub, and not only a model's small files.
 
@@ -55,8 +50,6 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
         UserError: The run cannot start.
     """
     folder = config.run_path
-    if (folder / "config.json").exists():
-        check_same_run(config, folder)
     if config.backend.type != "vllm":
         raise UserError(
             f"backend.type = '{config.backend.type}' is for solve and evaluate: training needs log-probs, which a "

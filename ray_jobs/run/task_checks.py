@@ -1,7 +1,7 @@
 """Checks of a recipe's tasks: they exist, can be scored, and training tasks are apart from held-out ones."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,8 +60,8 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         if training:
             _check_plans(config, cold_start_tasks(config))
     except (ValueError, OSError, KeyError) as error:
-        evaluated = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
-        raise UserError(f"the tasks of envs.mix = {_shown(mix)}{evaluated} cannot be drawn: {reason(error)}") from error
+        mixes = f"envs.mix = {mix} or evaluation.mix = {config.evaluation_mix}"
+        raise UserError(f"the tasks of {mixes} cannot be drawn: {reason(error)}") from error
 
 
 def prm_tasks(config: RunConfig) -> "list[Task]":
@@ -161,10 +161,6 @@ def _check_references(names: set[str], path: Path | None, own: "CustomSources") 
                 raise ValueError(f"{task.id} has the answer {task.answer!r:.80}, which '{scorer}' does not accept")
 
 
-def _shown(mix: Mapping[str, object]) -> str:
-    return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"
-
-
 def _check_shown_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]", *, training: bool) -> None:
     """Check that no example of the prompt solves a held-out task, and no conversation of the cold start is about one.
 
@@ -208,7 +204,7 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> No
     first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
     if first is not None:
         raise UserError(
-            f"envs.mix = {_shown(config.envs.mix)} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
+            f"envs.mix = {config.envs.mix} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
             f"tasks, first {first.id} of '{first.dataset}'; remove these questions from one of the data sets, or hold "
             "them out in all of them by their 'split'"
         )

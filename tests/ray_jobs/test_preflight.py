@@ -9,10 +9,8 @@ from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.run import model_folder, preflight
 from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
-from ray_jobs.run.preflight import (
-    check_before_acting,
-    check_before_start,
-)
+from ray_jobs.run.origin import check_same_run
+from ray_jobs.run.preflight import check_before_acting, check_before_start
 from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 NO_COLD_START = "cold_start.num_demonstrations=0"
@@ -179,10 +177,12 @@ def test_sandbox_is_required_for_the_code_tool_only(config, monkeypatch):
 def test_run_folder_is_of_the_same_run(config, tmp_path):
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
-    check_before_start(config())
     (folder / "config.json").touch()
-    assert "config.json" in refusal(config())
+    with pytest.raises(UserError, match=r"config\.json"):
+        check_same_run(config(), folder)
     (folder / "config.json").write_text(config().model_dump_json())
+    check_same_run(config(), folder)
+    with pytest.raises(UserError, match="seed"):
+        check_same_run(config("seed=7"), folder)
     check_before_start(config())
-    assert "(seed)" in refusal(config("seed=7"))
     check_before_acting(config(), draws_tasks=True)
