@@ -100,11 +100,6 @@ class RunPlan:
     refusals: tuple[str, ...]
     """The reasons why the run does not fit, each with the settings to change; empty if it fits."""
 
-    @property
-    def processes(self) -> tuple[Process, ...]:
-        """Return the processes of all cards."""
-        return tuple(process for card in self.cards for process in card.processes)
-
 
 def card_bytes(card: str) -> int:
     """Return the bytes of a card, which is a name or a number of GiB."""

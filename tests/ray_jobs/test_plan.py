@@ -61,7 +61,7 @@ def test_cache_holds_whole_blocks():
 def test_a40_recipe_by_hand():
     """With two copies of the base weights; every figure in GiB, to two places."""
     plan = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
-    engine, learner, prm = plan.processes
+    engine, learner, prm = plan.cards[0].processes
     assert [round(part / GIB, 2) for part in engine.parts.values()] == [
         round(8_190_735_360 * 2 / GIB, 2),
         round(4 * 87_293_952 * 2 / GIB, 2),
@@ -82,7 +82,7 @@ def test_a40_recipe_by_hand():
     ]
     assert prm.parts["weights"] == 596_049_920 * 2
     assert plan.refusals == ()
-    assert plan.cards[0].free == card_bytes("A40") - sum(process.num_bytes for process in plan.processes)
+    assert plan.cards[0].free == card_bytes("A40") - sum(one.num_bytes for one in (engine, learner, prm))
 
 
 def test_logits_of_a_step_that_scores_a_prompt():
