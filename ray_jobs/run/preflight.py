@@ -165,15 +165,13 @@ def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
 
 def _check_custom_code(config: RunConfig) -> None:
     """Load what the recipe names as module:name or as a command."""
+    from reward.scorers.custom import CustomTurnScorer, scorer_of
+
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:
-        from reward.scorers.custom import scorer_of
-
         scorer_of(config.reward.scorer)
     if config.reward.turn_scorer:
-        from reward.scorers.custom import CustomTurnScorer
-
         CustomTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
         from rollout.agent.custom import build_solving

@@ -48,7 +48,6 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
 
     _check_all_is_drawn(config)
     mix = config.envs.mix
-    path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
         own = CustomSources.of(config)
         held_out = evaluation_tasks(config)
@@ -56,7 +55,7 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         if training:
             training_tasks(config)
         _check_never_trained_on(config, held_out)
-        _check_references({*mix, *config.evaluation_mix}, path, own)
+        _check_references({*mix, *config.evaluation_mix}, own)
         if training:
             _check_plans(config, cold_start_tasks(config))
     except (ValueError, OSError, KeyError) as error:
@@ -122,7 +121,7 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     raise UserError(f"the cold start's plans {wrong}, or set cold_start.num_demonstrations=0")
 
 
-def _check_references(names: set[str], path: Path | None, own: "CustomSources") -> None:
+def _check_references(names: set[str], own: "CustomSources") -> None:
     """Check that a data set's own reference answers score as solved. A custom scorer is called once.
 
     Raises:
@@ -140,7 +139,7 @@ def _check_references(names: set[str], path: Path | None, own: "CustomSources") 
         if name in own.datasets:
             halves = module_tasks(name, own.datasets[name], own.with_teacher).values()
         else:
-            halves = file_tasks(name, path, as_written=own.scorer is not None).values()
+            halves = file_tasks(name, own.path, as_written=own.scorer is not None).values()
         for task in (own.scored(task) for half in halves for task in half):
             if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
                 raise ValueError(f"'{other}' and '{task.dataset}' both have a task '{task.id}'; rename a data set")
