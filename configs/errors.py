@@ -4,7 +4,6 @@ Imports nothing heavy, because the sandbox loads this module in every process.
 """
 
 import difflib
-import errno
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -12,12 +11,6 @@ from pathlib import Path
 
 MAX_JSON_DEPTH = 100
 """Depth limit of JSON that is passed on: many readers and writers give up at 200."""
-
-PLACE_ERRORS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
-)
-"""Errors of the operating system that come from the chosen path, not from a fault in this code."""
 
 FULL_OBJECT_STORE = (
     "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
@@ -41,15 +34,16 @@ def user_error(error: BaseException) -> str | None:
     # Ray wraps the exception of an actor; the wrapper's text is the actor's traceback.
     while isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
-    # Python's FileNotFoundError has a number; ours have a sentence with a remedy instead.
-    missing_file = type(error) is FileNotFoundError and error.errno is None
-    if missing_file or isinstance(error, UserError):
+    if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, FileNotFoundError):
+        # Python's has a number, and is a bug; ours have a sentence with a remedy instead.
+        return str(error) if error.errno is None else None
     # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
     ray = sys.modules.get("ray.exceptions")
     if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):
         return FULL_OBJECT_STORE
-    if isinstance(error, OSError) and error.errno in PLACE_ERRORS and error.filename is not None:
+    if isinstance(error, OSError) and error.filename is not None:
         return (
             f"cannot use '{error.filename}': {error.strerror}; check its permissions and free space, or name another "
             "place"
