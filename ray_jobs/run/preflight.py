@@ -117,14 +117,21 @@ def check_labelling(config: RunConfig) -> None:
         )
 
 
-def check_tools(config: RunConfig) -> "SandboxState | None":
-    """Open and close the planner's tools. Return the state of the code tool's sandbox; None without this tool."""
+def _check_settings(config: RunConfig) -> "SandboxState | None":
+    """Check machine, recipe, custom code and tools. Return the state of the code tool's sandbox; None without it."""
     from envs.sandbox import SandboxRefusedError
     from envs.tools.toolbox import Toolbox
 
     async def no_answer(prompt: str) -> str:
         return ""
 
+    if config.backend.type == "vllm":
+        check_machine(config)
+    check_recipe(config)
+    check_trackers(config.trackers)
+    _check_custom_code(config)
+    if not isinstance(config.agent, PlannerAgentConfig):
+        return None
     try:
         # The engine that `base_generator` asks starts only with the run.
         with Toolbox(config.envs, own_model=no_answer if config.backend.type == "vllm" else None) as tools:
@@ -133,17 +140,6 @@ def check_tools(config: RunConfig) -> "SandboxState | None":
         raise UserError(
             f"{error}, or leave 'code' out of envs.actions, with cold_start.num_demonstrations=0"
         ) from error
-
-
-def _check_settings(config: RunConfig) -> "SandboxState | None":
-    if config.backend.type == "vllm":
-        check_machine(config)
-    check_recipe(config)
-    check_trackers(config.trackers)
-    _check_custom_code(config)
-    if not isinstance(config.agent, PlannerAgentConfig):
-        return None
-    return check_tools(config)
 
 
 def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
