@@ -101,7 +101,8 @@ class Stage:
         """Return the GiB that the plan gives a process and the GiB that this one reserved, both without CUDA itself."""
         from ray_jobs.plan import make_plan
 
-        planned = next(one for one in make_plan(config, card=CARD).processes if one.name == process)
+        cards = make_plan(config, card=CARD).cards
+        planned = next(one for card in cards for one in card.processes if one.name == process)
         outside = planned.parts.get("CUDA context", 0)
         reserved = 0 if self.rehearsal else torch.cuda.max_memory_reserved()
         return {"planned_gib": (planned.num_bytes - outside) / 2**30, "reserved_gib": reserved / 2**30}

@@ -114,12 +114,7 @@ class OwnDatasetConfig(Config):
         return self.source.removeprefix("hf:")
 
     @model_validator(mode="after")
-    def _columns_are_those_of_a_hub(self) -> "OwnDatasetConfig":
-        for name in ("config", "split", "eval_split", "question", "answer"):
-            if not self.is_hub and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"{name} is for a data set of the hub, hf:owner/name; a function returns what is wanted"
-                )
+    def _splits_differ(self) -> "OwnDatasetConfig":
         if self.split == self.eval_split:
             raise ValueError(f"eval_split = '{self.eval_split}' is trained on; name another, or leave it out")
         return self

@@ -4,9 +4,6 @@ Imports nothing heavy, because the sandbox loads this module in every process.
 """
 
 import difflib
-import errno
-import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -14,12 +11,6 @@ from pathlib import Path
 
 MAX_JSON_DEPTH = 100
 """Depth limit of JSON that is passed on: many readers and writers give up at 200."""
-
-PLACE_ERRORS = (
-    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
-    *(errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
-)
-"""Errors of the operating system that come from the chosen path, not from a fault in this code."""
 
 FULL_OBJECT_STORE = (
     "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
@@ -43,15 +34,16 @@ def user_error(error: BaseException) -> str | None:
     # Ray wraps the exception of an actor; the wrapper's text is the actor's traceback.
     while isinstance(cause := getattr(error, "cause", None), BaseException):
         error = cause
-    # Python's FileNotFoundError has a number; ours have a sentence with a remedy instead.
-    missing_file = type(error) is FileNotFoundError and error.errno is None
-    if missing_file or isinstance(error, UserError):
+    if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, FileNotFoundError):
+        # Python's has a number, and is a bug; ours have a sentence with a remedy instead.
+        return str(error) if error.errno is None else None
     # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
     ray = sys.modules.get("ray.exceptions")
     if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):
         return FULL_OBJECT_STORE
-    if isinstance(error, OSError) and error.errno in PLACE_ERRORS and error.filename is not None:
+    if isinstance(error, OSError) and error.filename is not None:
         return (
             f"cannot use '{error.filename}': {error.strerror}; check its permissions and free space, or name another "
             "place"
@@ -62,16 +54,13 @@ def user_error(error: BaseException) -> str | None:
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'train'?" for a similar known word, or an empty string.
 
-    Dotted names are compared by their last part; among equally named ones, the same table is preferred.
+    Dotted names need a similar last part; of several such names, the nearest is returned.
     """
-    leaves: dict[str, list[str]] = {}
-    for name in known:
-        leaves.setdefault(name.rpartition(".")[2], []).append(name)
-    table, _, leaf = word.rpartition(".")
-    close = difflib.get_close_matches(leaf, leaves)
-    same_table = [name for match in close for name in leaves[match] if name.rpartition(".")[0] == table]
-    near = (same_table if table else [])[:1] or [name for match in close[:1] for name in leaves[match]]
-    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    names = list(known)
+    close = difflib.get_close_matches(word.rpartition(".")[2], [name.rpartition(".")[2] for name in names], n=1)
+    similar = [name for name in names if name.rpartition(".")[2] in close]
+    near = difflib.get_close_matches(word, similar, n=1, cutoff=0)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def reason(error: Exception) -> str:
@@ -80,26 +69,14 @@ def reason(error: Exception) -> str:
         return f"there is no {Path(error.filename).name}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}"
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8 text"
     if isinstance(error, KeyError):
         return f"{error} is missing in it"
-    if isinstance(error, json.JSONDecodeError):
-        return f"it is not JSON, {error}"
     details = getattr(error, "errors", None)
     if isinstance(error, ValueError) and callable(details):
         # pydantic's ValidationError, which is not imported here.
         first = details()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return " ".join(str(error).split())
-
-
-def unwritable(folder: Path) -> str | None:
-    """Return why a folder cannot be created or written to, or None if it can."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
-        return None
-    return f"'{nearest}' {'is not writable' if nearest.is_dir() else 'is not a folder'}"
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:

@@ -38,10 +38,7 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise UserError(f"override '{override}' must look like learner.learning_rate=2e-6")
-        try:
-            _set(values, key.strip(), _parse_value(text.strip()))
-        except UserError as error:
-            raise UserError(f"override '{override}': {error}") from None
+        _set(values, key.strip(), _parse_value(text.strip()))
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:
@@ -56,14 +53,6 @@ def find_recipe(recipe: Path) -> Path:
     """Return the built-in recipe of this name, with or without its suffix, unless a file of this name exists."""
     built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
     return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
-
-
-def with_changes(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
-    """Return the configuration with other values at these dotted keys; raises pydantic's ValidationError."""
-    values = config.model_dump()
-    for key, value in changes.items():
-        _set(values, key, value)
-    return RunConfig.model_validate(values)
 
 
 def render_config(config: RunConfig) -> str:
@@ -100,8 +89,6 @@ def _read(path: Path) -> dict[str, object]:
         ) from None
     except (ValueError, TypeError) as error:
         raise UserError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
-    except OSError as error:
-        raise UserError(f"recipe '{path}' cannot be read: {error.strerror}") from None
 
 
 def _set(values: dict[str, object], key: str, value: object) -> None:
@@ -113,7 +100,7 @@ def _set(values: dict[str, object], key: str, value: object) -> None:
             # A text stands for a table with this `type` alone.
             child = table[parent] = {"type": child}
         if not isinstance(child, dict):
-            raise UserError(f"'{parent}' is a value, not a table")
+            raise UserError(f"{key}: '{parent}' is a value, not a table")
         table = child
     table[leaf] = value
 

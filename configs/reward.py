@@ -5,7 +5,7 @@ They cover the credit of steps, the process reward model (PRM), its data and tra
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from configs.api_keys import PlainUrl, on_this_machine
 from configs.base import Config, OwnPath, typed
@@ -22,17 +22,11 @@ class CollectConfig(Config):
     """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
 
 
-def _odd(num_votes: int) -> int:
-    if num_votes % 2 == 0:
-        raise ValueError("must be odd, so that the median is a verdict")
-    return num_votes
-
-
 class JudgeConfig(ServerConfig):
     base_url: PlainUrl = "http://127.0.0.1:11434/v1"
     """Root of a server that speaks the OpenAI chat-completions protocol; the default is a local Ollama."""
-    num_votes: Annotated[int, Field(ge=1, le=9), AfterValidator(_odd)] = 3
-    """Verdicts per step or answer, an odd number: their median or majority counts."""
+    num_votes: Literal[1, 3, 5, 7, 9] = 3
+    """Verdicts per step or answer: their median or majority counts."""
     max_concurrency: int = Field(default=4, ge=1, le=256)
     """Requests that are open at a time."""
     max_retries: int = Field(default=4, ge=0, le=10)

@@ -68,10 +68,7 @@ def _read_examples(value: object) -> object:
         lines = Path(value).expanduser().read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"'{value}' cannot be read: {reason(error)}") from None
-    examples = [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not examples:
-        raise ValueError(f"'{value}' contains no example; write one JSON object per line, or leave it out")
-    return examples
+    return [_example(line, f"'{value}', line {number}") for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _example(line: str, place: str) -> str:
@@ -279,12 +276,6 @@ class ServedConfig(ServerConfig):
         if not isinstance(values, Mapping) or "base_url" in values:
             return values
         return {**values, "base_url": DEFAULT_URLS.get(str(values.get("type")), "")}
-
-    @model_validator(mode="after")
-    def _form_is_for_openai(self) -> Self:
-        if self.type == "ollama" and self.form != "json_schema":
-            raise ValueError(f"form = '{self.form}' is for type = 'openai': leave it out for Ollama")
-        return self
 
 
 DEFAULT_URLS = {"ollama": "http://127.0.0.1:11434", "openai": "http://127.0.0.1:8000/v1"}

@@ -106,7 +106,7 @@ class CardConfig(Config):
     """Let the learner and the first rollout worker read one copy of the frozen base weights, which a separate process
     holds on the card that they share; its share of the card, a hundredth, comes from the learner's. On CPUs it saves
     nothing, and in a cluster that was joined it has no effect."""
-    learner: float = Field(default=0.4, gt=0, le=1)
+    learner: float = Field(default=0.4, gt=BASE_SHARE, le=1)
     """The learner's share of a card, on `cuda`."""
     engine: float = Field(default=0.4, gt=0, le=1)
     """A rollout worker's share of a card, on `cuda`."""
@@ -247,10 +247,6 @@ class RunConfig(Config):
                 f"card.share_base needs one type for both, and learner.dtype is {learner.precision}, "
                 f"rollout.engine.dtype {engine.precision}: set them to the same"
             )
-        if self.shares_card and card.learner <= BASE_SHARE:
-            raise ValueError(
-                f"card.learner = {card.learner:g} must be more than the {BASE_SHARE:g} that card.share_base takes of it"
-            )
         return self
 
     @model_validator(mode="after")
@@ -263,11 +259,6 @@ class RunConfig(Config):
                     f"cold_start.type = '{cold_start.type}' needs a custom agent (agent.function or agent.command): "
                     "the planner imitates plans"
                 )
-        elif self.trains_prm and self.label.type != "monte_carlo":
-            raise ValueError(
-                f"{agent} label.type = monte_carlo for a PRM, or reward.credit = outcome: the other labels read the "
-                "planner's decisions"
-            )
         elif isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations > 0:
             raise ValueError(
                 f"{agent} cold_start.type = 'teacher' or 'file', or cold_start.num_demonstrations = 0: only the "

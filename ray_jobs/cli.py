@@ -375,17 +375,13 @@ def serve(
 
 def plan(
     *given: Given,
-    card: Annotated[
-        str | None,
-        Parameter(metavar="NAME|GiB", help="A40 (the default), L40S, A100, H100, H200, L4, ... or its GiB"),
-    ] = None,
-    json: Annotated[bool, Parameter(help="print the plan as JSON")] = False,
+    card: Annotated[str, Parameter(metavar="NAME|GiB", help="A40, L40S, A100, H100, H200, L4, ... or its GiB")] = "A40",
 ) -> int:
     """Compute whether a run fits its card or this machine's memory."""
     config = run_config(given)
     from ray_jobs.plan import run_plan
 
-    return run_plan(config, card=card, as_json=json)
+    return run_plan(config, card=card)
 
 
 def doctor() -> int:

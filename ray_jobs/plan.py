@@ -4,9 +4,8 @@ Symbols in the formulas: H hidden size, Q and K the widths of all queries and of
 vocabulary, r the adapter's rank. Activations are in bfloat16 (2 bytes) except norms, which are in float32 (4 bytes).
 """
 
-import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +36,6 @@ CARDS = {
     "L4": 21.9,
 }
 """The GiB that CUDA reports, which are fewer than the name says."""
-USUAL_CARD = "A40"
 HEADROOM = int(0.5 * GIB)
 """Memory that must remain free, because the formulas are approximate."""
 CUDA_CONTEXT = int(0.45 * GIB)
@@ -101,11 +99,6 @@ class RunPlan:
     cards: tuple[Card, ...]
     refusals: tuple[str, ...]
     """The reasons why the run does not fit, each with the settings to change; empty if it fits."""
-
-    @property
-    def processes(self) -> tuple[Process, ...]:
-        """Return the processes of all cards."""
-        return tuple(process for card in self.cards for process in card.processes)
 
 
 def card_bytes(card: str) -> int:
@@ -336,23 +329,9 @@ def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing:
     return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
 
 
-def run_plan(config: RunConfig, *, card: str | None, as_json: bool) -> int:
+def run_plan(config: RunConfig, *, card: str) -> int:
     """Print the plan. Return 1 if the run does not fit."""
-    plan = make_plan(config, card=card or USUAL_CARD)
-    if card is not None and all(process.device == "cpu" for process in plan.processes):
-        raise UserError(
-            f"--card {card}: this recipe uses no card; leave it out, or set rollout.engine.device and learner.device "
-            "to 'cuda'"
-        )
-    if as_json:
-        print(json.dumps(asdict(plan) | {"fits": not plan.refusals}, indent=2))
-    else:
-        _show(plan)
-    return int(bool(plan.refusals))
-
-
-def _show(plan: RunPlan) -> None:
-    console = Console()
+    plan, console = make_plan(config, card=card), Console()
     # Paths may hold square brackets, and settings to copy must stay on one line.
     write = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for refusal in plan.refusals or ("It fits.",):
@@ -373,3 +352,4 @@ def _show(plan: RunPlan) -> None:
             table.add_row(process.name, "total", f"{process.num_bytes / GIB:.2f}", settings, end_section=True)
         table.add_row("", "free" if card.free >= 0 else "missing", f"{abs(card.free) / GIB:.2f}", style="bold")
         console.print(table)
+    return int(bool(plan.refusals))

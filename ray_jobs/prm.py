@@ -5,7 +5,7 @@ import json
 import math
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -266,8 +266,9 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     check_judge_key(config)
     with LocalRun(config, adapter) as run:
         collected = read_collected(run.folder.path)
-        with nullcontext() if dry_run else locked(run.folder.path):
-            label(run, collected, dry_run=dry_run)
+        if not dry_run:
+            run.enter_context(locked(run.folder.path))
+        label(run, collected, dry_run=dry_run)
 
 
 def read_collected(folder: Path) -> list[Trajectory]:

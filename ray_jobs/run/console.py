@@ -147,15 +147,12 @@ class Console:
     def _listen(self) -> None:
         while True:
             time.sleep(LISTEN_EVERY_S)
-            self._break_silence()
-
-    def _break_silence(self) -> None:
-        now, waiting = time.monotonic(), self._waiting[-1:]
-        if waiting and now - self._said_at >= SILENCE_S:
-            self._said_at, quiet_s = now, now - self._happened_at
-            # A wait that has just started is not a silence.
-            since = f"nothing happened for {duration(quiet_s)}, " if quiet_s >= SILENCE_S else ""
-            print_plain(self._console, f"{since}waiting for {waiting[0]}{self.late()}")
+            now, waiting = time.monotonic(), self._waiting[-1:]
+            if waiting and now - self._said_at >= SILENCE_S:
+                self._said_at, quiet_s = now, now - self._happened_at
+                # A wait that has just started is not a silence.
+                since = f"nothing happened for {duration(quiet_s)}, " if quiet_s >= SILENCE_S else ""
+                print_plain(self._console, f"{since}waiting for {waiting[0]}{self.late()}")
 
 
 def sentence(done: str, facts: Mapping[str, object]) -> str:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,11 +37,12 @@ from rollout.lifecycle import GroupRow
 from rollout.types import Trajectory
 
 
-def lock(folder: Path) -> TextIO:
-    """Lock a run folder until the returned file is closed or this process ends.
+def locked(folder: Path) -> TextIO:
+    """Create a run folder if necessary, and lock it until the returned file is closed or this process ends.
 
-    Raises UserError if another process holds the lock, or the file system has none.
+    Raises UserError if another process holds the lock.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,24 +51,10 @@ def lock(folder: Path) -> TextIO:
         holder = file.read().strip() or "another process"
         file.close()
         raise UserError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
-    except OSError as error:
-        file.close()
-        raise UserError(
-            f"'{folder}' cannot be locked: {error.strerror}; its file system must support flock: mount it with locks, "
-            "or set output_dir=... to another one"
-        ) from error
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
     return file
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Create a run folder if necessary, and lock it while the body runs. Raises UserError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder):
-        yield
 
 
 PHASES = "phases.json"
@@ -111,7 +98,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
     ) -> None:
-        """Lock and open the folder. Raises UserError if another process works on the run.
+        """Create, lock and open the folder. Raises UserError if another process works on the run.
 
         `tell` prints messages, such as of failed trackers.
         """
@@ -119,7 +106,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         self._started = time.monotonic()
         self._opened_s = 0.0
         """`_elapsed_s` when the folder was opened: the seconds of earlier processes up to their last metrics row."""
-        self._lock = lock(self.path)
+        self._lock = locked(self.path)
         phases = self.path / PHASES
         self._phases: dict[str, Any] = read_json(phases) if phases.exists() else {}
         self._trackers = Trackers(self.path, trackers, tell)
@@ -140,7 +127,6 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """
         path = config.run_path
         is_new = not (path / "config.json").exists()
-        path.mkdir(parents=True, exist_ok=True)
         folder = cls(path, tell, trackers=config.trackers)
         if not is_new:
             tell(f"continuing the unfinished run in '{path}'")
@@ -182,11 +168,6 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             opened.callback(self.catch_up)
             opened.callback(self._thread.shutdown)
             self._files = opened.pop_all()
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a digest that other folders of the same name do not have."""
-        return fingerprint_of(self.path)
 
     @property
     def finished_phases(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from configs.base import CPU_INFO, cpu_info
 from configs.errors import UserError, reason
-from configs.loading import with_changes
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
@@ -82,20 +81,19 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
     run = run_of(checkpoint)
     if run is None:
         return
-    started, model, wrong = _written_config(run), config.model, None
-    trained = started.model
+    started = _written_config(run)
+    trained, model = started.model, config.model
     folder = started_in(run) / Path(trained.path).expanduser()
     local = trained.path != "demo" and folder.is_dir()
-    if (started.agent.type == "planner") != (config.agent.type == "planner"):
-        wrong = f"agent.type = '{started.agent.type}', and this recipe has '{config.agent.type}', whose prompts differ"
-    elif trained.lora_alpha != model.lora_alpha:
-        wrong = f"model.lora_alpha = {trained.lora_alpha}, and this recipe scales it by {model.lora_alpha}"
-    elif not (folder.samefile(model_path) if local else trained.path == model.path):
-        wrong = f"model.path = '{folder if local else trained.path}', and this recipe has '{model.path}'"
-    if wrong:
+    same = {
+        f"agent.type = '{started.agent.type}'": (started.agent.type == "planner") == (config.agent.type == "planner"),
+        f"model.lora_alpha = {trained.lora_alpha}": trained.lora_alpha == model.lora_alpha,
+        f"model.path = '{trained.path}'": folder.samefile(model_path) if local else trained.path == model.path,
+    }
+    if wrong := [setting for setting, is_same in same.items() if not is_same]:
         raise UserError(
-            f"the adapter in {checkpoint} was trained with {wrong}; set it as there, give the recipe of the run, "
-            f"{run}/config.json, or copy the checkpoint out of its run to skip this check"
+            f"the adapter in {checkpoint} was trained with {', '.join(wrong)}; set it as there, give the recipe of the "
+            f"run, {run}/config.json, or copy the checkpoint out of its run to skip this check"
         )
 
 
@@ -177,14 +175,14 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     if _SUBMITTED not in os.environ:
         keys += ["envs.data_path", "envs.web.blocked_questions"]
         keys += ["code_path", "cold_start.path", "agent.memory.path"]
-    values, changes = config.model_dump(), {}
+    values = config.model_dump()
     for key in keys:
-        value: object = values
-        for name in key.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value:
-            changes[key] = str(Path(str(value)).absolute())
-    return with_changes(config, changes)
+        table, (*parents, leaf) = values, key.split(".")
+        for parent in parents:
+            table = table.get(parent, {})
+        if table.get(leaf):
+            table[leaf] = str(Path(table[leaf]).absolute())
+    return RunConfig.model_validate(values)
 
 
 def shown(path: Path) -> str:

@@ -4,24 +4,21 @@ Rules of the configuration alone are validators of `configs`. The checks of task
 in `model_folder`.
 """
 
-import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.api_keys import ApiKeyError, certain_key, find_key, how_to_set, written_secret
-from configs.errors import UserError, unwritable
-from configs.learner import CustomLossConfig, LearnerConfig
-from configs.reward import JudgeLabelConfig, PrmConfig
-from configs.rollout import EngineConfig, PlannerAgentConfig, PromptConfig
+from configs.errors import UserError
+from configs.learner import CustomLossConfig
+from configs.reward import JudgeLabelConfig
+from configs.rollout import PlannerAgentConfig, PromptConfig
 from configs.run import RunConfig
 from ray_jobs.run.model_folder import check_model
-from ray_jobs.run.origin import check_same_run
 from ray_jobs.run.task_checks import check_mixes, check_tasks, prm_tasks
 from ray_jobs.run.trackers import check_trackers
 
@@ -34,21 +31,18 @@ MIN_DRIVER = 580
 """The driver of CUDA 13, for which torch and vLLM of requirements-gpu.lock are built."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """The result of the checks."""
+class Ready(NamedTuple):
+    """The folder of the base model, and the isolation of the code tool on this machine; None without a code tool."""
 
     model_path: Path
-    """The folder of the base model."""
     sandbox: "SandboxState | None"
-    """The isolation of the code tool on this machine; None without a code tool."""
 
 
 def check_before_start(config: RunConfig, *, with_prm: bool = False, download: bool = True) -> Ready:
     """Check everything that a training run needs, the quick checks first, the network last. Create nothing.
 
     Args:
-        config: The configuration; its run folder may hold an unfinished run of the same configuration.
+        config: The configuration; its run folder may hold an unfinished run of it, as `trains_prm` checks.
         with_prm: Whether the run trains a process reward model.
         download: Whether to download weights from the model hub, and not only a model's small files.
 
@@ -56,10 +50,6 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
         UserError: The run cannot start.
     """
     folder = config.run_path
-    if (folder / "config.json").exists():
-        check_same_run(config, folder)
-    if why := unwritable(folder):
-        raise UserError(f"run folder '{folder}' is not writable ({why}); set output_dir=... to a writable one")
     if config.backend.type != "vllm":
         raise UserError(
             f"backend.type = '{config.backend.type}' is for solve and evaluate: training needs log-probs, which a "
@@ -127,14 +117,21 @@ def check_labelling(config: RunConfig) -> None:
         )
 
 
-def check_tools(config: RunConfig) -> "SandboxState | None":
-    """Open and close the planner's tools. Return the state of the code tool's sandbox; None without this tool."""
+def _check_settings(config: RunConfig) -> "SandboxState | None":
+    """Check machine, recipe, custom code and tools. Return the state of the code tool's sandbox; None without it."""
     from envs.sandbox import SandboxRefusedError
     from envs.tools.toolbox import Toolbox
 
     async def no_answer(prompt: str) -> str:
         return ""
 
+    if config.backend.type == "vllm":
+        check_machine(config)
+    check_recipe(config)
+    check_trackers(config.trackers)
+    _check_custom_code(config)
+    if not isinstance(config.agent, PlannerAgentConfig):
+        return None
     try:
         # The engine that `base_generator` asks starts only with the run.
         with Toolbox(config.envs, own_model=no_answer if config.backend.type == "vllm" else None) as tools:
@@ -143,39 +140,6 @@ def check_tools(config: RunConfig) -> "SandboxState | None":
         raise UserError(
             f"{error}, or leave 'code' out of envs.actions, with cold_start.num_demonstrations=0"
         ) from error
-
-
-def _check_settings(config: RunConfig) -> "SandboxState | None":
-    if config.backend.type == "vllm":
-        check_machine(config)
-    check_recipe(config)
-    check_trackers(config.trackers)
-    if config.envs.data_path and not Path(config.envs.data_path).is_file():
-        raise UserError(f"envs.data_path = '{config.envs.data_path}' is not a file; name one, or leave it out")
-    _check_custom_code(config)
-    if not isinstance(config.agent, PlannerAgentConfig):
-        return None
-    sandbox = check_tools(config)
-    _check_examples(config)
-    return sandbox
-
-
-def _check_examples(config: RunConfig) -> None:
-    """Check that the planner could write the decisions that its examples show."""
-    from envs.tools.function_tool import function_schemas
-    from rollout.agent.planner import FormatError, parse_decision
-
-    schemas = function_schemas(config.envs)
-    for number, example in enumerate(config.planner.prompt.examples, start=1):
-        for line in example.split("\n"):
-            try:
-                if line.startswith("{"):
-                    parse_decision(line, config.envs.actions, schemas)
-            except FormatError as error:
-                raise UserError(
-                    f"agent.prompt.examples: example {number} has a decision that the planner cannot write "
-                    f"({line[:80]!r}): {error}"
-                ) from None
 
 
 def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
@@ -197,15 +161,13 @@ def _check_prompt_fits(config: RunConfig, model_path: Path) -> None:
 
 def _check_custom_code(config: RunConfig) -> None:
     """Load what the recipe names as module:name or as a command."""
+    from reward.scorers.custom import CustomTurnScorer, scorer_of
+
     if isinstance(config.learner.loss, CustomLossConfig):
         config.learner.loss.load()
     if config.reward.scorer:
-        from reward.scorers.custom import scorer_of
-
         scorer_of(config.reward.scorer)
     if config.reward.turn_scorer:
-        from reward.scorers.custom import CustomTurnScorer
-
         CustomTurnScorer(config.reward.turn_scorer, limit_s=config.reward.timeout_s)
     if not isinstance(config.agent, PlannerAgentConfig):
         from rollout.agent.custom import build_solving
@@ -291,25 +253,17 @@ def driver_error(driver: str) -> str | None:
 
 
 def check_machine(config: RunConfig) -> None:
-    """Check that this machine has the cores and a card for the recipe. The launch checks that all parts have room."""
-    if config.cluster.joined is not None:
-        return  # the models run on other machines
-    parts: dict[str, EngineConfig | LearnerConfig | PrmConfig]
-    parts = {"rollout.engine": config.rollout.engine, "learner": config.learner}
+    """Check that this machine has a card if the recipe needs one. The launch checks that all parts have room."""
+    devices = [config.rollout.engine.device, config.learner.device]
     if config.reward.prm is not None:
-        parts["prm"] = config.prm
-    if any(part.device == "cuda" for part in parts.values()):
-        driver = card_driver()
-        if driver is None:
-            raise UserError(
-                "the recipe's device is 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
-                "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
-            )
-        if error := driver_error(driver):
-            raise UserError(f"{error}, or use a CPU recipe")
-        return
-    cores = len(os.sched_getaffinity(0))
-    for name, part in parts.items():
-        if part.num_threads > cores:
-            key = f"{name}.num_threads"
-            raise UserError(f"{key} = {part.num_threads} is more than this machine's {cores} cores; set {key}={cores}")
+        devices.append(config.prm.device)
+    if "cuda" not in devices or config.cluster.joined is not None:
+        return  # in a cluster that was joined, the models run on other machines
+    driver = card_driver()
+    if driver is None:
+        raise UserError(
+            "the recipe's device is 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
+            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
+        )
+    if error := driver_error(driver):
+        raise UserError(f"{error}, or use a CPU recipe")

@@ -135,7 +135,7 @@ def start_parts(
     config: RunConfig, folder: RunFolder, console: Console, builders: Builders, resume: str
 ) -> Iterator[Run]:
     """Launch the actors of a run and supervise them while the body runs."""
-    sees_folder = partial(_sees, folder.path, folder.fingerprint)
+    sees_folder = partial(_sees, folder.path, fingerprint_of(folder.path))
     launcher = Launcher(config, folder.path, builders, sees_folder=sees_folder)
     try:
         with console.phase("start"):

@@ -1,7 +1,7 @@
 """Checks of a recipe's tasks: they exist, can be scored, and training tasks are apart from held-out ones."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +48,6 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
 
     _check_all_is_drawn(config)
     mix = config.envs.mix
-    path = Path(config.envs.data_path) if config.envs.data_path else None
     try:
         own = CustomSources.of(config)
         held_out = evaluation_tasks(config)
@@ -56,12 +55,12 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
         if training:
             training_tasks(config)
         _check_never_trained_on(config, held_out)
-        _check_references({*mix, *config.evaluation_mix}, path, own)
+        _check_references({*mix, *config.evaluation_mix}, own)
         if training:
             _check_plans(config, cold_start_tasks(config))
     except (ValueError, OSError, KeyError) as error:
-        evaluated = "" if config.evaluation.mix is None else f" or evaluation.mix = {_shown(config.evaluation.mix)}"
-        raise UserError(f"the tasks of envs.mix = {_shown(mix)}{evaluated} cannot be drawn: {reason(error)}") from error
+        mixes = f"envs.mix = {mix} or evaluation.mix = {config.evaluation_mix}"
+        raise UserError(f"the tasks of {mixes} cannot be drawn: {reason(error)}") from error
 
 
 def prm_tasks(config: RunConfig) -> "list[Task]":
@@ -122,7 +121,7 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     raise UserError(f"the cold start's plans {wrong}, or set cold_start.num_demonstrations=0")
 
 
-def _check_references(names: set[str], path: Path | None, own: "CustomSources") -> None:
+def _check_references(names: set[str], own: "CustomSources") -> None:
     """Check that a data set's own reference answers score as solved. A custom scorer is called once.
 
     Raises:
@@ -140,7 +139,7 @@ def _check_references(names: set[str], path: Path | None, own: "CustomSources") 
         if name in own.datasets:
             halves = module_tasks(name, own.datasets[name], own.with_teacher).values()
         else:
-            halves = file_tasks(name, path, as_written=own.scorer is not None).values()
+            halves = file_tasks(name, own.path, as_written=own.scorer is not None).values()
         for task in (own.scored(task) for half in halves for task in half):
             if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
                 raise ValueError(f"'{other}' and '{task.dataset}' both have a task '{task.id}'; rename a data set")
@@ -159,10 +158,6 @@ def _check_references(names: set[str], path: Path | None, own: "CustomSources") 
                 score = None
             if score is None or not (custom or score == SOLVED):
                 raise ValueError(f"{task.id} has the answer {task.answer!r:.80}, which '{scorer}' does not accept")
-
-
-def _shown(mix: Mapping[str, object]) -> str:
-    return "{" + ", ".join(f"{name} = {share}" for name, share in mix.items()) + "}"
 
 
 def _check_shown_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]", *, training: bool) -> None:
@@ -208,7 +203,7 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> No
     first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
     if first is not None:
         raise UserError(
-            f"envs.mix = {_shown(config.envs.mix)} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
+            f"envs.mix = {config.envs.mix} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
             f"tasks, first {first.id} of '{first.dataset}'; remove these questions from one of the data sets, or hold "
             "them out in all of them by their 'split'"
         )

@@ -44,7 +44,6 @@ def test_the_planner_has_no_teacher():
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("reward.credit=outcome_gated", "reward.credit"),
         ("cold_start.num_demonstrations=8", "cold_start"),
         ('backend={type="ollama", model="m"}', "backend"),
         ("agent.command=python mine.py", "agent.command"),

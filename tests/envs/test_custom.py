@@ -454,7 +454,6 @@ def test_broken_or_repeated_rows_of_the_hub_are_refused(sums, tmp_path):
     [
         ({"source": "hf:"}, "source"),
         ({"source": "hf:/etc/passwd"}, "source"),
-        ({"source": "my_tasks:load", "split": "test"}, "split"),
         ({"source": "hf:a/b", "eval_split": "train"}, "eval_split"),
     ],
 )

@@ -1,7 +1,7 @@
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.run.folder import RunFolder
+from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.run import _sees
 
@@ -30,10 +30,10 @@ def test_paths_of_a_submitted_job_stay_relative(here, monkeypatch):
 
 def test_fingerprint_distinguishes_folders_of_the_same_name(here, tmp_path):
     with RunFolder.open(load_run_config(None, ["name=r"])) as folder:
-        other = tmp_path / "other"
+        other, fingerprint = tmp_path / "other", fingerprint_of(folder.path)
         for path, sees in ((folder.path, True), (other, False)):
-            assert _sees(path, folder.fingerprint) == sees
+            assert _sees(path, fingerprint) == sees
         other.mkdir()
-        assert not _sees(other, folder.fingerprint)
+        assert not _sees(other, fingerprint)
         (other / "provenance.json").write_text("{}")
-        assert not _sees(other, folder.fingerprint)
+        assert not _sees(other, fingerprint)

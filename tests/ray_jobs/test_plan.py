@@ -1,6 +1,5 @@
 """`agentflow plan`: the arithmetic against hand computation and against the allocations of real models."""
 
-import json
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -62,7 +61,7 @@ def test_cache_holds_whole_blocks():
 def test_a40_recipe_by_hand():
     """With two copies of the base weights; every figure in GiB, to two places."""
     plan = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
-    engine, learner, prm = plan.processes
+    engine, learner, prm = plan.cards[0].processes
     assert [round(part / GIB, 2) for part in engine.parts.values()] == [
         round(8_190_735_360 * 2 / GIB, 2),
         round(4 * 87_293_952 * 2 / GIB, 2),
@@ -83,7 +82,7 @@ def test_a40_recipe_by_hand():
     ]
     assert prm.parts["weights"] == 596_049_920 * 2
     assert plan.refusals == ()
-    assert plan.cards[0].free == card_bytes("A40") - sum(process.num_bytes for process in plan.processes)
+    assert plan.cards[0].free == card_bytes("A40") - sum(one.num_bytes for one in (engine, learner, prm))
 
 
 def test_logits_of_a_step_that_scores_a_prompt():
@@ -157,10 +156,8 @@ def test_plan_command(tmp_path, capsys, monkeypatch):
     assert "144 KiB per token" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=20"]) == 1
     assert "rollout.engine.kv_cache_gib" in capsys.readouterr().out
-    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == cli.main(["plan", "demo_cpu", "--card", "A100"]) == 2
-    assert capsys.readouterr().err.count("--card") == 2
-    assert cli.main(["plan", str(A40_RECIPE), "--card", "H200", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["policy"]["num_layers"] == 36
+    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == 2
+    assert "--card" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("[]")
     assert cli.main(["plan", str(A40_RECIPE), f"model.path={tmp_path}"]) == 2
 

@@ -1,4 +1,4 @@
-"""Checks before a start: models, cards and cores, the run folder, keys, tools and the sandbox."""
+"""Checks before a start: models, cards, the run folder, keys, tools and the sandbox."""
 
 import json
 
@@ -9,10 +9,8 @@ from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.run import model_folder, preflight
 from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
-from ray_jobs.run.preflight import (
-    check_before_acting,
-    check_before_start,
-)
+from ray_jobs.run.origin import check_same_run
+from ray_jobs.run.preflight import check_before_acting, check_before_start
 from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 NO_COLD_START = "cold_start.num_demonstrations=0"
@@ -57,8 +55,7 @@ def sandbox(monkeypatch):
 @pytest.fixture
 def config(tmp_path, model):
     def build(*overrides):
-        threads = ["rollout.engine.num_threads=1", "learner.num_threads=1"]
-        return load_run_config(None, [f"output_dir={tmp_path}/runs", f"model.path={model}", *threads, *overrides])
+        return load_run_config(None, [f"output_dir={tmp_path}/runs", f"model.path={model}", *overrides])
 
     return build
 
@@ -144,20 +141,10 @@ def test_recipe_for_a_card_needs_one_with_a_driver(config, monkeypatch, devices,
     ("overrides", "named"),
     [
         (["rollout.engine.max_model_len=4096"], "rollout.engine.max_model_len"),
-        (["learner.num_threads=100000"], "learner.num_threads"),
         (['model.lora_targets=["c_attn"]'], "model.lora_targets"),
         (["rollout.engine.tensor_parallel=3", *CARDS, "rollout.engine.adapter_mode=native"], "CUDA"),
         (["reward.credit={prm_path='/does/not/exist'}"], "reward.credit.prm_path"),
         (["agent.prompt.instructions=" + "word " * 2000], "agent.prompt"),
-        (
-            [
-                'envs.actions=["code","answer"]',
-                NO_COLD_START,
-                "agent.prompt.examples="
-                + json.dumps(['Task: q\n{"thought":"t","action":"search","action_input":"x"}\nResult: y']),
-            ],
-            "agent.prompt.examples",
-        ),
     ],
 )
 def test_setting_that_cannot_work_is_named(config, overrides, named, monkeypatch):
@@ -187,16 +174,15 @@ def test_sandbox_is_required_for_the_code_tool_only(config, monkeypatch):
 # --- run folder ---------------------------------------------------------------------------------------
 
 
-def test_run_folder_is_writable_and_of_the_same_run(config, tmp_path):
+def test_run_folder_is_of_the_same_run(config, tmp_path):
     folder = tmp_path / "runs" / "run"
-    (tmp_path / "runs").touch()
-    assert "output_dir" in refusal(config())
-    (tmp_path / "runs").unlink()
     folder.mkdir(parents=True)
-    check_before_start(config())
     (folder / "config.json").touch()
-    assert "config.json" in refusal(config())
+    with pytest.raises(UserError, match=r"config\.json"):
+        check_same_run(config(), folder)
     (folder / "config.json").write_text(config().model_dump_json())
+    check_same_run(config(), folder)
+    with pytest.raises(UserError, match="seed"):
+        check_same_run(config("seed=7"), folder)
     check_before_start(config())
-    assert "(seed)" in refusal(config("seed=7"))
     check_before_acting(config(), draws_tasks=True)

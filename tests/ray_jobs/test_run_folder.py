@@ -10,7 +10,7 @@ from configs.learner import ModelConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from ray_jobs.cli import main
-from ray_jobs.run.folder import RunFolder, lock
+from ray_jobs.run.folder import RunFolder, locked
 from ray_jobs.run.origin import check_same_run, check_trained_alike
 from rollout.files import read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
@@ -228,8 +228,8 @@ def test_rewind_reports_a_damaged_line(tmp_path, name):
 
 
 def test_folder_is_locked_until_closed(tmp_path):
-    held = lock(tmp_path)
+    held = locked(tmp_path)
     with pytest.raises(UserError):
-        lock(tmp_path)
+        locked(tmp_path)
     held.close()
-    lock(tmp_path).close()
+    locked(tmp_path).close()
