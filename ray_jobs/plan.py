@@ -341,15 +341,15 @@ def run_plan(config: RunConfig, *, card: str) -> int:
         f"{shape.name}: {shape.num_parameters:,} parameters in {shape.num_layers} layers; KV cache: "
         f"{plan.kv_token_bytes / 1024:g} KiB per token, {plan.kv_sequences} of the longest sequences at a time"
     )
-    for card in plan.cards:
-        table = Table(title=f"{card.name}: {card.num_bytes / GIB:.2f} GiB", title_justify="left")
+    for planned in plan.cards:
+        table = Table(title=f"{planned.name}: {planned.num_bytes / GIB:.2f} GiB", title_justify="left")
         for title in ("process", "part", "GiB", "settings"):
             table.add_column(title, justify="right" if title == "GiB" else "left")
-        for process in card.processes:
+        for process in planned.processes:
             for name, num_bytes in process.parts.items():
                 table.add_row(process.name, name, f"{num_bytes / GIB:.2f}")
             settings = SETTINGS[process.name]
             table.add_row(process.name, "total", f"{process.num_bytes / GIB:.2f}", settings, end_section=True)
-        table.add_row("", "free" if card.free >= 0 else "missing", f"{abs(card.free) / GIB:.2f}", style="bold")
+        table.add_row("", "free" if planned.free >= 0 else "missing", f"{abs(planned.free) / GIB:.2f}", style="bold")
         console.print(table)
     return int(bool(plan.refusals))
