@@ -51,7 +51,7 @@ Payload = tuple[bytes, GroupSummary]
 def prepared(tokens: int) -> list[Payload]:
     """Return groups with signal and step scores, encoded, with their facts."""
     shape = GroupShape(tasks=LognormalTasks(median_s=0.0, sigma=0.0), turn_tokens=tokens // GroupShape().num_turns)
-    worker, tasks = SimulatedWorker(0, shape), TaskSampler({"lookup": 1.0}, seed=0, path=None)
+    worker, tasks = SimulatedWorker(0, shape), TaskSampler({"lookup": 1.0}, seed=0)
     worker.engine.policy_version = 0
 
     async def groups() -> list[Group]:
