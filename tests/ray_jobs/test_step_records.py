@@ -1,5 +1,4 @@
 import math
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -18,8 +17,7 @@ Z = math.sqrt(0.5)
 def shown(group, *, logprobs=None, skipped=None, weight=0.5, **batch):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
     found = step_trajectories(make_batch(3, **batch), [group], result, scheme="outcome_gated", prm_weight=weight)
-    # Untrained groups would follow, which Ray holds.
-    return [flat_record(row) for row in islice(found, len(group.trajectories))]
+    return [flat_record(row) for row in found]
 
 
 def scored_pair():

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
-from view_world import append, make_group, make_run, trained
+from view_world import append, make_group, make_group_row, make_run, trained
 
 from envs.serving import new_token, with_token
 from envs.types import ToolCall, ToolResult
 from ray_jobs.viewer.run import ViewedRun
 from ray_jobs.viewer.server import build_app
+from rollout.lifecycle import State
 from tests.changed import replace
 from tests.ray_jobs.browser import chromium
 
@@ -89,6 +90,7 @@ def test_hostile_text_is_not_executed(browser, folder):
     row.turns[0].tool_result = ToolResult(text=HOSTILE + "z" * 1_000_000)
     row.id, row.answer, row.task = "g000007/hostile <b>", HOSTILE, replace(row.task, answer=HOSTILE)
     append(folder / "trajectories.jsonl", [row])
+    append(folder / "groups.jsonl", [make_group_row(7, State.TRAINED, 4)])
     with served(folder) as address, page_of(browser, f"{address}#/t/g000007%2Fhostile%20%3Cb%3E", height=1600) as page:
         page.wait_for_selector(".step")
         shown = page.locator("#main").inner_text()

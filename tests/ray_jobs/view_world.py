@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +96,7 @@ def trained(group, step):
         for one in group.trajectories
     }
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    rows = step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
-    # Untrained groups would follow, which Ray holds.
-    return islice(rows, len(group.trajectories))
+    return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
 
 
 def untrained(group, step, verdict):
