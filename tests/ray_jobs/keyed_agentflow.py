@@ -2,7 +2,6 @@
 and quote them. Everything else of a run is real."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from configs.run import RunConfig
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolResult, ToolUnavailableError
 from ray_jobs.cli import main
-from ray_jobs.run import actors
+from ray_jobs.run import run
 from rollout.types import Group, Trajectory
+from tests.changed import replace
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 
@@ -49,6 +49,6 @@ class KeyedWorker(SimulatedWorker):
 
 
 if __name__ == "__main__":
-    actors._build_learner = lambda config, model_path: SimulatedLearner(step_s=0.1)
-    actors._build_worker = lambda config, model_path, index: KeyedWorker(index, config)
+    run._build_learner = lambda config, model_path: SimulatedLearner(step_s=0.1)
+    run._build_worker = lambda config, model_path, index: KeyedWorker(index, config)
     sys.exit(main())
