@@ -33,6 +33,8 @@ class Machines:
         self._started: list[subprocess.Popen[bytes]] = []
         self.environment = {
             **os.environ,
+            # As on a machine whose `ray start` was given in the activated environment: jobs run its `python`.
+            "PATH": f"{RAY.parent}:{os.environ['PATH']}",
             # A loaded machine takes longer than Ray waits for its processes.
             "RAY_worker_register_timeout_seconds": "600",
             "RAY_raylet_start_wait_time_s": "300",
