@@ -96,6 +96,8 @@ def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpo
             return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
         except UserError as error:
             faults.append(str(error))
+        except KeyError as missing:
+            faults.append(f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}")
         if set_aside:
             shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
             with suppress(OSError):
