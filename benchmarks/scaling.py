@@ -1,15 +1,17 @@
 """What dynamic sampling and the driver cost when very many workers wait for them.
 
-    python -m benchmarks.scaling [--workers 64,256,1000] [--tokens 250] [--seconds 20] [--hosts 2]
+    python -m benchmarks.scaling [--workers 64,256,1000] [--tokens 250] [--seconds 20] [--hosts 2] [--rate 100]
 
 The actor, the buffer and the driver's part of a train step are real. Workers are simulated, many to a process, and
 bring back groups that were made before; a train step takes no time, so that nothing else limits the rate. Each row ends
 with the rate of a bare actor that only puts the same payloads into the object store. CPU is the kernel's, of the
-actor's and the driver's process, per trajectory. A control call is `next_version`, made every 50 ms.
+actor's and the driver's process, per trajectory. A control call is `next_version`, made every 50 ms. Without `--rate`,
+workers bring groups as fast as they are taken, and a control call waits behind them.
 """
 
 import argparse
 import asyncio
+import math
 import os
 import tempfile
 import time
@@ -72,10 +74,12 @@ def prepared(tokens: int) -> list[Payload]:
 class WorkerHost:
     """Simulated workers that bring a group back as soon as they may run it."""
 
-    def __init__(self, sampling: Any, indices: Sequence[int], payloads: Sequence[Payload]) -> None:
+    def __init__(self, sampling: Any, indices: Sequence[int], payloads: Sequence[Payload], rate: float) -> None:
         self._sampling = sampling
         self._indices = indices
         self._payloads = payloads
+        self._interval_s = 1 / rate
+        self._turn_s = 0.0
 
     async def run(self) -> None:
         await asyncio.gather(*map(self._work, self._indices))
@@ -86,6 +90,9 @@ class WorkerHost:
             await asyncio.gather(*(self._bring(courier, permit) for permit in permits))
 
     async def _bring(self, courier: Courier, permit: Permit) -> None:
+        now = time.perf_counter()
+        self._turn_s = max(now, self._turn_s) + self._interval_s
+        await asyncio.sleep(self._turn_s - now)
         await courier.bring(permit.lease, *self._payloads[permit.ordinal % NUM_PREPARED])
 
     async def put_all(self, bare: Any, num_groups: int) -> None:
@@ -184,7 +191,8 @@ def measure(workers: int, options: argparse.Namespace) -> Measurement:
             sampling: Any = DynamicSampling.remote(config)
             ray.get(sampling.restore.remote(Snapshot(), 0, 0))
             indices = [range(workers)[host :: options.hosts] for host in range(options.hosts)]
-            hosts = [WorkerHost.remote(sampling, some, ray.put(payloads)) for some in indices]
+            shared = ray.put(payloads)
+            hosts = [WorkerHost.remote(sampling, some, shared, options.rate / options.hosts) for some in indices]
             running = [host.run.remote() for host in hosts]
             for step in range(1, STEPS_BEFORE + 1):
                 train_step(sampling, folder, step)
@@ -230,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=250, help="sampled tokens of a trajectory")
     parser.add_argument("--seconds", type=float, default=20.0, help="of measuring, with each number of workers")
     parser.add_argument("--hosts", type=int, default=2, help="processes for the workers")
+    parser.add_argument("--rate", type=float, default=math.inf, help="groups per second that the workers bring at most")
     options = parser.parse_args(arguments)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before")
     print("| workers | groups/s | actor, CPU ms | driver | both | bare groups/s | share | control call p99, ms |")

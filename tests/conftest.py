@@ -22,20 +22,20 @@ for room in ("envs", "rollout", "learner", "actors", "ray_jobs"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 
 
-# What has slow tests and needs neither Ray nor vLLM: a part of its own, so that the long one is shorter.
+# What has slow tests and needs neither Ray nor vLLM: a part of its own, so that the long ones are shorter.
 APART = {
     "tests/benchmarks/test_endpoint_audit.py",
     "tests/learner/test_data_parallel.py",
     "tests/ray_jobs/test_export.py",
     "tests/ray_jobs/test_plan.py",
 }
-MACHINE = "machine"
+LONG = ("ray", "engine")
 
 
 class Scheduling(LoadScopeScheduling):
-    """The files that need Ray or the engine are one part, which one process works off, so that each of them is started
-    once and there is memory for it; any other file is a part of its own. The mark `xdist_group` cannot say so: xdist
-    3.8 ignores it under pytest 9.2."""
+    """The files that need Ray are one part and those that need only the engine another one, so that one process starts
+    each of them once; any other file is a part of its own. The mark `xdist_group` cannot say so: xdist 3.8 ignores it
+    under pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:
         return part_of(nodeid, self.config.rootpath)
@@ -43,13 +43,15 @@ class Scheduling(LoadScopeScheduling):
 
 def part_of(nodeid, root):
     file = nodeid.partition("::")[0]
-    return MACHINE if file not in APART and _needs_the_machine(root / file) else file
+    return file if file in APART else _long_part(root / file) or file
 
 
 @cache
-def _needs_the_machine(file: Path) -> bool:
+def _long_part(file: Path) -> str | None:
     text = file.read_text()
-    return "pytest.mark.ray" in text or "pytest.mark.slow" in text
+    if "pytest.mark.ray" in text:
+        return "ray"
+    return "engine" if "pytest.mark.slow" in text else None
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -58,11 +60,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Where two processes share the tests, the longest part begins first, then come the files with the most tests: the
+    """Where two processes share the tests, each begins with a long part, then come the files with the most tests: the
     last ones are short, and neither process waits long for the other. xdist goes by the number of tests alone."""
     if not hasattr(config, "workerinput"):
         return
     parts = [part_of(item.nodeid, config.rootpath) for item in items]
     sizes = Counter(parts)
-    order = sorted(range(len(items)), key=lambda at: (parts[at] != MACHINE, -sizes[parts[at]]))
+    order = sorted(range(len(items)), key=lambda at: (parts[at] not in LONG, -sizes[parts[at]]))
     items[:] = [items[at] for at in order]
