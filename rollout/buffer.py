@@ -343,7 +343,7 @@ class GroupBuffer:
         """End a running group. Its content is kept for training, or for reading where few are kept so far."""
         self._move(group, State(summary.ending or State.FAILED))
         group.summary, group.worker = summary, None
-        if group.state is State.FAILED:
+        if group.state in (State.FAILED, State.UNSCORED):
             group.reason = summary.reason
             self._reasons[summary.reason] += 1
         is_shown = group.state is not State.READY and payload != b"" and self._num_shown < SHOWN_UNTRAINED

@@ -28,6 +28,8 @@ class State(StrEnum):
     ALL_RIGHT = "all_right"
     ALL_WRONG = "all_wrong"
     OVERLONG = "overlong"
+    UNSCORED = "unscored"
+    """Fewer than half of its attempts could be scored."""
     FAILED = "failed"
     EXPIRED = "expired"
     """Its tokens became too old; its task was drawn again."""
@@ -49,13 +51,14 @@ class GroupCounts:
     all_right: int = 0
     all_wrong: int = 0
     overlong: int = 0
+    unscored: int = 0
     failed: int = 0
     expired: int = 0
     lost: int = 0
 
     @property
     def filtered(self) -> int:
-        return self.all_right + self.all_wrong + self.overlong
+        return self.all_right + self.all_wrong + self.overlong + self.unscored
 
     @property
     def live(self) -> int:
@@ -162,7 +165,7 @@ class Totals(Struct, kw_only=True, frozen=True):
     counts: GroupCounts
     facts: dict[str, float]
     reasons: dict[str, int]
-    """Why groups failed or expired, with the number of each."""
+    """Why groups failed, were unscored or expired, with the number of each."""
     num_retries: int
     """Attempts beyond the first, over all groups."""
 

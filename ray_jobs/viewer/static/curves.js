@@ -123,7 +123,7 @@ function tile(value, name, href) {
   return href ? h("a", { class: "tile", href }, inside) : h("div", { class: "tile" }, inside);
 }
 
-const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"];
+const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "unscored", "expired", "failed"];
 
 function bar({ groups }, total, run) {
   const there = ORDER.filter((state) => groups[state]);
