@@ -352,9 +352,9 @@ class GroupBuffer:
             group.ref = self._put(payload)
         self._ended.append(group)
         self._recent.append(group)
-        if group.draw.family is not None and summary.scored:
-            differed = group.state in (State.READY, State.OVERLONG)
-            outcome = Outcome(group.draw.played(group.task), summary.right, summary.scored, differed)
+        if group.draw.family is not None:
+            task, differed = group.draw.played(group.task), group.state in (State.READY, State.OVERLONG)
+            outcome = Outcome(task, summary.right, summary.scored, differed, group.draw.visit)
             self._outcomes.add(group.draw.family, group.ordinal, outcome)
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:

@@ -131,11 +131,11 @@ class Batch:
     version_ages: Mapping[int, int]
     """Train steps that each version's weights lag behind; tokens of other versions are too old to train on."""
     facts: Mapping[str, float]
-    """Counts, added up over all groups that ended since the batch before."""
+    """Counts, added up over all groups that ended since the batch before (`sum_of_facts`)."""
     families: Mapping[str, int]
     """Number of these groups by family."""
     solved: Mapping[str, float]
-    """Solve rate of the last groups of each family."""
+    """Solve rate of the last new tasks of each family."""
     bias: Mapping[str, float]
     counts: GroupCounts
     warning: str | None = None
@@ -215,9 +215,13 @@ class LiveGroup:
 
 
 def sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
-    """Return the facts of the groups that ended, added up by name."""
+    """Return the facts of the groups that ended, added up by name.
+
+    Tasks that are asked again are not in the solve rate, because they were chosen by how few attempts solved them.
+    """
     totals: Counter[str] = Counter()
     for group in groups:
         if group.summary:
-            totals.update(group.summary.facts)
+            left_out = {"right", "scored"} if group.draw.visit > 1 else set()
+            totals.update({name: num for name, num in group.summary.facts.items() if name not in left_out})
     return dict(totals)
