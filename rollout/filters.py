@@ -33,11 +33,11 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
 
     `outcomes`: raw accuracy per trajectory, None where it could not be scored. `totals`: the reward it trains with,
     None where it does not train. "ready" means that some advantage is not zero: among the trajectories that train, raw
-    outcomes and totals differ, and that they are at least half of the group: two of eight would train with full weight
-    on a mean of two. "unscored" is a group of which fewer than half could be scored. "overlong" is one whose outcomes
-    differ only until the overlong rule has taken more than half of it out, or all cut trajectories, or has evened a
-    right but long one out with a wrong one. Attempts that all got the same part of a score are all wrong, for none of
-    them solved the task.
+    outcomes and totals differ. These must be at least half of the group: two of eight would train with full weight on
+    a mean of two. "unscored" is a group of which fewer than half could be scored. "overlong" is one whose outcomes
+    differ, but of which the overlong rule has taken too many cut trajectories out, or has evened a right but long one
+    out with a wrong one. Attempts that all got the same part of a score are all wrong, for none of them solved the
+    task.
     """
     valid = [outcome for outcome in outcomes if outcome is not None]
     if len(valid) < 2:

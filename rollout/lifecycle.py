@@ -217,7 +217,7 @@ class LiveGroup:
 def sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
     """Return the facts of the groups that ended, added up by name.
 
-    Tasks that are asked again are not in the solve rate, because they were chosen by how few attempts solved them.
+    Tasks that are asked again are not in the solve rate, because they were chosen by their outcomes.
     """
     totals: Counter[str] = Counter()
     for group in groups:

@@ -159,7 +159,7 @@ TaskChoice = FixedChoice | LearnableChoice
 
 
 def first_visits(outcomes: Outcomes) -> Outcomes:
-    """Return the outcomes of tasks that were new: what is asked again was not solved by all, so its rate is lower."""
+    """Return the outcomes of tasks that were new: what is asked again was chosen by its outcome."""
     return [one for one in outcomes if one.visit == 1 and one.scored]
 
 
