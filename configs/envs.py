@@ -131,7 +131,7 @@ class EnvsConfig(Config):
     choice: Literal["mix", "learnable"] = "mix"
     """Where the next task of RL is from: `mix` keeps the shares; `learnable` draws each generated family of the mix
     with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in three of four draws a task
-    again that only some attempts of its last group solved."""
+    again, at most four times in all, that not all attempts of its last group solved."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
     data_path: OwnPath | None = None

@@ -185,6 +185,7 @@ class Learner:
             correction_band=self.config.correction_band,
             ages=ages,
             turn_ids=turn_ids,
+            row_weights=torch.tensor([[row.weight] for row in rows], device=learner.device),
             ref_logprobs=ref,
         )
         output = self._loss(inputs)

@@ -47,7 +47,7 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """One microbatch of an optimizer step. A row is a trajectory; all tensors are `[B, T]`."""
+    """One microbatch of an optimizer step. A row is a trajectory or a branch of one; all tensors are `[B, T]`."""
 
     learner_logprobs: Tensor
     """Log-probs under the learner, with the gradient."""
@@ -70,6 +70,8 @@ class LossInputs:
     their ratio differs from 1 by rounding only. None: other weights sampled all tokens."""
     turn_ids: Tensor | None = None
     """Numbers a row's planner turns from 0. None: a row is one turn."""
+    row_weights: Tensor | float = 1.0
+    """`[B, 1]`, each row's share of its trajectory, for means over trajectories: 1 / branches that train."""
     ref_logprobs: Tensor | None = None
     """Log-probs under the policy that RL starts with, if the loss needs them."""
 
@@ -133,7 +135,7 @@ def grpo_loss(inputs: LossInputs, *, clip: float = 0.2) -> LossOutput:
     arXiv 2402.03300, eq. 3, without its KL term.
     """
     losses, metrics = clipped_losses(inputs, clip_low=clip, clip_high=clip)
-    row_means = losses.sum(-1) / inputs.loss_mask.sum(-1).clamp(min=1)
+    row_means = (losses * inputs.row_weights).sum(-1) / inputs.loss_mask.sum(-1).clamp(min=1)
     return LossOutput(loss=row_means.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
 
 
@@ -148,7 +150,7 @@ def flow_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, kl_weight: float = 
         k3 = reference_k3(inputs.learner_logprobs, inputs.ref_logprobs, inputs.loss_mask)
         losses = losses + kl_weight * k3
         metrics["kl_ref_k3"] = float(k3.detach().sum())
-    weighted = losses * _turn_weights(inputs.loss_mask, inputs.turn_ids)
+    weighted = losses * inputs.row_weights * _turn_weights(inputs.loss_mask, inputs.turn_ids)
     return LossOutput(loss=weighted.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
 
 
@@ -187,7 +189,7 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
         ratio = (log_ratio.sum(-1, keepdim=True) / lengths).exp().expand_as(log_ratio)
         older = mask & _older(inputs).any(-1, keepdim=True)
     losses, metrics = _clip(inputs, ratio, ratio, older, clip_low=clip_low, clip_high=clip_high)
-    row_means = losses.sum(-1) / lengths.squeeze(-1)
+    row_means = (losses * inputs.row_weights).sum(-1) / lengths.squeeze(-1)
     return LossOutput(loss=row_means.sum() / max(inputs.num_trajectories, 1), metrics=metrics)
 
 

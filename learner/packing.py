@@ -1,7 +1,8 @@
 """Training samples from trajectories, and their microbatches: split by length, packed into rows, shared among ranks."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -129,10 +130,13 @@ def build_batch(samples: Sequence[TrainingSample], *, microbatch_tokens: int) ->
     Samples without a trained token are left out, except that their masked tokens count.
     """
     trained = [sample for sample in samples if sample.num_loss_tokens]
+    branches = Counter(sample.trajectory_id for sample in trained)
+    # The policy chooses how often it branches, which must not raise a trajectory's weight.
+    trained = [replace(sample, weight=1 / branches[sample.trajectory_id]) for sample in trained]
     return TrainBatch(
         microbatches=split_microbatches(trained, microbatch_tokens),
         num_loss_tokens=sum(sample.num_loss_tokens for sample in trained),
-        num_trajectories=len(trained),
+        num_trajectories=len(branches),
         num_masked_tokens=sum(sample.num_masked_tokens for sample in samples),
         max_age=max((sample.max_age for sample in trained), default=0),
     )

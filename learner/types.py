@@ -27,7 +27,7 @@ class TrainingSample:
     `loss_mask` is True at trained tokens; `ages` says by how many train steps the weights that sampled each are older
     than the learner's and is -1 elsewhere, `rollout_logprobs` and `advantages` are 0 elsewhere. `turn_ids` numbers the
     planner turns from 0, -1 outside. `temperature` is the sampler's. `num_masked_tokens` would be trained but for
-    their age.
+    their age. `weight` is the sample's share of its trajectory, equal for all its branches that train.
     """
 
     trajectory_id: str
@@ -41,6 +41,7 @@ class TrainingSample:
     temperature: float
     num_masked_tokens: int = 0
     branch: int = 0
+    weight: float = 1.0
 
     @property
     def name(self) -> str:
@@ -60,8 +61,8 @@ class TrainingSample:
 class TrainBatch:
     """The samples of one optimizer step, already cut into microbatches (one forward pass each).
 
-    `num_trajectories` counts samples: losses that average over trajectories take each branch of one for itself.
-    `num_masked_tokens` were too old to train on. `max_age` is the oldest trained token's, 0 where none is left.
+    `num_trajectories` counts those with a trained token, whatever their branches. `num_masked_tokens` were too old to
+    train on. `max_age` is the oldest trained token's, 0 where none is left.
     """
 
     microbatches: tuple[tuple[TrainingSample, ...], ...]

@@ -343,7 +343,7 @@ class GroupBuffer:
         """End a running group. Its content is kept for training, or for reading where few are kept so far."""
         self._move(group, State(summary.ending or State.FAILED))
         group.summary, group.worker = summary, None
-        if group.state is State.FAILED:
+        if group.state in (State.FAILED, State.UNSCORED):
             group.reason = summary.reason
             self._reasons[summary.reason] += 1
         is_shown = group.state is not State.READY and payload != b"" and self._num_shown < SHOWN_UNTRAINED
@@ -352,9 +352,9 @@ class GroupBuffer:
             group.ref = self._put(payload)
         self._ended.append(group)
         self._recent.append(group)
-        if group.draw.family is not None and summary.scored:
-            differed = group.state in (State.READY, State.OVERLONG)
-            outcome = Outcome(group.draw.played(group.task), summary.right, summary.scored, differed)
+        if group.draw.family is not None:
+            task, differed = group.draw.played(group.task), group.state in (State.READY, State.OVERLONG)
+            outcome = Outcome(task, summary.right, summary.scored, differed, group.draw.visit)
             self._outcomes.add(group.draw.family, group.ordinal, outcome)
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:

@@ -29,21 +29,26 @@ def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3) -> boo
 
 
 def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) -> Ending | None:
-    """Return how a group ends, or None if too few of its trajectories could be scored.
+    """Return how a group ends, or None if fewer than two of its trajectories could be scored.
 
     `outcomes`: raw accuracy per trajectory, None where it could not be scored. `totals`: the reward it trains with,
     None where it does not train. "ready" means that some advantage is not zero: among the trajectories that train, raw
-    outcomes and totals differ. "overlong" is a group whose outcomes differ only until the overlong rule has taken cut
-    trajectories out, or has evened a right but long one out with a wrong one. Attempts that all got the same part of a
-    score are all wrong, for none of them solved the task.
+    outcomes and totals differ. These must be at least half of the group: two of eight would train with full weight on
+    a mean of two. "unscored" is a group of which fewer than half could be scored. "overlong" is one whose outcomes
+    differ, but of which the overlong rule has taken too many cut trajectories out, or has evened a right but long one
+    out with a wrong one. Attempts that all got the same part of a score are all wrong, for none of them solved the
+    task.
     """
     valid = [outcome for outcome in outcomes if outcome is not None]
     if len(valid) < 2:
         return None
+    if 2 * len(valid) < len(outcomes):
+        return "unscored"
     if not has_signal(valid):
         return "all_right" if max(valid) == SOLVED else "all_wrong"
     trained = [outcome for outcome, total in zip(outcomes, totals, strict=True) if total is not None]
-    return "ready" if has_signal(trained) and has_signal(totals) else "overlong"
+    enough = 2 * len(trained) >= len(outcomes)
+    return "ready" if enough and has_signal(trained) and has_signal(totals) else "overlong"
 
 
 class StarvationGuard:
@@ -82,13 +87,13 @@ class StarvationGuard:
     def diagnosis(self, counts: GroupCounts, reasons: Mapping[str, int]) -> str:
         """Describe what happened to the groups, and what to do.
 
-        `reasons`: number of groups that failed or expired, by reason.
+        `reasons`: number of groups that failed, were unscored or expired, by reason.
         """
         named = ", ".join(f"{num} x {reason}" for reason, num in reasons.items())
         return (
             f"{self._most} groups in a row carried no signal (bound {self._max_groups}); of all "
             f"{counts.drawn} drawn, {counts.all_right} were all right, {counts.all_wrong} all wrong, "
-            f"{counts.overlong} overlong, {counts.failed} failed, {counts.expired} expired"
+            f"{counts.overlong} overlong, {counts.unscored} unscored, {counts.failed} failed, {counts.expired} expired"
             f"{f' ({named})' if named else ''}. Make the tasks easier (all wrong) or harder (all right), raise "
             "rollout.max_turn_tokens (overlong), or raise max_empty_batches"
         )

@@ -28,6 +28,8 @@ class State(StrEnum):
     ALL_RIGHT = "all_right"
     ALL_WRONG = "all_wrong"
     OVERLONG = "overlong"
+    UNSCORED = "unscored"
+    """Fewer than half of its attempts could be scored."""
     FAILED = "failed"
     EXPIRED = "expired"
     """Its tokens became too old; its task was drawn again."""
@@ -49,13 +51,14 @@ class GroupCounts:
     all_right: int = 0
     all_wrong: int = 0
     overlong: int = 0
+    unscored: int = 0
     failed: int = 0
     expired: int = 0
     lost: int = 0
 
     @property
     def filtered(self) -> int:
-        return self.all_right + self.all_wrong + self.overlong
+        return self.all_right + self.all_wrong + self.overlong + self.unscored
 
     @property
     def live(self) -> int:
@@ -128,11 +131,11 @@ class Batch:
     version_ages: Mapping[int, int]
     """Train steps that each version's weights lag behind; tokens of other versions are too old to train on."""
     facts: Mapping[str, float]
-    """Counts, added up over all groups that ended since the batch before."""
+    """Counts, added up over all groups that ended since the batch before (`sum_of_facts`)."""
     families: Mapping[str, int]
     """Number of these groups by family."""
     solved: Mapping[str, float]
-    """Solve rate of the last groups of each family."""
+    """Solve rate of the last new tasks of each family."""
     bias: Mapping[str, float]
     counts: GroupCounts
     warning: str | None = None
@@ -162,7 +165,7 @@ class Totals(Struct, kw_only=True, frozen=True):
     counts: GroupCounts
     facts: dict[str, float]
     reasons: dict[str, int]
-    """Why groups failed or expired, with the number of each."""
+    """Why groups failed, were unscored or expired, with the number of each."""
     num_retries: int
     """Attempts beyond the first, over all groups."""
 
@@ -212,9 +215,13 @@ class LiveGroup:
 
 
 def sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
-    """Return the facts of the groups that ended, added up by name."""
+    """Return the facts of the groups that ended, added up by name.
+
+    Tasks that are asked again are not in the solve rate, because they were chosen by their outcomes.
+    """
     totals: Counter[str] = Counter()
     for group in groups:
         if group.summary:
-            totals.update(group.summary.facts)
+            left_out = {"right", "scored"} if group.draw.visit > 1 else set()
+            totals.update({name: num for name, num in group.summary.facts.items() if name not in left_out})
     return dict(totals)

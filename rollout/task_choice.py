@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 FLOOR = 0.1
-"""Weight of a family that teaches nothing; the most that one can have is FLOOR + 1/4. Of K families each is drawn with
+"""Weight of a family or a task that teaches nothing; the most is FLOOR + 1/4. Of K families each is drawn with
 probability 0.1 / (0.1 + 0.35 (K - 1)) at least: 22% with two, 8.7% with four."""
 
 DECAY = 0.9
@@ -22,30 +22,38 @@ NUM_RECENT = 64
 """Finished groups of a family that are looked at; those before would count less than 1/800 each."""
 
 SOLVED_WINDOW = 8
-"""Groups of a family over which its solve rate is shown."""
+"""New tasks of a family over which its solve rate is shown."""
 
 REPEATED = 0.75
 """Share of a family's draws that ask a task of `teaching` again, as long as there is one that no group plays."""
+
+MAX_VISITS = 4
+"""Groups that ask one task. Without a bound a few tasks with signal would be asked all the time."""
 
 
 class Outcome(NamedTuple):
     """The outcome of a finished group.
 
-    It holds the number of its task, the sum of its outcomes, the number of scored trajectories, and whether the
-    outcomes differed.
+    It holds the number of its task, the sum of its outcomes, the number of scored trajectories, whether the outcomes
+    differed, and how many groups had asked the task by then.
     """
 
     task: int
     right: float
     scored: int
     differed: bool
+    visit: int
 
 
 class Draw(NamedTuple):
-    """The family that a task is of, None without a choice, and the number of the earlier task that it repeats."""
+    """The family that a task is of, None without a choice, and the number of the earlier task that it repeats.
+
+    `visit` counts the groups that asked the task, this one included.
+    """
 
     family: str | None = None
     repeats: int | None = None
+    visit: int = 1
 
     def played(self, task: int) -> int:
         """Return the number of the task that is asked where the task with this number is due."""
@@ -85,10 +93,10 @@ class FamilyOutcomes:
         return [outcome for _, outcome in reversed(self._rows[family][-last:])]
 
     def solve_rates(self) -> dict[str, float]:
-        """Return the share of right trajectories in the last groups of each family that has any."""
+        """Return the share of right trajectories in the last new tasks of each family that has any."""
         rates = {}
         for family in self._rows:
-            if outcomes := self.latest(family, SOLVED_WINDOW):
+            if outcomes := first_visits(self.latest(family, NUM_RECENT))[:SOLVED_WINDOW]:
                 rates[family] = sum(one.right for one in outcomes) / sum(one.scored for one in outcomes)
         return rates
 
@@ -113,17 +121,17 @@ class FixedChoice:
 class LearnableChoice:
     """A choice by what there is to learn.
 
-    The family is drawn by `learnable_weight` of its recent solve rate, because families that are always or never solved
-    give groups without signal. The draw itself explores, so the mean of each rate's posterior is used. For REPEATED of
-    the draws the task is one of the family's `teaching` tasks, by how much they teach. The draw depends on the seed,
-    the number of the task, the outcomes and the tasks that are being played.
+    The family is drawn by `learnable_weight` of its solve rate in recent new tasks, because families that are always or
+    never solved give groups without signal. The draw itself explores, so the mean of each rate's posterior is used. For
+    REPEATED of the draws the task is one of the family's `teaching` tasks, by how much they teach. The draw depends on
+    the seed, the number of the task, the outcomes and the tasks that are being played.
     """
 
     names: tuple[str, ...]
     seed: int
 
     def weights(self, outcomes: OutcomesOf) -> Mapping[str, float]:
-        return {name: learnable_weight(solve_rate(outcomes(name, NUM_RECENT))) for name in self.names}
+        return {name: learnable_weight(solve_rate(first_visits(outcomes(name, NUM_RECENT)))) for name in self.names}
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Iterable[int]]) -> DrawOf:
         """Return the choice for the tasks that are drawn next, by outcomes and tasks in play.
@@ -132,22 +140,27 @@ class LearnableChoice:
         """
         outcomes = cache(outcomes)
         weights, played = self.weights(outcomes), set(open_tasks())
-        to_repeat = {name: teaching(outcomes(name, NUM_RECENT)) for name in self.names}
+        to_repeat = {name: teaching(name, outcomes(name, NUM_RECENT)) for name in self.names}
 
         def draw(task: int) -> Draw:
             rng = random.Random(f"choice|{self.seed}|{task}")
             (family,) = rng.choices(list(weights), list(weights.values()))
-            known = {one: weight for one, weight in to_repeat[family].items() if one not in played}
+            known = {one: weight for one, weight in to_repeat[family].items() if one.repeats not in played}
             if not known or rng.random() >= REPEATED:
                 return Draw(family)
             (again,) = rng.choices(list(known), list(known.values()))
-            played.add(again)
-            return Draw(family, again)
+            played.add(again.played(task))
+            return again
 
         return draw
 
 
 TaskChoice = FixedChoice | LearnableChoice
+
+
+def first_visits(outcomes: Outcomes) -> Outcomes:
+    """Return the outcomes of tasks that were new: what is asked again was chosen by its outcome."""
+    return [one for one in outcomes if one.visit == 1 and one.scored]
 
 
 def solve_rate(outcomes: Outcomes) -> float:
@@ -161,20 +174,25 @@ def solve_rate(outcomes: Outcomes) -> float:
 
 
 def learnable_weight(rate: float) -> float:
-    """Return FLOOR + p (1 - p), the variance of an outcome plus a floor that keeps every family in the run.
+    """Return FLOOR + p (1 - p), the variance of an outcome plus a floor that keeps every family and task in the run.
 
     A group's advantages scale with this variance.
     """
     return FLOOR + rate * (1 - rate)
 
 
-def teaching(outcomes: Outcomes) -> Mapping[int, float]:
-    """Return the tasks whose last group had different outcomes, each with p (1 - p), where p is the solved share.
+def teaching(family: str, outcomes: Outcomes) -> Mapping[Draw, float]:
+    """Return the draws of the tasks to ask again, with `learnable_weight` of the share that their last group solved.
 
-    A task leaves when all attempts solve it or none does, or when all have the same partial score.
+    A task leaves when all attempts solve it, when none can be scored, or after MAX_VISITS groups. One without a
+    difference, all wrong or with the same partial score, stays with the floor: tasks that are rarely solved would
+    otherwise lose most draws to repeats of the others.
     """
     last: dict[int, Outcome] = {}
     for one in outcomes:
         last.setdefault(one.task, one)
-    rates = {task: one.right / one.scored for task, one in last.items() if one.differed}
-    return {task: rate * (1 - rate) for task, rate in rates.items() if 0 < rate < 1}
+    return {
+        Draw(family, task, one.visit + 1): learnable_weight(one.right / one.scored if one.differed else 0.0)
+        for task, one in last.items()
+        if one.right < one.scored and one.visit < MAX_VISITS
+    }

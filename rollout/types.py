@@ -19,7 +19,7 @@ Role = Literal["planner", "verifier", "generator"]
 ChatRole = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
 StopReason = Literal["answered", "verified", "format", "context", "infrastructure"]
-Ending = Literal["ready", "all_right", "all_wrong", "overlong"]
+Ending = Literal["ready", "all_right", "all_wrong", "overlong", "unscored"]
 """How a group ended: with a difference to learn from, or one of the ways to be filtered."""
 
 SCHEMA = 4

@@ -25,7 +25,7 @@ class Metric(NamedTuple):
 
 _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
     ("rollout", "Rollouts"): (
-        ("solve_rate", "share", "Mean score of all groups' scored trajectories since the step before; 1 is right"),
+        ("solve_rate", "share", "Mean score of scored trajectories since the step before, without repeats; 1 is right"),
         ("trajectories", "count", "Trajectories of groups that ended since the step before, dropped groups included"),
         ("turns", "number", "Planner turns per trajectory, malformed ones too"),
         ("sampled_tokens", "tokens", "Sampled tokens per trajectory, those of frozen modules included"),
@@ -43,7 +43,7 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ),
     ),
     ("solved", "Tasks solved, by family"): (
-        *((family, "share", f"Solve rate while sampling, over the last 8 groups of {family}") for family in FAMILIES),
+        *((family, "share", f"Solve rate of the last 8 new tasks of {family} while sampling") for family in FAMILIES),
     ),
     ("held_out", "Held-out tasks while training"): (
         ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),
@@ -102,7 +102,8 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("refused", "count", "Groups so far of batches that the guard refused"),
         ("all_right", "count", "Groups dropped so far because every trajectory was right"),
         ("all_wrong", "count", "Groups dropped so far because every trajectory was wrong"),
-        ("overlong", "count", "Groups dropped so far because the overlong rule left no difference to train on"),
+        ("overlong", "count", "Groups dropped so far because the overlong rule left too little to train on"),
+        ("unscored", "count", "Groups dropped so far because fewer than half of their trajectories could be scored"),
         ("failed", "count", "Groups failed so far after their last attempt"),
         ("expired", "count", "Groups dropped so far as too stale; their tasks were drawn again"),
         ("lost", "count", "Groups that were in flight when the run was cut off; their tasks were drawn again"),

@@ -48,6 +48,20 @@ def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objecti
         assert (whole - split).abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("objective", ["grpo", "flow_grpo", "gspo", "dr_grpo"])
+def test_a_trajectory_that_branches_weighs_no_more_than_another(model_path, objective):
+    """A policy that samples one trajectory's row in two equal branches: `dr_grpo` sums tokens, the others average."""
+    learner = make_learner(model_path, loss=LOSSES[objective])
+    samples = make_samples()
+    *_, last = samples
+    whole, branching, alone = (
+        gradient_of(learner, build_batch(batch, microbatch_tokens=12))
+        for batch in (samples, [*samples, replace(last, branch=1)], [last])
+    )
+    added = alone / 4 if objective == "dr_grpo" else torch.zeros_like(alone)
+    assert (branching - whole - added).abs().max() < 1e-3 * alone.abs().max()
+
+
 GRAMMAR = 'root ::= "{" ("w1" | "w2") "}"'
 
 

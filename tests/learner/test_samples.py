@@ -74,6 +74,16 @@ def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_
     assert batch.max_age == 4
 
 
+def test_the_branches_of_a_trajectory_that_train_share_its_weight():
+    """Of four branches, one has no token left that trains."""
+    turns = [make_turn([first], [11], version=version) for first, version in ((1, 7), (2, 7), (3, 7), (4, 2))]
+    group = make_group(make_trajectory(*turns), make_trajectory(make_turn([1], [14], version=7), name="f"))
+    batch = build_batch(group_samples(group, temperature=1.0, version_ages={7: 0}), microbatch_tokens=100)
+    (rows,) = batch.microbatches
+    assert {row.name: row.weight for row in rows} == {"t": 1 / 3, "t#1": 1 / 3, "t#2": 1 / 3, "f": 1.0}
+    assert (batch.num_trajectories, batch.num_loss_tokens, batch.num_masked_tokens) == (2, 4, 1)
+
+
 def test_what_a_server_answered_is_refused_by_name():
     completion = TextCompletion(text="{}", finish_reason="stop", num_prompt_tokens=9, num_tokens=2)
     turn = Turn.of(role="planner", prompt_token_ids=(), completion=completion, trainable=False)

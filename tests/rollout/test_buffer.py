@@ -12,7 +12,7 @@ from configs.rollout import RolloutConfig
 from configs.run import RunConfig
 from rollout.buffer import GroupBuffer
 from rollout.lifecycle import Snapshot, State
-from rollout.task_choice import LearnableChoice
+from rollout.task_choice import Draw, LearnableChoice
 from rollout.types import GroupSummary
 
 
@@ -115,6 +115,29 @@ async def test_failed_group_is_tried_again_and_fails_for_good():
     assert permit.ordinal == 1
     totals = buffer.totals()
     assert (totals.counts.failed, totals.reasons, totals.num_retries) == (1, {"the engine broke": 1}, 1)
+
+
+async def test_group_of_which_few_could_be_scored_is_filtered_with_its_reason_and_not_tried_again():
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
+    (permit,) = await admit(buffer)
+    assert not buffer.complete(permit.lease, b"", dropped("unscored", reason="6 of 8 took too long"))
+    totals = buffer.totals()
+    assert (totals.counts.unscored, totals.counts.filtered, totals.num_retries) == (1, 1, 0)
+    assert totals.reasons == {"6 of 8 took too long": 1}
+
+
+async def test_solve_rate_is_that_of_tasks_that_are_asked_for_the_first_time():
+    buffer = make_buffer(batch_groups=3)
+    snapshot = Snapshot(redraw=((0, Draw("a"), 1), (1, Draw("a", 0, 2), 1), (2, Draw("b"), 1)))
+    buffer.restore(snapshot, step=0, policy_version=0)
+    for permit, right in zip(await admit(buffer), (1.0, 8.0, 2.0), strict=False):
+        facts = {"n": 1, "right": right, "scored": 8.0}
+        buffer.complete(
+            permit.lease, b"", GroupSummary(ending="ready", versions={0: 1}, right=right, scored=8, facts=facts)
+        )
+    batch = await train(buffer, 1)
+    assert batch.facts == {"n": 3, "right": 3.0, "scored": 16.0}
+    assert batch.solved == {"a": 1 / 8, "b": 2 / 8}
 
 
 async def test_synchronous_round_of_a_lost_worker_is_played_again_as_a_whole():
@@ -246,7 +269,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.settle()
 
     @precondition(lambda self: self.open)
-    @rule(data=st.data(), ending=st.sampled_from(["ready", "ready", "all_right", "overlong", None]))
+    @rule(data=st.data(), ending=st.sampled_from(["ready", "ready", "all_right", "overlong", "unscored", None]))
     def finish(self, data, ending):
         lease = data.draw(st.sampled_from(sorted(self.open)))
         worker, permit, version = self.open.pop(lease)

@@ -20,7 +20,12 @@ def test_golden_decisions_on_accuracy_and_on_process_rewards():
     [
         ((None, 1, 0, None), "ready"),
         ((None, 1, 1), "all_right"),
-        ((1, 1, *[None] * 6), "all_right"),
+        ((1, 0, *[None] * 6), "unscored"),
+        ((1, 0, 0, *[None] * 5), "unscored"),
+        ((1, 1, 1, *[None] * 5), "unscored"),
+        ((1, 0, 0, 0, *[None] * 4), "ready"),
+        ((1, 0, None), "ready"),
+        ((1, 0, None, None, None), "unscored"),
         ((None, 0, 0), "all_wrong"),
         ((None, 1), None),
         ((), None),
@@ -37,11 +42,12 @@ def test_ending_of_a_group_is_judged_by_those_of_it_that_could_be_scored(outcome
         ((1, 1, 0, 0), (1, 1, None, None), "overlong"),
         ((1, 0, 0, 0), (1, None, None, None), "overlong"),
         ((1, 0, 0, 0), (1, 0, None, None), "ready"),
+        ((1, 0, 0, 0, 0), (1, 0, None, None, None), "overlong"),
         ((0, 0, 0), (None, None, None), "all_wrong"),
         ((1, 0), (0, 0), "overlong"),
         ((0, 0), (0, -1), "all_wrong"),
     ],
-    ids=["cut ones were wrong", "one is left", "both are left", "all cut", "evened out", "phantom"],
+    ids=["cut ones were wrong", "one is left", "half is left", "less is left", "all cut", "evened out", "phantom"],
 )
 def test_group_has_signal_only_among_the_trajectories_that_train(outcomes, totals, ending):
     assert ending_of(outcomes, totals) == ending

@@ -4,12 +4,12 @@ import { get, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
-const SOLVED = ["Tasks solved", "Line: share of all sampled attempts that were right, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
+const SOLVED = ["Tasks solved", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
 const SECTIONS = [
   ["Does it learn?", [
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
-    ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong" }],
-    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 groups of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
+    ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong", "groups/unscored": "unscored" }],
+    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
     ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
@@ -123,7 +123,7 @@ function tile(value, name, href) {
   return href ? h("a", { class: "tile", href }, inside) : h("div", { class: "tile" }, inside);
 }
 
-const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "expired", "failed"];
+const ORDER = ["trained", "refused", "all_right", "all_wrong", "overlong", "unscored", "expired", "failed"];
 
 function bar({ groups }, total, run) {
   const there = ORDER.filter((state) => groups[state]);

@@ -103,7 +103,7 @@ export function outcomeMark(outcome) {
 }
 
 const VERDICTS = {
-  trained: "trained", refused: "refused", all_right: "filtered: all right", all_wrong: "filtered: all wrong", overlong: "filtered: overlong", failed: "failed",
+  trained: "trained", refused: "refused", all_right: "filtered: all right", all_wrong: "filtered: all wrong", overlong: "filtered: overlong", unscored: "filtered: unscored", failed: "failed",
   expired: "expired",
 };
 

@@ -6,7 +6,7 @@ import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
 import { matrix, matrixLegend } from "./matrix.js";
 
-const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "all_right,all_wrong,overlong", "expired", "failed"];
+const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "unscored", "all_right,all_wrong,overlong,unscored", "expired", "failed"];
 
 export async function groups(app, { query }) {
   const run = app.run;
@@ -68,6 +68,7 @@ export function why(state, siblings, reason, size, scored) {
     case "all_right": return `Filtered: all ${valid} ${counted} were right.${rest} With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "all_wrong": return `Filtered: none of the ${valid} ${counted} was right.${rest} With no difference between them every advantage is 0, so there is nothing to learn.`;
     case "overlong": return `Filtered: ${right} of ${of} attempts were right, but learner.overlong leaves no difference to learn from: it takes attempts that were cut out of training, or lowers the reward of long ones.`;
+    case "unscored": return `Filtered: ${valid} of ${of} attempts could be scored, and fewer than half are too few to compare. ${reason || ""}`;
     case "refused": return `Refused: the learner took no step on its batch, so it trained nothing. ${reason || ""}`;
     case "expired": return `Expired: ${reason || "its weights had become too old"} before a batch took it. Its task was drawn again as another group.`;
     case "failed": return `Failed: fewer than two attempts could be scored, also when tried again. ${reason || ""}`;
