@@ -180,7 +180,7 @@ def as_peft_names_them(folder):
         (lambda folder: (tie(folder), write_weights(folder, NAMES, lm_head=1)), "tie_word_embeddings"),
         (lambda folder: write_weights(folder, [name for name in NAMES if name != "lm_head"]), "tie_word_embeddings"),
         (lambda folder: write_weights(folder, NAMES[:-1]), NAMES[-1]),
-        (as_peft_names_them, "self_attn.k_proj"),
+        (as_peft_names_them, "mlp.down_proj"),
     ],
 )
 def test_model_folder_that_programs_read_differently_is_refused_everywhere(config, model, change, named):
