@@ -96,9 +96,9 @@ class Backbone:
         from accelerate import init_empty_weights
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        check_weights(model_path)
         kind = {"dtype": self.base_dtype, "attn_implementation": register()}
         if weights is None:
+            check_weights(model_path)
             base = AutoModelForCausalLM.from_pretrained(model_path, **kind)
         else:
             # Built with these tensors as its parameters, without copies.

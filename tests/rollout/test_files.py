@@ -8,10 +8,6 @@ from rollout import files
 from rollout.files import whole_folder, write_whole
 
 
-class Killed(BaseException):
-    """The end of the process: nothing is cleaned up after it."""
-
-
 def fill(target, text):
     with whole_folder(target) as partial:
         (partial / "file").write_text(text)
@@ -47,7 +43,7 @@ def test_a_writer_sweeps_the_halves_of_its_own_folder_only(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [f".out.v2.{os.getpid() + 1}.partial", "out", "out[1]"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Killed(), ValueError()])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError()])
 def test_lines_that_cannot_be_written_leave_the_old_file_alone(tmp_path, error):
     def lines():
         yield b"new\n"
