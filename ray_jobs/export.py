@@ -114,7 +114,8 @@ def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str
     tokenizer = AutoTokenizer.from_pretrained(merged)
     chat = ChatFormat(tokenizer)
     template, stops = go_template(chat.pieces), [chat.rendered([end]) for end in reply_ends(merged, tokenizer)]
-    parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
+    length = config.rollout.engine.max_model_len
+    parameters: dict[str, object] = {"temperature": 0.0, "num_ctx": length, **PLAIN_SAMPLING}
     lines = [f"FROM ./{gguf.name}", f'TEMPLATE """{template}"""']
     lines += [f"PARAMETER {name} {value}" for name, value in parameters.items()]
     lines += [f'PARAMETER stop "{stop}"' for stop in stops]
