@@ -42,6 +42,8 @@ class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
         self._buffer = GroupBuffer(config, choice=_task_choice(config), put=ray.put)
         self._newest: Offer | None = None
+        self._last_version = -1
+        """Highest version number that was given to a learner or that a learner began to publish."""
         self._newer = asyncio.Event()
         self._published_at: dict[int, float] = {}
         self._digests: dict[int, str] = {}
@@ -96,18 +98,20 @@ class DynamicSampling(Watched):
     # --- adapters --------------------------------------------------------------------------------
 
     async def next_version(self) -> int:
-        """Return the lowest version number that was not published yet."""
-        return self._newest[0] + 1 if self._newest else 0
+        """Return a version number that no learner uses, also if one that was replaced still publishes."""
+        self._last_version += 1
+        return self._last_version
 
     async def publish(self, adapter: Adapter) -> None:
         """Make a version available to workers. Raises ValueError where its number is not new or its digest wrong."""
         version = adapter.policy_version
-        if self._newest and version <= self._newest[0]:
-            raise ValueError(f"version {version} was published before; the newest is {self._newest[0]}")
+        self._last_version = max(self._last_version, version)
         # In a thread: hundreds of megabytes take a while, in which groups come and go.
         digest, ref = await asyncio.to_thread(lambda: (hashlib.sha256(adapter.data).hexdigest(), ray.put(adapter.data)))
         if digest != adapter.digest:
             raise ValueError(f"version {version}: sha256 {digest[:12]} is not the learner's {adapter.digest[:12]}")
+        if self._newest and version <= self._newest[0]:
+            raise ValueError(f"version {version} was published before; the newest is {self._newest[0]}")
         self._published_at[version], self._digests[version] = time.monotonic(), digest
         self._newest = version, (ref,)
         self._newer.set()

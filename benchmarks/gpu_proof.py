@@ -307,15 +307,19 @@ async def decode(sampler: Any, asked: Sequence[Any], adapters: Sequence[tuple[in
 
 @contextmanager
 def random_engine_weights() -> Iterator[None]:
-    """Let vLLM make up the weights; the names of the weights come from the configuration."""
+    """Let vLLM make up the weights of a folder that holds none."""
+    import safetensors.torch
     import vllm.engine.arg_utils as arguments
 
-    from rollout.engines import adapters
-    from tests.rollout.random_model import weight_names
+    from rollout.engines import adapters, vllm
 
     dummy = functools.partial(arguments.EngineArgs, load_format="dummy")
-    names = lambda path: ((name, None) for name in weight_names(path))  # noqa: E731
-    with patch.object(arguments, "EngineArgs", dummy), patch.object(adapters, "weights_in", names):
+    unchecked = lambda _, adapter: safetensors.torch.load(adapter)  # noqa: E731
+    with (
+        patch.object(arguments, "EngineArgs", dummy),
+        patch.object(vllm, "check_weights"),
+        patch.object(adapters.AdapterMerger, "_factors", unchecked),
+    ):
         yield
 
 
@@ -325,7 +329,7 @@ def full_length() -> Iterator[None]:
 
     original = vllm.sampling_params
 
-    def params(request: Any) -> Any:
+    def params(request: Any, *ends: Any) -> Any:
         made = original(request)
         made.ignore_eos = True
         return made

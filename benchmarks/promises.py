@@ -188,7 +188,9 @@ def run_to_end(folder: Path, seed: int, *, kill: bool) -> str:
             process = subprocess.Popen([*command, "resume", str(folder)], stdout=log, stderr=log)
         if process.wait() != 0:
             raise RuntimeError(f"the run failed: {Path(log.name).read_text()[-500:]}")
-    newest = max((folder / "checkpoints").glob("v*"))
+    from learner.checkpoint import checkpoints_in
+
+    *_, newest = checkpoints_in(folder / "checkpoints")
     return str(json.loads((newest / "manifest.json").read_text())["files"]["adapter.safetensors"])
 
 

@@ -42,6 +42,7 @@ from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks, training_tasks
+from learner.checkpoint import checkpoints_in
 from learner.optim import MAX_GRAD_NORM
 from ray_jobs.cold_start import cold_start
 from ray_jobs.held_out import attempt_all
@@ -137,8 +138,8 @@ def kept(path: Path, measure: Callable[[], Curve]) -> Curve:
 
 def start_adapter(config: RunConfig) -> Path:
     """Return the adapter that the cold start of our run made."""
-    (path,) = (config.run_path / "cold_start").glob("v*/adapter.safetensors")
-    return path
+    (folder,) = checkpoints_in(config.run_path / "cold_start")
+    return folder / "adapter.safetensors"
 
 
 @contextmanager
@@ -177,7 +178,7 @@ def measure_ours(config: RunConfig, threshold: float) -> Curve:
     rows = map(json.loads, (config.run_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     sampled = {row["step"]: row["rollout/trajectories"] for row in rows if "policy/loss" in row}
     saved = [Saved(step=0, seconds=0.0, sampled=0, adapter=start_adapter(config))]
-    for manifest in sorted((config.run_path / "checkpoints").glob("v*/manifest.json")):
+    for manifest in (folder / "manifest.json" for folder in checkpoints_in(config.run_path / "checkpoints")):
         step = json.loads(manifest.read_text())["step"]
         attempts = round(sum(num for at, num in sampled.items() if at <= step))
         # The manifest is written last, so its time is that of the complete checkpoint.

@@ -4,12 +4,16 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 Precision = Literal["bfloat16", "float32"]
 Dtype = Literal["auto", "bfloat16", "float32"]
+T = TypeVar("T")
+MAY_CHANGE = "may change on resume"
+MayChange = Annotated[T, MAY_CHANGE]
+"""A setting that does not change what is learned, so that a started run may continue with another value."""
 CPU_INFO = Path("/proc/cpuinfo")
 
 OwnPath = Annotated[str, AfterValidator(os.path.expanduser)]

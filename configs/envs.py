@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from configs.api_keys import exposed_key, in_clear_text
-from configs.base import Config, OwnPath
+from configs.base import Config, MayChange, OwnPath
 from configs.errors import did_you_mean
 from configs.rollout import ServerConfig
 
@@ -149,7 +149,7 @@ class EnvsConfig(Config):
     takes equally long in every run."""
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
-    sandbox: Literal["auto", "namespaces", "landlock"] = "auto"
+    sandbox: MayChange[Literal["auto", "namespaces", "landlock"]] = "auto"
     """Isolation of the code tool: `namespaces` hide the machine's files and processes; `landlock` refuses access to
     them, and works in a container with the default profile (Linux 6.12 or later). `auto` takes the first that the
     machine supports."""

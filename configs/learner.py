@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
+from configs.base import Config, Dtype, MayChange, OwnPath, Precision, precision_of, typed
 from configs.plugins import ImportPath, own_function
 
 
@@ -112,36 +112,41 @@ class LearnerConfig(Config):
     Without the guard only a loss or gradient that is not finite skips a step."""
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size."""
+    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    """AdamW's decay rates of the gradient's mean and of its square, in the cold start as well. A second rate of 0.999
+    remembers 1,000 steps: in a short run the first large gradients keep later steps small, and 0.95 to 0.99 forget."""
+    adam_eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
+    """AdamW's addend to the root of the square's mean."""
     warmup_steps: int = Field(default=0, ge=0)
     """Train steps of linear warm-up."""
     schedule: Literal["constant", "linear"] = "constant"
     """`constant`, or linear from the first train step to zero after the last. The warm-up multiplies both."""
-    microbatch_tokens: int = Field(default=1024, ge=64)
+    microbatch_tokens: MayChange[int] = Field(default=1024, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once. A longer trajectory has a pass to itself.
     """
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: MayChange[bool] = False
     """Compute each layer again in the backward pass instead of keeping its activations: a fraction of the memory for
     about a third more work. Long trajectories on one card need it."""
-    attention: Attention = "auto"
+    attention: MayChange[Attention] = "auto"
     """Computation of the attention. `fused`: one kernel for the whole microbatch, compiled for the card. `blocks`: 128
     tokens at a time. `auto`: blocks on a CPU; on a card the kernel if it agrees with the blocks."""
-    num_threads: int = Field(default=2, ge=1)
+    num_threads: MayChange[int] = Field(default=2, ge=1)
     """CPU threads of the learner."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the learner; `cuda` needs a GPU and the `gpu` extra."""
     dtype: Dtype = "auto"
     """Type of the frozen base and of matrix products, as `rollout.engine.dtype`. The adapter, its gradients and losses
     are always in float32."""
-    num_workers: int = Field(default=1, ge=1)
+    num_workers: MayChange[int] = Field(default=1, ge=1)
     """Processes (ranks) that share the microbatches of a train step; on `cuda` each has a card."""
-    zero_stage: Literal[1, 2, 3] = 1
+    zero_stage: MayChange[Literal[1, 2, 3]] = 1
     """State that the ranks share (DeepSpeed ZeRO). 1: the optimizer's moments. 2: also the adapter's gradients, which
     are as small. 3: also all weights, including the frozen base, which are gathered layer by layer in every pass. Each
     rank first loads the whole base, so it must fit on one card; then there is more room for activations. Has no effect
     if num_workers is 1."""
-    checkpoint_every: int = Field(default=5, ge=1)
+    checkpoint_every: MayChange[int] = Field(default=5, ge=1)
     """Train steps between checkpoints."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: MayChange[int] = Field(default=2, ge=1)
     """Newest checkpoints that are kept; older ones are deleted."""
 
     @model_validator(mode="after")

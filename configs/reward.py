@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from configs.api_keys import PlainUrl, on_this_machine
-from configs.base import Config, OwnPath, typed
+from configs.base import Config, MayChange, OwnPath, typed
 from configs.plugins import ImportPath
 from configs.rollout import ServerConfig
 
@@ -27,7 +27,7 @@ class JudgeConfig(ServerConfig):
     """Root of a server that speaks the OpenAI chat-completions protocol; the default is a local Ollama."""
     num_votes: Literal[1, 3, 5, 7, 9] = 3
     """Verdicts per step or answer: their median or majority counts."""
-    max_concurrency: int = Field(default=4, ge=1, le=256)
+    max_concurrency: MayChange[int] = Field(default=4, ge=1, le=256)
     """Requests that are open at a time."""
     max_retries: int = Field(default=4, ge=0, le=10)
     """Further attempts after a transient failure, and further replies after one without a verdict."""
@@ -35,7 +35,7 @@ class JudgeConfig(ServerConfig):
     """US dollars; 0 for a local server."""
     price_per_million_output_tokens: float = Field(default=0.0, ge=0, le=10_000)
     """US dollars; 0 for a local server."""
-    max_cost_usd: float = Field(default=1.0, ge=0, le=100_000)
+    max_cost_usd: MayChange[float] = Field(default=1.0, ge=0, le=100_000)
     """Budget, including earlier runs with the same receipts: judging stops before the request that could exceed it. The
     tokens of a prompt are estimated at one per four characters."""
     max_output_tokens: int = Field(default=1024, ge=16, le=32_768)
@@ -96,11 +96,11 @@ class PrmConfig(Config):
     """Passes over the training steps."""
     learning_rate: float = Field(default=2e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size for the adapter; the head's is ten times that. It falls linearly to zero."""
-    microbatch_tokens: int = Field(default=2048, ge=64)
+    microbatch_tokens: MayChange[int] = Field(default=2048, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once."""
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: MayChange[bool] = False
     """Compute each layer again in the backward pass instead of keeping its activations, for less memory."""
-    num_threads: int = Field(default=2, ge=1)
+    num_threads: MayChange[int] = Field(default=2, ge=1)
     """CPU threads of the PRM."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the PRM computes; `cuda` needs a GPU and the `gpu` extra."""
@@ -152,7 +152,7 @@ class RewardConfig(Config):
     scorer: ImportPath | None = None
     """`module:name` of a custom function that scores answers, for all tasks that name no scorer themselves. It is
     called as name(task, answer) or name(task, answer, turns). None uses the data set's comparison."""
-    timeout_s: float = Field(default=10.0, gt=0, le=3600)
+    timeout_s: MayChange[float] = Field(default=10.0, gt=0, le=3600)
     """Wall-clock limit of one call of a custom scorer; beyond it the run ends."""
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from configs.api_keys import PlainUrl, exposed_key, in_clear_text
-from configs.base import Config, Dtype, OwnPath, Precision, precision_of, typed
+from configs.base import Config, Dtype, MayChange, OwnPath, Precision, precision_of, typed
 from configs.errors import reason
 from configs.plugins import ImportPath
 
@@ -23,18 +23,18 @@ class EngineConfig(Config):
     """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
     dtype: Dtype = "auto"
     """Type of the engine's weights and activations; `auto`: bfloat16 on a GPU, the faster type on a CPU."""
-    tensor_parallel: int = Field(default=1, ge=1)
+    tensor_parallel: MayChange[int] = Field(default=1, ge=1)
     """GPUs of one machine over which each engine spreads every layer, for a model that does not fit on one GPU. More
     than 1 needs `cuda` and `native`, and the engine shares its GPUs with nothing else."""
-    max_num_seqs: int = Field(default=64, ge=1)
+    max_num_seqs: MayChange[int] = Field(default=64, ge=1)
     """Requests that are decoded together."""
     max_model_len: int = Field(default=1024, ge=64)
     """Tokens of prompt and completion together."""
-    kv_cache_gib: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    kv_cache_gib: MayChange[float] = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Memory for the KV cache."""
-    num_threads: int = Field(default=2, ge=1)
+    num_threads: MayChange[int] = Field(default=2, ge=1)
     """CPU threads of the engine."""
-    metrics: bool = False
+    metrics: MayChange[bool] = False
     """Export vLLM's metrics through Ray to Prometheus, which costs a little time in every engine step."""
 
     @property
@@ -105,15 +105,15 @@ class PromptConfig(Config):
 class RolloutConfig(Config):
     group_size: int = Field(default=8, ge=2)
     """Trajectories per task (G). A group of one has no baseline, so 2 is the least."""
-    num_workers: int = Field(default=1, ge=1)
+    num_workers: MayChange[int] = Field(default=1, ge=1)
     """Rollout workers, each with an engine; the run starts when all of them are there."""
-    max_workers: int | None = Field(default=None, ge=1)
+    max_workers: MayChange[int | None] = Field(default=None, ge=1)
     """Add workers up to this number during the run, wherever the cluster has room; None adds none."""
     max_turn_tokens: int = Field(default=64, ge=8)
     """Tokens of one reply. A longer reply is cut; the planner's counts as a format error then."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature in training; evaluation is greedy."""
-    max_attempts: int = Field(default=6, ge=1)
+    max_attempts: MayChange[int] = Field(default=6, ge=1)
     """Attempts at one group whose worker dies or that cannot be scored, before the group has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Time limit of one trajectory, without the time that it waits for the engine. A trajectory that exceeds it is

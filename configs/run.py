@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.base import Config, OwnPath
+from configs.base import Config, MayChange, OwnPath
 from configs.envs import EnvsConfig, Mix
 from configs.learner import (
     BOUNDED_LOSSES,
@@ -43,7 +43,7 @@ class EvaluationConfig(Config):
     """Number of the same tasks, of each data set its share, that the untouched model also attempts."""
     mix: Mix | None = None
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
-    every_steps: int = Field(default=0, ge=0)
+    every_steps: MayChange[int] = Field(default=0, ge=0)
     """Train steps from one evaluation while training to the next, a curve on held-out tasks; 0 makes none. After the
     last step all held-out tasks are attempted anyhow."""
     while_training_tasks: int = Field(default=32, ge=1)
@@ -139,12 +139,12 @@ class RunConfig(Config):
     """Tokens of weights that are more train steps old than this are left out of the loss (S)."""
     max_tasks: int | None = Field(default=None, ge=1)
     """Tasks to draw at most: the run ends when all of them are trained or dropped, however few steps that took."""
-    max_empty_batches: int = Field(default=10, ge=1)
+    max_empty_batches: MayChange[int] = Field(default=10, ge=1)
     """Abort when the groups of this many batches in a row carried no signal."""
-    code_path: str | None = None
+    code_path: MayChange[str | None] = None
     """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. Where the command is
     called they are looked for besides."""
-    trackers: tuple[TrackerName, ...] = ()
+    trackers: MayChange[tuple[TrackerName, ...]] = ()
     """Experiment trackers that receive every metric, in addition to TensorBoard; each needs the extra of its name."""
     model: ModelConfig = ModelConfig()
     envs: EnvsConfig = EnvsConfig()
@@ -160,8 +160,8 @@ class RunConfig(Config):
     cold_start: ColdStartConfig = PlansConfig()
     """Demonstrations that the policy imitates before RL."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    card: CardConfig = CardConfig()
-    cluster: ClusterConfig = ClusterConfig()
+    card: MayChange[CardConfig] = CardConfig()
+    cluster: MayChange[ClusterConfig] = ClusterConfig()
     backend: BackendConfig = VllmConfig()
     """Model of `solve` and `evaluate`; training always samples in its own engines."""
 

@@ -25,7 +25,7 @@ RECIPES = ROOT / "configs" / "recipes"
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
 
-from configs.base import types_of  # noqa: E402
+from configs.base import MAY_CHANGE, types_of  # noqa: E402
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _PLACE = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -57,7 +57,7 @@ def settings() -> Iterator[str]:
     yield "## The run"
     yield from _table(columns, [_row(name, field) for name, field in plain.items()])
     for name, field in nested.items():
-        yield f"\n## `[{name}]`\n\n{_text(field.description)}".rstrip()
+        yield f"\n## `[{name}]`\n\n{_meaning(field)}".rstrip()
         yield from _table(columns, _rows(field, ""))
 
 
@@ -94,7 +94,11 @@ def _fields(name: str, field: FieldInfo, prefix: str) -> Iterator[tuple[str, ...
 
 
 def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
-    return f"`{name}`", _type(field), _default(field), _text(field.description)
+    return f"`{name}`", _type(field), _default(field), _meaning(field)
+
+
+def _meaning(field: FieldInfo) -> str:
+    return _text(f"{field.description or ''}{' (resume)' * (MAY_CHANGE in field.metadata)}")
 
 
 def _text(text: str | None) -> str:

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.errors import UserError
 from configs.learner import Attention, ModelConfig
 from learner.packing import PackedRow
 from learner.tree_attention import interval_mask, padded_ends, plan_attention, register, works
 from rollout.chat import Tokenizer
+from rollout.model_files import check_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -96,6 +98,7 @@ class Backbone:
 
         kind = {"dtype": self.base_dtype, "attn_implementation": register()}
         if weights is None:
+            check_weights(model_path)
             base = AutoModelForCausalLM.from_pretrained(model_path, **kind)
         else:
             # Built with these tensors as its parameters, without copies.
@@ -150,8 +153,20 @@ class Backbone:
         return {name: value.to(dtype).contiguous().cpu() for name, value in state.items()}
 
     def load_adapter_state(self, state: dict[str, Tensor]) -> None:
-        from peft import set_peft_model_state_dict
+        """Replace the trained adapter. Raises UserError unless `state` has exactly its tensors."""
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
+        # PEFT ignores tensors that are missing, and those that the model lacks.
+        own, given = (
+            {name: list(tensor.shape) for name, tensor in tensors.items()}
+            for tensors in (get_peft_model_state_dict(self.model), state)
+        )
+        if wrong := sorted(name for name in own | given if own.get(name) != given.get(name)):
+            raise UserError(
+                f"the adapter does not fit the model in {len(wrong)} tensors: the first, {wrong[0]}, has the shape "
+                f"{own.get(wrong[0])} in the model and {given.get(wrong[0])} in the adapter; use the base model, "
+                "lora_rank and lora_targets with which it was trained"
+            )
         set_peft_model_state_dict(self.model, state)
 
     def adapter_parameters(self) -> list[torch.nn.Parameter]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,9 +53,20 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
         # Torch reports a full disk only as a short write.
         problem = f"cannot write checkpoint {target}: {reason(error)[:100]}"
         raise UserError(f"{problem}; free space or change output_dir") from error
-    for old in sorted(parent.glob("v*"))[:-keep]:
+    older = [folder for folder in checkpoints_in(parent) if _number(folder) < adapter.policy_version]
+    for old in older[: 1 - keep or None]:
         shutil.rmtree(old, ignore_errors=True)
     return target
+
+
+def checkpoints_in(parent: Path) -> list[Path]:
+    """Return the folders below `parent` that are named as checkpoints, by their versions. Others are the user's own."""
+    named = (path for path in parent.glob("v*") if re.fullmatch("v[0-9]+", path.name) and path.is_dir())
+    return sorted(named, key=_number)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name[1:])
 
 
 def load_checkpoint(learner: "Learner", folder: Path) -> None:
@@ -91,7 +103,7 @@ def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpo
     missing. Only the process that continues the run may do so.
     """
     faults: list[str] = []
-    for folder in sorted(parent.glob("v*"), reverse=True):
+    for folder in reversed(checkpoints_in(parent)):
         try:
             return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
         except UserError as error:
@@ -115,7 +127,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 raise UserError(
                     f"{folder / name}: sha256 {found[:12]}, the manifest says {digest[:12]}; use an older checkpoint"
                 )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder} is not a complete checkpoint: {reason(error)}") from error
     return dict(manifest)
 

@@ -60,7 +60,7 @@ class Learner:
         self._step_logprobs: dict[str, np.ndarray] = {}
         parameters = self.policy.trainable_parameters()
         self.optimizer: LocalAdamW | ShardedAdamW = (
-            LocalAdamW(parameters) if ranks is None else ShardedAdamW(self.policy, config, ranks)
+            LocalAdamW(parameters, config) if ranks is None else ShardedAdamW(self.policy, config, ranks)
         )
         self.reset_optimizer(config.learning_rate, config.warmup_steps)
 

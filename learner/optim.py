@@ -54,11 +54,12 @@ class LocalAdamW(torch.optim.AdamW):
     writes = True
     """True if this process writes files and publishes, as the first rank does."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], config: LearnerConfig) -> None:
         self._parameters = list(parameters)
         # A fused kernel on a card needs no temporary copies of the moments.
         self._fused = self._parameters[0].is_cuda
-        super().__init__(self._parameters, weight_decay=WEIGHT_DECAY, fused=self._fused)
+        betas, eps = config.adam_betas, config.adam_eps
+        super().__init__(self._parameters, betas=betas, eps=eps, weight_decay=WEIGHT_DECAY, fused=self._fused)
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
         """Return the microbatches of this rank. An empty one is a pass without samples, for which other ranks wait."""
@@ -154,7 +155,8 @@ class ShardedAdamW:
         self._parameters = policy.trainable_parameters()
         self._adapters = policy.adapter_parameters()
         self._has_gradient = False
-        adamw = torch.optim.AdamW(self._parameters, lr=0.0, weight_decay=WEIGHT_DECAY)
+        betas, eps = config.adam_betas, config.adam_eps
+        adamw = torch.optim.AdamW(self._parameters, lr=0.0, betas=betas, eps=eps, weight_decay=WEIGHT_DECAY)
         self._defaults = adamw.state_dict()["param_groups"]
         self._engine, *_ = deepspeed.initialize(
             model=policy.decoder,

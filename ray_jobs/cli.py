@@ -177,11 +177,18 @@ def train(
     show_sandbox(check_before_start(config, with_prm=trains_prm(config), download=False).sandbox)
 
 
-def resume(run: RunFolder, /) -> None:
+def resume(
+    run: RunFolder,
+    /,
+    *overrides: Annotated[
+        str,
+        Parameter(name="key=value", help="settings that may change on resume, for this start: cluster.patience_s=600"),
+    ],
+) -> None:
     """Continue an interrupted run from its folder, at the newest valid checkpoint."""
     from ray_jobs.run.origin import saved_config, started_in
 
-    config = saved_config(run)
+    config = saved_config(run, overrides)
     # The run's relative paths (data, a local model, custom code) start there.
     os.chdir(started_in(run))
     _run(config)

@@ -26,7 +26,7 @@ from envs.datasets.benchmarks import BENCHMARKS
 from envs.types import Task
 from learner.checkpoint import read_manifest
 from ray_jobs.run.folder import TRAJECTORIES, write_json
-from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
+from ray_jobs.run.model_folder import SMALL_FILES
 from ray_jobs.run.origin import origin_of, provenance, saved_config
 from ray_jobs.statistics import PairedComparison, compare_paired
 from ray_jobs.viewer.pages import shown
@@ -34,6 +34,7 @@ from rollout.codec import Record, flat_record, read_trajectories
 from rollout.engines.served import OllamaEngine
 from rollout.files import file_digest, read_records
 from rollout.filters import SOLVED
+from rollout.model_files import weight_files
 
 IDENTITY = "evaluation.json"
 ITEMS = "items.jsonl"
@@ -208,7 +209,7 @@ def _served_policy(config: RunConfig) -> tuple[dict[str, object], str | None]:
 
 
 def _local_policy(config: RunConfig, adapter: Path | None, model_path: Path) -> tuple[dict[str, object], str]:
-    paths = sorted({path for pattern in (*SMALL_FILES, WEIGHTS) for path in model_path.glob(pattern)})
+    paths = sorted({*weight_files(model_path), *(path for one in SMALL_FILES for path in model_path.glob(one))})
     policy: dict[str, object] = {
         "backend": "vllm",
         "model": config.model.path,

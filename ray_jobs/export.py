@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from contextlib import chdir
@@ -23,12 +24,13 @@ from learner.checkpoint import read_manifest
 from ray_jobs.gguf import go_template, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
-from rollout.agent.agent import build_chat
 from rollout.agent.planner import FormatError, opening, parse_decision, planner_schema
+from rollout.chat import ChatFormat, reply_ends
 from rollout.engines.adapters import write_merged_model
 from rollout.engines.engine import BackendError, GenerationRequest
 from rollout.engines.served import PLAIN_SAMPLING, OllamaEngine
 from rollout.files import file_digest, file_digests, named, whole_folder
+from rollout.model_files import weight_files, weights_in
 from rollout.types import Message
 
 MANIFEST = "export.json"
@@ -54,6 +56,7 @@ def run_export(source: str, recipe: Path | None, target: Path, *, formats: Seque
         model_path = resolve_model(config.model.path)
     if checkpoint:
         check_trained_alike(checkpoint, config, model_path)
+    _check_room(model_path, target, config, quantization if "gguf" in formats else None)
     with named(target), whole_folder(target) as partial:
         merged = partial / "hf"
         manifest: dict[str, object] = {"source": _origin(config, checkpoint, model_path), "gguf": None}
@@ -86,13 +89,37 @@ def find_source(source: str, recipe: Path | None) -> tuple[RunConfig, Path, Path
     raise UserError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
 
 
+def _check_room(model_path: Path, target: Path, config: RunConfig, quantization: str | None) -> None:
+    """Raise UserError if the disk has no room for the merged model and a GGUF file in this quantization, if any."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    num = sum(math.prod(tensors.get_slice(name).get_shape()) for name, tensors in weights_in(model_path))
+    needed = num * (4 if config.rollout.engine.precision == "float32" else 2)
+    if quantization:
+        per_block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[quantization.upper()]]
+        needed += num * num_bytes // per_block
+    place = next(folder for folder in target.absolute().parents if folder.exists())
+    if (free := shutil.disk_usage(place).free) < needed:
+        raise UserError(
+            f"the export to '{target}' takes about {needed / 2**30:.2f} GiB, and '{place}' has {free / 2**30:.2f} GiB "
+            "free; free space there, or choose another folder with --to"
+        )
+
+
 def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str) -> dict[str, object]:
+    from transformers import AutoTokenizer
+
     gguf = folder / f"model-{quantization}.gguf"
     write_gguf(merged, gguf, quantization, name=f"agentflow {config.name}")
-    template = go_template(build_chat(merged).pieces)
-    parameters = {"temperature": 0.0, "num_ctx": config.rollout.engine.max_model_len, **PLAIN_SAMPLING}
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    chat = ChatFormat(tokenizer)
+    template, stops = go_template(chat.pieces), [chat.rendered([end]) for end in reply_ends(merged, tokenizer)]
+    length = config.rollout.engine.max_model_len
+    parameters: dict[str, object] = {"temperature": 0.0, "num_ctx": length, **PLAIN_SAMPLING}
     lines = [f"FROM ./{gguf.name}", f'TEMPLATE """{template}"""']
     lines += [f"PARAMETER {name} {value}" for name, value in parameters.items()]
+    lines += [f'PARAMETER stop "{stop}"' for stop in stops]
+    parameters["stop"] = stops
     (folder / "Modelfile").write_text("\n".join(lines) + "\n")
     return {"file": gguf.name, "quantization": quantization, "template": template, "parameters": parameters}
 
@@ -105,7 +132,7 @@ def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dic
         "policy_version": manifest["policy_version"] if manifest else None,
         "adapter_sha256": manifest["files"]["adapter.safetensors"] if manifest else None,
         "base_model": config.model.path,
-        "base_sha256": {path.name: file_digest(path) for path in sorted(model_path.glob("*.safetensors"))},
+        "base_sha256": {path.name: file_digest(path) for path in weight_files(model_path)},
         "lora_rank": config.model.lora_rank,
         "lora_alpha": config.model.lora_alpha,
         "agent": config.agent.type,

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from configs.errors import UserError
-from ray_jobs.run.model_folder import WEIGHTS, ModelShape, read_shape
-from rollout.chat import ChatPieces, chat_pieces
+from ray_jobs.run.model_folder import ModelShape, read_shape
+from rollout.chat import ChatFormat, ChatPieces, reply_ends
+from rollout.model_files import weight_files
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _FINE = ("bf16", "f16", "q8_0")
+_LARGEST = {"F32": np.inf, "BF16": np.inf, "Q8_0": 127 * 65504.0, "Q5_0": 16 * 65504.0, "Q4_0": 8 * 65504.0}
+"""Largest value of a type. Other types store values, or the least one of a block, in float16."""
 _BYTES = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
 _GPT2 = {**_BYTES, "use_regex": True}
 _WORDS = (
@@ -94,7 +97,7 @@ def _tensors(
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], int(config.num_hidden_layers))
     # GGUF interleaves the rotary pairs of Llama's heads.
     heads = {".q_proj.": config.num_attention_heads, ".k_proj.": config.num_key_value_heads}
-    for file in sorted(model_path.glob(WEIGHTS)):
+    for file in weight_files(model_path):
         with safe_open(file, framework="pt") as tensors:
             for source in sorted(tensors.keys()):
                 name = names.get_name(source, try_suffixes=(".weight", ".bias"))
@@ -104,17 +107,23 @@ def _tensors(
                 kind = _type(name, shape, quantization)
                 paired = (count for part, count in heads.items() if part in source and config.model_type == "llama")
                 meta = gguf.LazyNumpyTensor.meta_with_dtype_and_shape(np.float32, shape)
-                read = partial(_read, file, source, heads=next(paired, None))
+                largest = _LARGEST.get(kind.name, 65504.0)
+                read = partial(_read, file, source, heads=next(paired, None), largest=largest)
                 lazy: Any = gguf.LazyNumpyTensor(meta=meta, func=read)
                 yield name, quantize(lazy, kind), kind
 
 
-def _read(file: Path, source: str, *, heads: int | None) -> np.ndarray:
+def _read(file: Path, source: str, *, heads: int | None, largest: float) -> np.ndarray:
     import torch
     from safetensors import safe_open
 
     with safe_open(file, framework="pt") as tensors:
         values: np.ndarray = tensors.get_tensor(source).to(torch.float32).numpy()
+    if not np.abs(values).max(initial=0) <= largest:
+        raise UserError(
+            f"{source} has values of up to {np.abs(values).max():g}, and the type of the file holds up to {largest:g}, "
+            "because it contains float16 numbers; use --quantize bf16"
+        )
     if heads is not None:
         pairs = values.reshape(heads, 2, -1, *values.shape[1:])
         values = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(values.shape))
@@ -156,8 +165,9 @@ def _add_tokenizer(
     if not file.is_file():
         raise UserError("GGUF export needs a tokenizer.json, and this model has none; export it with --format hf")
     parts = json.loads(file.read_text(encoding="utf-8"))
-    known, added = parts["model"]["vocab"], parts["added_tokens"]
-    last = max([*known.values(), *(token["id"] for token in added)])
+    # Some tokens stand in tokenizer_config.json only.
+    known, added = parts["model"]["vocab"], tokenizer.added_tokens_decoder
+    last = max([*known.values(), *added])
     if last >= vocab_size:
         raise UserError(
             f"the tokenizer has a token {last}, and a GGUF file can only name those below the model's vocab_size = "
@@ -167,36 +177,41 @@ def _add_tokenizer(
     types = [TokenType.UNUSED] * vocab_size
     for text, index in known.items():
         texts[index], types[index] = text, TokenType.NORMAL
-    for token in added:
-        texts[token["id"]] = token["content"]
-        types[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+    for index, token in added.items():
+        texts[index] = token.content
+        types[index] = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer_name(parts))
     writer.add_token_list(texts)
     writer.add_token_types(types)
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in parts["model"]["merges"]])
-    for role in ("bos", "eos", "unk", "pad"):
+    for role in ("bos", "unk", "pad"):
         index = getattr(tokenizer, f"{role}_token_id", None)
         if index is not None:
             getattr(writer, f"add_{role}_token_id")(index)
+    chat = ChatFormat(tokenizer)
+    (turn_end,) = chat.encode_completion("")
+    ends = sorted(reply_ends(model_path, tokenizer), key=lambda end: end != turn_end)
+    # Programs end a reply with each of these three.
+    for role, end in zip(("eos", "eot", "eom"), ends, strict=False):
+        getattr(writer, f"add_{role}_token_id")(end)
     # The server must add the beginning-of-text token unless the chat template does; it must never appear twice.
     bos = tokenizer.bos_token
     adds_bos = bos is not None and tokenizer("x").input_ids[0] == tokenizer.bos_token_id
-    if adds_bos and tokenizer.chat_template:
-        adds_bos = not chat_pieces(tokenizer).before_lone_user.startswith(bos)
-    writer.add_add_bos_token(adds_bos)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+    writer.add_add_bos_token(adds_bos and not chat.pieces.before_lone_user.startswith(bos))
+    writer.add_chat_template(tokenizer.chat_template)
 
 
 def pre_tokenizer_name(parts: dict[str, Any]) -> str:
     """Return GGUF's name for how a tokenizer.json splits text before byte-pair encoding.
 
-    A wrong name would give the model tokens that it was never trained on.
+    A wrong name would give the model tokens that it was never trained on. NFC, Qwen's normalizer, is passed over: it
+    changes no composed text, and no program that reads GGUF has it.
 
     Raises:
         UserError: GGUF has no name for it.
     """
+    normalizer = parts.get("normalizer") or {"type": "NFC"}
     pre = parts.get("pre_tokenizer") or {}
     steps = [dict(step) for step in pre.get("pretokenizers", [pre])]
     for step in steps:
@@ -205,9 +220,9 @@ def pre_tokenizer_name(parts: dict[str, Any]) -> str:
         if step.get("type") == "ByteLevel":
             step.setdefault("use_regex", True)
     name = next((name for name, known in _PRE_TOKENIZERS.items() if known == steps), None)
-    if parts["model"].get("type") != "BPE" or name is None:
+    if parts["model"].get("type") != "BPE" or name is None or normalizer != {"type": "NFC"}:
         raise UserError(
             "GGUF export supports the byte-level BPE tokenizers of GPT-2, SmolLM, Qwen and Llama 3, and this one "
-            "splits text differently; export it with --format hf"
+            "changes or splits text differently; export it with --format hf"
         )
     return name

@@ -93,10 +93,11 @@ def plan_job(
     if not output.is_absolute() and not here:
         raise UserError(f"output_dir = '{output}' is relative, and is deleted with the job; give an absolute path")
     run = str(folder / output / config.name)
-    words = [phase, run]
-    if phase != "resume":
+    overrides = [override for override in request.overrides if not override.startswith("output_dir=")]
+    if phase == "resume":
+        words = [phase, run, *(override for override in overrides if not override.startswith("name="))]
+    else:
         recipe = request.recipe.resolve().relative_to(folder) if request.recipe.exists() else request.recipe
-        overrides = [override for override in request.overrides if not override.startswith("output_dir=")]
         words = [phase, str(recipe), *overrides, f"output_dir={folder / output}"]
     env = dict(runtime_env["env_vars"])
     if here and sys.prefix != sys.base_prefix:

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from configs.errors import UserError, whole_letters
@@ -183,6 +184,22 @@ def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
     changed = copy.deepcopy(tokenizer)
     changed.add_tokens(marks, special_tokens=True)
     return changed
+
+
+def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
+    """Return all tokens that end a reply, or a grammar: the tokenizer's and those that the model's files name.
+
+    The files are generation_config.json, or config.json if there is no such file. Instruction-tuned models name two or
+    three.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        named = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:
+        named = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model_path)).eos_token_id
+    assert tokenizer.eos_token_id is not None, "a chat format requires it"
+    return sorted({tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])})
 
 
 def _pieces_of(tokenizer: Tokenizer, roles: Sequence[ChatRole]) -> list[str]:

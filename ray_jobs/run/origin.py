@@ -8,11 +8,13 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.base import CPU_INFO, cpu_info
+from configs.base import CPU_INFO, MAY_CHANGE, Config, cpu_info
 from configs.errors import UserError, reason
+from configs.loading import load_run_config
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import MANIFEST, newest_checkpoint, read_manifest
@@ -49,12 +51,16 @@ def _newest(run: Path) -> Path:
     raise UserError(f"the run '{run}' has no checkpoint that can be used")
 
 
-def saved_config(path: Path) -> RunConfig:
+def saved_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Return the configuration of the run in a folder, and make its custom code importable.
 
     `output_dir` and `name` of a run that was moved, or started from another folder, are those of `path`.
     """
     config, here, home = _written_config(path), path.resolve(), started_in(path)
+    if overrides:
+        written, config = config, load_run_config(path / "config.json", overrides)
+        if config.run_path != written.run_path:
+            raise UserError(f"name and output_dir are those of the run's folder '{path}'; leave them out")
     search_in(str(home / (config.code_path or "")))
     search_in(str(home))
     if config.run_path.resolve() == here:
@@ -97,23 +103,28 @@ def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -
         )
 
 
-_OF_THE_MACHINE: Any = {
-    **dict.fromkeys(("output_dir", "name", "code_path", "card"), True),
-    "learner": {"num_threads", "num_workers", "zero_stage"},
-    "prm": {"num_threads"},
-    "rollout": {"num_workers": True, "max_workers": True, "engine": {"num_threads"}},
-}
-"""Settings that may differ when a run continues on another machine."""
-
-
 def check_same_run(config: RunConfig, folder: Path) -> None:
-    """Check that the run in a folder was started with this configuration."""
-    before, now = (one.model_dump(exclude=_OF_THE_MACHINE) for one in (_written_config(folder), config))
-    if parts := [key for key in now if before[key] != now[key]]:
+    """Check that the run in a folder was started with this configuration, except for settings that may change."""
+    written = _written_config(folder).model_copy(update={"name": config.name, "output_dir": config.output_dir})
+    before, now = (dict(_fixed(one)) for one in (written, config))
+    if changed := [key for key in before | now if before.get(key) != now.get(key)]:
         raise UserError(
-            f"run folder '{folder}' holds a run with other settings ({', '.join(parts)}); choose another name=..., or "
-            f"continue that run with `agentflow resume {shlex.quote(str(folder))}`"
+            f"run folder '{folder}' holds a run with other settings ({', '.join(changed)}); choose another name=..., "
+            f"or continue that run with `agentflow resume {shlex.quote(str(folder))}`, which may change only what "
+            "docs/settings.md marks with (resume)"
         )
+
+
+def _fixed(config: Config, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the settings that a run keeps from its start to its end, by their dotted keys."""
+    for name, field in type(config).model_fields.items():
+        value = getattr(config, name)
+        if MAY_CHANGE in field.metadata:
+            continue
+        if isinstance(value, Config):
+            yield from _fixed(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def trains_prm(config: RunConfig) -> bool:

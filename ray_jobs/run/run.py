@@ -22,7 +22,7 @@ from learner.optim import Ranks
 from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.metrics import DESCRIPTIONS
-from ray_jobs.run.model_folder import prm_base, resolve_model
+from ray_jobs.run.model_folder import model_notes, prm_base, resolve_model
 from ray_jobs.run.origin import shown, with_absolute_paths
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.task_checks import notes_before_start
@@ -106,7 +106,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
     """Open the run folder and start the actors; end them in order. An unfinished run in the folder is resumed."""
     console = Console()
     with console.waiting("training questions to be compared with held-out ones"):
-        for note in notes_before_start(config):
+        for note in (*model_notes(config), *notes_before_start(config)):
             console.note(note)
     with console.waiting("the run folder's lock"):
         opened = RunFolder.open(config, with_prm=with_prm, sandbox=ready.sandbox, tell=console.note)

@@ -122,8 +122,8 @@ class ProcessRewardModel:
         manifest = read_prm_manifest(folder)
         state = safetensors.torch.load((folder / WEIGHTS).read_bytes())
         head = {name.removeprefix("head."): state.pop(name) for name in list(state) if name.startswith("head.")}
-        self.head.load_state_dict(head)
         self.backbone.load_adapter_state(state)
+        self.head.load_state_dict(head)
         self.digest = str(manifest["files"][WEIGHTS])
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from configs.base import Precision
 from configs.errors import UserError
+from rollout.chat import reply_ends
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS, lora_request
 from rollout.files import MemoryFolder
+from rollout.model_files import check_weights, weight_files, weights_in
 
 if TYPE_CHECKING:
-    from safetensors import safe_open
     from torch import Tensor
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -70,16 +71,9 @@ class AdapterMerger:
 
     def check(self, adapter: bytes, *, rank: int) -> None:
         """Raise ValueError if the adapter is for another model or has another rank, and thus another scale."""
-        factors = self._factors(adapter)
-        ranks = {int(factor.shape[0]) for name, factor in factors.items() if name.endswith(_A)}
+        ranks = {int(factor.shape[0]) for name, factor in self._factors(adapter).items() if name.endswith(_A)}
         if ranks != {rank}:
             raise ValueError(f"its rank is {sorted(ranks)}, the configuration says model.lora_rank = {rank}")
-        for name, tensors in weights_in(self._model_path):
-            stem = _stem(name)
-            if stem + _A in factors:
-                fits = [factors[stem + _B].shape[0], factors[stem + _A].shape[1]]
-                if (shape := tensors.get_slice(name).get_shape()) != fits:
-                    raise ValueError(f"{name} has the shape {shape} in the model, and {fits} in the adapter")
 
     def _merged(self, factors: "dict[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         import torch
@@ -101,21 +95,19 @@ class AdapterMerger:
         except safetensors.SafetensorError as error:
             raise ValueError(f"these bytes are not an adapter: {error}") from error
         stems = {name.removesuffix(_A).removesuffix(_B) for name in factors}
+        if not stems:
+            raise ValueError("the adapter has no tensors")
         if missing := {stem + end for stem in stems for end in (_A, _B)} - factors.keys():
             raise ValueError(f"the adapter lacks {sorted(missing)[:3]}")
-        if unknown := stems - {_stem(name) for name, _ in weights_in(self._model_path)}:
-            raise ValueError(f"the adapter has weights that the base model lacks: {sorted(unknown)[:3]}")
+        for name, tensors in weights_in(self._model_path):
+            if (stem := _stem(name)) in stems:
+                a, b, shape = factors[stem + _A].shape, factors[stem + _B].shape, tensors.get_slice(name).get_shape()
+                if [*b[:1], *a[1:]] != shape or b[1:] != a[:1]:
+                    raise ValueError(f"{name} has the shape {shape}, and its factors in the adapter {[*b]} and {[*a]}")
+                stems.remove(stem)
+        if stems:
+            raise ValueError(f"the adapter has weights that the base model lacks: {sorted(stems)[:3]}")
         return factors
-
-
-def weights_in(model_path: Path) -> "Iterator[tuple[str, safe_open]]":
-    """Iterate over the names of a model folder's weights, each with the open safetensors file that holds it."""
-    from safetensors import safe_open
-
-    for file in sorted(model_path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                yield name, tensors
 
 
 def write_merged_model(
@@ -127,6 +119,7 @@ def write_merged_model(
     the adapter does not change keep their type. One file is in memory at a time. Raises UserError if the adapter does
     not fit the model, OSError if the disk is full.
     """
+    check_weights(model_path)
     merger = AdapterMerger(model_path, alpha / rank, dtype=dtype)
     try:
         if adapter is not None:
@@ -144,21 +137,34 @@ def write_merged_model(
         # Programs load all weights in the type that the configuration names.
         types = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
         config.write_text(json.dumps(settings | types, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    generation = target / "generation_config.json"
-    if generation.is_file():
-        # Servers take their defaults from this file. The policy was trained without a penalty or a cut of the
-        # distribution; the tokens that end a reply are kept.
-        settings = json.loads(generation.read_text(encoding="utf-8"))
-        kept = {name: settings[name] for name in settings if name.endswith("_token_id") or "version" in name}
-        if kept != settings:
-            generation.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    _write_generation_config(model_path, target)
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    for path in sorted(model_path.glob("*.safetensors")):
+    for path in weight_files(model_path):
         with safe_open(path, framework="pt") as tensors:
             count = len(tensors.keys())
         save_file(dict(islice(weights, count)), target / path.name, metadata={"format": "pt"})
+
+
+def _write_generation_config(model_path: Path, target: Path) -> None:
+    """Write that a reply ends where replies of training do, and how nothing is sampled.
+
+    Servers take their defaults from this file, and the policy was trained without a penalty or a cut of the
+    distribution.
+    """
+    from transformers import AutoTokenizer
+
+    file = target / "generation_config.json"
+    settings = json.loads((file if file.is_file() else target / "config.json").read_text(encoding="utf-8"))
+    kept = {name: settings[name] for name in settings if name.endswith("_token_id") or "version" in name}
+    said = kept.get("eos_token_id")
+    named = [said] if isinstance(said, int) else said or []
+    ends = reply_ends(model_path, AutoTokenizer.from_pretrained(model_path))
+    if unnamed := [end for end in ends if end not in named]:
+        kept["eos_token_id"] = [*named, *unnamed]
+    if kept != settings:
+        file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def _stem(name: str) -> str:

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from configs.base import Precision
-from rollout.engines.adapters import weights_in
 from rollout.engines.read_back import JOINED, WHOLE
 from rollout.files import MemoryFolder
+from rollout.model_files import check_weights, weights_in
 
 Places = Mapping[str, tuple[str, int, int]]
 """By transformers' name of a weight: vLLM's name of the weight that it is part of, and its first and last row there."""
@@ -64,6 +64,7 @@ class BaseWeights:
 
     def __init__(self, model_path: Path, *, device: str, precision: Precision) -> None:
         """Load the weights. Raises ValueError for a model that vLLM joins in another way."""
+        check_weights(model_path)
         shapes = {name: weights.get_slice(name).get_shape() for name, weights in weights_in(model_path)}
         try:
             self._places = places_of(shapes)

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
+from rollout.chat import reply_ends
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
 from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
 from rollout.engines.vllm_parts import OpenRequest, build_llm, completion_of, free_memory, sampling_params
+from rollout.model_files import check_weights
 from rollout.types import Completion
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ class VllmEngine:
             base: Weights that another process holds, which are used in place. Only for mode `native`, since merging
                 would write to them.
         """
+        check_weights(model_path)
         self._config = config
         self._commands = Commands()
         self.failure: BaseException | None = None
@@ -164,8 +167,13 @@ class VllmEngine:
     def _start(
         self, model_path: Path, model: ModelConfig, seed: int, in_lockstep: bool, base: "ExportedBase | None"
     ) -> None:
+        from transformers import AutoTokenizer
+
         scale = model.lora_alpha / model.lora_rank
         self._merger = AdapterMerger(model_path, scale, dtype=self._config.precision)
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        # Of the tokenizer's own end vLLM knows, and it can be told to ignore that one.
+        self._ends = [end for end in reply_ends(model_path, tokenizer) if end != tokenizer.eos_token_id]
         weights = base.joined() if base else None
         self._llm = build_llm(model_path, self._config, model, seed, in_lockstep=in_lockstep, base_weights=weights)
         self._scheduler = self._llm.engine_core.engine_core.scheduler
@@ -220,7 +228,7 @@ class VllmEngine:
             self._llm.add_request(
                 str(self._next_id),
                 {"prompt_token_ids": list(request.prompt_token_ids)},
-                sampling_params(request),
+                sampling_params(request, self._ends),
                 # Breaks ties between equal priorities. A count is the same in every run, unlike the time.
                 arrival_time=float(self._next_id),
                 lora_request=adapter,

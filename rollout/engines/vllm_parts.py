@@ -272,7 +272,8 @@ def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
             module.register_parameter(leaf, torch.nn.Parameter(shared, requires_grad=False))
 
 
-def sampling_params(request: GenerationRequest) -> "SamplingParams":
+def sampling_params(request: GenerationRequest, ends: Sequence[int] = ()) -> "SamplingParams":
+    """Return vLLM's form of a request. `ends` are tokens that end a reply, besides those that vLLM knows."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     return SamplingParams(
@@ -281,6 +282,7 @@ def sampling_params(request: GenerationRequest) -> "SamplingParams":
         logprobs=0,
         seed=request.seed,
         stop=list(request.stop) or None,
+        stop_token_ids=list(ends),
         structured_outputs=StructuredOutputsParams(grammar=request.grammar) if request.grammar else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

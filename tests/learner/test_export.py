@@ -6,6 +6,7 @@ import torch
 from tiny_export import load_model, lora_config, random_adapter, save_tiny_export_model
 
 from configs.errors import UserError
+from rollout.chat import reply_ends
 from rollout.engines.adapters import write_merged_model
 from rollout.files import file_digests
 
@@ -63,6 +64,19 @@ def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_p
     (bent / "generation_config.json").write_text(json.dumps(said | ends))
     write_merged_model(bent, adapter if trained else None, tmp_path / "hf", **MERGED)
     assert json.loads((tmp_path / "hf" / "generation_config.json").read_text()) == ends
+
+
+@pytest.mark.parametrize("named_in", ["generation_config.json", "config.json"])
+def test_an_export_ends_replies_as_training_does(tmp_path, named_in):
+    """A base model whose files name <|endoftext|>, tuned with a chat template that ends turns with <|im_end|>."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = save_tiny_export_model(tmp_path / "base", "qwen2", eos_token_id=0, bos_token_id=0)
+    if named_in == "config.json":
+        (model / "generation_config.json").unlink()
+    write_merged_model(model, random_adapter(model), tmp_path / "hf", **MERGED)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "hf").generation_config.eos_token_id == [0, 2]
+    assert reply_ends(tmp_path / "hf", AutoTokenizer.from_pretrained(tmp_path / "hf")) == [0, 2]
 
 
 def test_an_adapter_of_another_rank_or_model_is_refused_before_anything_is_written(model_path, adapter, tmp_path):

@@ -1,9 +1,11 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 from tiny_export import TEMPLATE, load_model, save_tiny_export_model
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer
 
 from configs.errors import UserError
 from ray_jobs.gguf import pre_tokenizer_name, write_gguf
@@ -66,6 +68,43 @@ def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
         assert loaded(text).input_ids == tokenizer(text).input_ids
 
 
+def test_file_names_every_end_of_a_reply_and_tokens_that_only_the_tokenizers_settings_name(tmp_path):
+    folder = save_tiny_export_model(tmp_path / "model", "qwen2", eos_token_id=[0, 1])
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["added_tokens_decoder"] = settings.get("added_tokens_decoder", {}) | {
+        "300": {"content": "<call>", "special": True, "lstrip": False, "rstrip": False, "normalized": False}
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    write_gguf(folder, tmp_path / "m.gguf", "bf16", name="tiny")
+    fields, _ = read(tmp_path / "m.gguf")
+    assert [fields[f"tokenizer.ggml.{role}_token_id"] for role in ("eos", "eot", "eom")] == [2, 0, 1]
+    known = AutoTokenizer.from_pretrained(folder).added_tokens_decoder
+    names = {index: fields["tokenizer.ggml.tokens"][index] for index in known}
+    assert names == {index: token.content for index, token in known.items()}
+    assert "<call>" in names.values()
+
+
+@pytest.mark.parametrize(
+    ("quantization", "value", "fits"),
+    [
+        *(("f16", 65504.0, True), ("f16", 65600.0, False), ("f16", float("nan"), False), ("bf16", 1e30, True)),
+        *(("q8_0", 1e6, True), ("q8_0", 1e7, False), ("q4_0", 4e5, True), ("q4_0", 6e5, False), ("q4_1", 7e4, False)),
+    ],
+)
+def test_values_beyond_float16_are_refused(tmp_path, quantization, value, fits):
+    from safetensors.torch import load_file, save_file
+
+    folder = save_tiny_export_model(tmp_path / "model", "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.full((96, 64), value)
+    save_file(weights, folder / "model.safetensors")
+    if fits:
+        write_gguf(folder, tmp_path / "m.gguf", quantization, name="tiny")
+    else:
+        with pytest.raises(UserError, match=r"up_proj.*--quantize"):
+            write_gguf(folder, tmp_path / "m.gguf", quantization, name="tiny")
+
+
 def test_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path):
     """A special token, such as a pad, may be added without a row in the embedding."""
     folder = save_tiny_export_model(tmp_path / "model", "llama", vocab_size=262)
@@ -123,6 +162,23 @@ def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
             pre_tokenizer_name(parts)
     else:
         assert pre_tokenizer_name(parts) == name
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "passes"),
+    [
+        (normalizers.NFC(), True),
+        (normalizers.NFKC(), False),
+        (normalizers.Lowercase(), False),
+        (normalizers.Prepend("_"), False),
+        (normalizers.Sequence([normalizers.NFC(), normalizers.Strip()]), False),
+    ],
+)
+def test_normalizer_without_a_form_in_gguf_is_refused(normalizer, passes):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer
+    with nullcontext() if passes else pytest.raises(UserError, match="--format hf"):
+        assert pre_tokenizer_name(json.loads(tokenizer.to_str())) == "gpt-2"
 
 
 @pytest.mark.parametrize(

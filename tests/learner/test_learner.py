@@ -209,6 +209,13 @@ def test_kl_of_the_first_rl_step_is_zero_after_a_cold_start_and_grows_from_there
     assert divergence[0] == 0 < divergence[1]
 
 
+def test_settings_of_adam_reach_the_optimizer(model_path):
+    """Without them it is torch's."""
+    plain, other = (make_learner(model_path, **more) for more in ({}, {"adam_betas": (0.8, 0.95), "adam_eps": 1e-6}))
+    found = [(one.optimizer.param_groups[0]["betas"], one.optimizer.param_groups[0]["eps"]) for one in (plain, other)]
+    assert found == [((0.9, 0.999), 1e-8), ((0.8, 0.95), 1e-6)]
+
+
 def test_checkpoint_restores_weights_optimizer_and_version(model_path, tmp_path):
     learner = make_learner(model_path)
     batch = build_batch(make_samples(), microbatch_tokens=1000)

@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from configs.errors import UserError
 from configs.loading import load_run_config
@@ -11,6 +13,7 @@ from ray_jobs.run import model_folder, preflight
 from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
 from ray_jobs.run.origin import check_same_run
 from ray_jobs.run.preflight import check_before_acting, check_before_start
+from rollout.engines.adapters import write_merged_model
 from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
 
 NO_COLD_START = "cold_start.num_demonstrations=0"
@@ -21,13 +24,32 @@ SHAPE = {
 CARDS = ("rollout.engine.device=cuda", "learner.device=cuda")
 
 
+PROJECTIONS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+LAYER = [*PROJECTIONS, "input_layernorm", "post_attention_layernorm"]
+NAMES = ["model.embed_tokens", "model.norm", "lm_head"] + [f"model.layers.{i}.{name}" for i in (0, 1) for name in LAYER]
+INDEX = "model.safetensors.index.json"
+
+
+def write_weights(folder, names, file="model.safetensors", **other):
+    """Write weights of one number each; `other` numbers by name, the rest is 0."""
+    save_file({f"{name}.weight": np.full(1, other.get(name, 0), dtype=np.float32) for name in names}, folder / file)
+
+
+def write_shards(folder, names):
+    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for place, file in enumerate(files):
+        write_weights(folder, names[place::2], file)
+    index = {f"{name}.weight": files[place % 2] for place, name in enumerate(names)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+
+
 @pytest.fixture
 def model(tmp_path):
-    """A model folder with an empty weights file; preflight only loads the tokenizer."""
+    """A model folder whose weights have the right names, but no sizes; preflight only loads the tokenizer."""
     folder = tmp_path / "model"
     tokenizer_of(ROLES["chatml"]).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(SHAPE))
-    (folder / "model.safetensors").touch()
+    write_weights(folder, NAMES)
     return folder
 
 
@@ -117,6 +139,84 @@ def test_untrainable_model_is_rejected_before_the_download(config, model, hub, c
     with pytest.raises(UserError, match=r"prm\.model_path"):
         model_folder.prm_base("some/model")
     assert hub == [SMALL_FILES] * 2
+
+
+def tie(folder):
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"tie_word_embeddings": True}))
+
+
+def no_single_file(folder):
+    (folder / "model.safetensors").unlink()
+    write_shards(folder, NAMES)
+
+
+def lose_a_shard(folder):
+    no_single_file(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def as_peft_names_them(folder):
+    write_weights(folder, [name.replace("_proj", "_proj.base_layer") for name in NAMES])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda folder: None, None),
+        (no_single_file, None),
+        (lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "model.safetensors"}}'), None),
+        (lambda folder: (tie(folder), write_weights(folder, NAMES)), None),
+        (lambda folder: (tie(folder), write_weights(folder, sorted({*NAMES} - {"lm_head"}))), None),
+        (lambda folder: (folder / "pytorch_model.bin").touch(), None),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter_config.json"),
+        (lambda folder: write_weights(folder, ["a"], "adapter_model.safetensors"), "adapter_model.safetensors"),
+        (lambda folder: write_weights(folder, NAMES, "consolidated.safetensors"), "consolidated.safetensors"),
+        (lambda folder: write_shards(folder, NAMES), "model.safetensors"),
+        (lose_a_shard, "model-00002-of-00002.safetensors"),
+        (lambda folder: (folder / INDEX).write_text("[]"), INDEX),
+        (lambda folder: (folder / INDEX).write_text("{}"), INDEX),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(bytes(90)), "model.safetensors"),
+        (lambda folder: (tie(folder), write_weights(folder, NAMES, lm_head=1)), "tie_word_embeddings"),
+        (lambda folder: write_weights(folder, [name for name in NAMES if name != "lm_head"]), "tie_word_embeddings"),
+        (lambda folder: write_weights(folder, NAMES[:-1]), NAMES[-1]),
+        (as_peft_names_them, "mlp.down_proj"),
+    ],
+)
+def test_model_folder_that_programs_read_differently_is_refused_everywhere(config, model, change, named):
+    from rollout.engines.base_weights import BaseWeights
+
+    change(model)
+    if named is None:
+        check_before_start(config())
+        return
+    assert named in refusal(config())
+    with pytest.raises(UserError):
+        model_folder.prm_base(str(model))
+    with pytest.raises(UserError):
+        write_merged_model(model, None, model / "out", rank=1, alpha=1.0, dtype="float32")
+    with pytest.raises(UserError):
+        BaseWeights(model, device="cpu", precision="float32")
+    assert not (model / "out").exists()
+
+
+def test_adapter_beside_a_hub_model_is_refused_before_the_download(config, model, hub):
+    (model / "adapter_config.json").write_text("{}")
+    assert "adapter_config.json" in refusal(config("model.path=some/model"))
+    assert hub == [SMALL_FILES]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num"),
+    [
+        (["rollout.engine.dtype=bfloat16", NO_COLD_START], 1),
+        (["rollout.engine.dtype=bfloat16"], 0),
+        (["rollout.engine.dtype=float32", NO_COLD_START], 0),
+        (["rollout.engine.dtype=bfloat16", NO_COLD_START, "rollout.engine.adapter_mode=native"], 0),
+    ],
+)
+def test_merging_in_bfloat16_without_a_cold_start_is_noted(config, overrides, num):
+    assert len(model_folder.model_notes(config(*overrides))) == num
 
 
 # --- machine ------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def test_phase_runs_the_local_command_with_an_absolute_output_folder(phase, proj
 
 
 def test_resume_names_the_run_folder(project):
-    job = job_for("output_dir=/mnt/runs", phase="resume", here=False)
-    assert job["entrypoint"] == "python -m ray_jobs.cli resume /mnt/runs/mine"
+    job = job_for("output_dir=/mnt/runs", "cluster.patience_s=9", phase="resume", here=False)
+    assert job["entrypoint"] == "python -m ray_jobs.cli resume /mnt/runs/mine cluster.patience_s=9"
     assert job["metadata"]["run"] == "/mnt/runs/mine"
 
 

@@ -1,6 +1,5 @@
 """A model of random weights and of any size, as a folder: for what does not depend on what a model knows."""
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,12 +87,3 @@ def adapter_of(folder: Path, rank: int, *, seed: int, size: float = 0.01) -> byt
             factors[f"{stem}.lora_A.weight"] = size * torch.randn(rank, inputs, generator=generator)
             factors[f"{stem}.lora_B.weight"] = size * torch.randn(outputs, rank, generator=generator)
     return safetensors.torch.save(factors)
-
-
-def weight_names(folder: Path) -> list[str]:
-    """Of every weight, as a model's files call them."""
-    config = json.loads((folder / "config.json").read_text())
-    linears = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-    linears += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-    layers = range(config["num_hidden_layers"])
-    return [f"model.layers.{layer}.{name}.weight" for layer in layers for name in linears]

@@ -115,7 +115,7 @@ def without_ends(monkeypatch):
 
     sampling_params = vllm_engine.sampling_params
 
-    def endless(asked):
+    def endless(asked, ends):
         params = sampling_params(asked)
         params.ignore_eos = True
         return params

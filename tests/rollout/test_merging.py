@@ -11,7 +11,7 @@ STEM = "base_model.model.model.layers.0"
 
 @pytest.fixture
 def model(tmp_path):
-    """Write two weights and a norm into two files."""
+    """Write two weights and a norm into two files, and their index."""
     folder = tmp_path / "model"
     folder.mkdir()
     files = {
@@ -21,6 +21,8 @@ def model(tmp_path):
     for name, tensors in files.items():
         as_stored = {key: tensor.to(torch.bfloat16) for key, tensor in tensors.items()}
         safetensors.torch.save_file(as_stored, folder / f"{name}.safetensors")
+    index = {"weight_map": {key: f"{name}.safetensors" for name, tensors in files.items() for key in tensors}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 
@@ -58,6 +60,10 @@ def test_merging_in_float32_keeps_a_step_that_bfloat16_would_lose(model):
         adapter(q_proj__B=[[2.0], [-1.0]]),
         adapter(v_proj__A=[[1.0]], v_proj__B=[[1.0]]),
         safetensors.torch.save({"model.layers.0.q_proj.weight": torch.ones(2, 3)}),
+        adapter(q_proj__A=[[1.0, 2.0]], q_proj__B=[[2.0], [-1.0]]),
+        adapter(q_proj__A=[[1.0, 2.0, 3.0]], q_proj__B=[[2.0, 1.0], [-1.0, 1.0]]),
+        adapter(q_proj__A=[1.0, 2.0, 3.0], q_proj__B=[2.0, -1.0]),
+        safetensors.torch.save({}),
         query_adapter()[:50],
         b"",
     ],
