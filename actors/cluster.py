@@ -104,6 +104,7 @@ LISTEN_PATIENCE_S = 5.0
 
 def start_ray(config: ClusterConfig) -> None:
     """Join the cluster that `config` or the environment names, or start Ray on loopback with at least two CPUs."""
+    config.check_joined()
     os.environ.update(QUIET)
     handler = signal.getsignal(signal.SIGTERM)
     if address := config.joined:
