@@ -1,9 +1,12 @@
 """Where API keys come from, where they must not appear, and where they may be sent."""
 
+import json
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, quote_plus
@@ -48,6 +51,8 @@ _ASSIGNED = re.compile(
 _RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z]){4})[\w-]{32,}(?![^\s'\"&])")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _URL = TypeAdapter(HttpUrl)
+_used: set[str] = set()
+"""Variables that this process read a key from, whatever their names."""
 
 
 def _plain(base_url: str) -> str:
@@ -71,6 +76,7 @@ def find_key(variable: str) -> str | None:
     Raises:
         ApiKeyError: If the file cannot be read or holds no key.
     """
+    _used.add(variable)
     key, source = os.environ.get(variable, "").strip(), variable
     if not key and (path := key_file(variable)):
         source = f"the file that {variable}{FILE_SUFFIX} names, '{path}',"
@@ -131,18 +137,30 @@ def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
 
 
 def without_secrets(text: str) -> str:
-    """Replace the values of secret variables and key files by `[NAME]`, also if they are URL-encoded."""
+    """Replace the values of secret variables and key files by `[NAME]`, also where a URL or JSON holds them escaped."""
     for name, value in sorted(_secrets().items(), key=lambda item: -len(item[1])):
-        for spelling in (value, quote(value, safe=""), quote_plus(value)):
+        for spelling in (value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1], repr(value)[1:-1]):
             text = text.replace(spelling, f"[{name}]")
     return text
+
+
+def redact_output() -> None:
+    """Redact what this process prints and logs from now on, also through loggers that hold its streams already."""
+    for stream in (sys.stdout, sys.stderr):
+        if "write" not in getattr(stream, "__dict__", {"write": None}):
+            vars(stream)["write"] = partial(_write_redacted, stream.write)
+
+
+def _write_redacted(write: Callable[[str], int], text: str) -> int:
+    write(without_secrets(text))
+    return len(text)
 
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
     # A pipe is left alone: it gives its content only to the first reader.
     in_files = [name for name, path in secret_files().items() if path.is_file()]
-    for name in (*in_files, *named):
+    for name in (*in_files, *named, *_used):
         # The file may exist on other machines only.
         with suppress(ApiKeyError):
             values[name] = find_key(name) or ""

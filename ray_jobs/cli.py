@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -461,6 +462,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agentflow: {event}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return code
     except Exception as error:
+        from configs.api_keys import redact_output
+
+        redact_output()
         line = str(error) if isinstance(error, CycloptsError) else user_error(error)
         if line is None:
             raise
@@ -480,6 +484,9 @@ def _sigterm_interrupts(signals: list[int]) -> Iterator[None]:
         # Ray turns an exception that is raised here, while Ray waits, into this class.
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

@@ -19,7 +19,15 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from actors.cluster import WORKER_ENV, use_token
-from configs.api_keys import FILE_SUFFIX, certain_key, key_file, names_a_secret, secret_files, written_secret
+from configs.api_keys import (
+    FILE_SUFFIX,
+    certain_key,
+    key_file,
+    names_a_secret,
+    secret_files,
+    without_secrets,
+    written_secret,
+)
 from configs.errors import UserError, printable
 from configs.loading import load_run_config
 from configs.rollout import FolderMemoryConfig
@@ -79,7 +87,9 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
         raise
     except (OSError, aiohttp.ClientError, AuthenticationError, RuntimeError, ValueError, TypeError) as error:
         # An address may hold a password. Ray's servers answer with tracebacks, whose last line is the message.
-        lines = printable(re.sub(r"://[^/\s?#]*@", "://", str(error))).strip(". \n").splitlines() or [""]
+        lines = printable(re.sub(r"://[^/\s?#]*@", "://", without_secrets(str(error)))).strip(". \n").splitlines() or [
+            ""
+        ]
         raise UserError(
             f"the job server failed ({lines[-1 if 'Traceback' in lines[0] else 0][:300]}); give --address "
             "http://HOST:8265 of a running dashboard, or start a cluster here: `ray start --head`. A cluster with a "
