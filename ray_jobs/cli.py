@@ -376,7 +376,9 @@ def serve(
 
 def plan(
     *given: Given,
-    card: Annotated[str, Parameter(metavar="NAME|GiB", help="A40, L40S, A100, H100, H200, L4, ... or its GiB")] = "A40",
+    card: Annotated[
+        str | None, Parameter(metavar="NAME|GiB", help="A40 (default), L40S, A100, H100, H200, L4, ... or its GiB")
+    ] = None,
 ) -> int:
     """Compute whether a run fits its card or this machine's memory."""
     config = run_config(given)
