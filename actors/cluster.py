@@ -15,6 +15,7 @@ import ray
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
+from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.run import ClusterConfig
 
@@ -41,7 +42,8 @@ def is_lost(error: Exception) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Return why an actor died or a call failed, in one line."""
-    lines = [line.strip() for line in str(getattr(error, "cause", error)).splitlines() if line.strip()]
+    text = without_secrets(str(getattr(error, "cause", error)))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     if "creation task" in lines[0]:
@@ -104,6 +106,7 @@ LISTEN_PATIENCE_S = 5.0
 
 def start_ray(config: ClusterConfig) -> None:
     """Join the cluster that `config` or the environment names, or start Ray on loopback with at least two CPUs."""
+    config.check_joined()
     os.environ.update(QUIET)
     handler = signal.getsignal(signal.SIGTERM)
     if address := config.joined:

@@ -1,9 +1,12 @@
 """Where API keys come from, where they must not appear, and where they may be sent."""
 
+import json
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, quote_plus
@@ -28,17 +31,28 @@ _SHORTEST = 8
 
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _USER_PART = re.compile(r"://[^/\s?#]*@")
-_PASSWORD = re.compile(r"://[^/\s?#@:'\"]*:(?!\$\{\w+\}@)[^/\s?#@'\"]+@")
+_PASSWORD = re.compile(r"://[^/\s?#@:'\"]*:(?!(?:\$?\{[^{}]*\}|<[^<>]*>|\$\w+|%s|\*+)@)[^/\s?#@'\"]+@")
+"""A password in a URL, except a reference to one: `${NAME}`, `{name}` of Python, `<password>`."""
 _NAMED_VALUE = re.compile(r"(?P<name>[A-Za-z][\w-]*)['\"]?\s*[=:]\s*['\"]?(?=(?P<value>[^\s'\"&]+))")
 _FLAG_VALUE = re.compile(r"(?<!\S)-{1,2}(?P<name>[A-Za-z][\w-]*)\s+['\"]?(?P<value>[^\s'\"&-][^\s'\"&]*)")
 _KNOWN_START = re.compile(
-    r"(?<![A-Za-z0-9])(sk-|sk_|pk_live_|gh[opsu]_|github_pat_|glpat-|hf_|tvly-|AIza|xox[abps]-|AKIA|eyJ)[\w-]{12,}"
+    r"(?<![A-Za-z0-9])(sk-|sk_|pk_live_|gh[oprsu]_|github_pat_|glpat-|hf_|tvly-|AIza|xox[abps]-|xapp-|AKIA|ASIA|npm_|pypi-"
+    r"|dckr_pat_|gsk_|nvapi-|xai-|pplx-|lsv2_|eyJ(?=[\w-]+\.))[\w-]{12,}"
 )
 _KEY_BODY = re.compile(r"(?=[A-Za-z]*\d)[A-Za-z0-9]{10}")
 """Part of nearly every key, but of no name like `hf_transformers_loader`."""
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,20}PRIVATE KEY|^PuTTY-User-Key-File-\d", re.MULTILINE)
+_ASSIGNED = re.compile(
+    # A name like `secret_access_key`, and 20 or more letters and digits that are not words in CamelCase.
+    r"(?i:(?<=[a-z_-])key|token|secret|passw(?:or)?d|credential)['\"]?\s{0,3}[=:]\s{0,3}['\"]?"
+    r"(?=[a-zA-Z/+_-]{0,99}\d)(?=[a-z\d/+_-]{0,99}[A-Z])(?=[A-Z\d/+_-]{0,99}[a-z])"
+    r"(?!(?:[A-Z]?[a-z]{2,}+\d*+[_-]?)+\b)[\w/+-]{20,}={0,2}(?![\w.(\[])"
+)
 _RANDOM_WORD = re.compile(r"(?<![^\s'\"=])(?=(?:[\w-]*\d){4})(?=(?:[\w-]*[A-Za-z]){4})[\w-]{32,}(?![^\s'\"&])")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _URL = TypeAdapter(HttpUrl)
+_used: set[str] = set()
+"""Variables that this process read a key from, whatever their names."""
 
 
 def _plain(base_url: str) -> str:
@@ -62,11 +76,12 @@ def find_key(variable: str) -> str | None:
     Raises:
         ApiKeyError: If the file cannot be read or holds no key.
     """
+    _used.add(variable)
     key, source = os.environ.get(variable, "").strip(), variable
     if not key and (path := key_file(variable)):
         source = f"the file that {variable}{FILE_SUFFIX} names, '{path}',"
         try:
-            key = Path(path).expanduser().read_text(encoding="utf-8").strip()
+            key = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ApiKeyError(
                 f"{source} cannot be read: {getattr(error, 'strerror', None) or 'it is not a text'}"
@@ -90,12 +105,13 @@ def required_key(name: str, variable: str, otherwise: str) -> str:
     return key
 
 
-def key_file(variable: str) -> str | None:
+def key_file(variable: str) -> Path | None:
     """Return the path in VARIABLE_FILE."""
-    return os.environ.get(f"{variable}{FILE_SUFFIX}", "").strip() or None
+    path = os.environ.get(f"{variable}{FILE_SUFFIX}", "").strip()
+    return Path(path).expanduser() if path else None
 
 
-def secret_files() -> dict[str, str]:
+def secret_files() -> dict[str, Path]:
     """Return the key files of all variables in the environment that have the name of a secret."""
     names = (name.removesuffix(FILE_SUFFIX) for name in os.environ if name.endswith(FILE_SUFFIX))
     return {name: path for name in names if names_a_secret(name) and (path := key_file(name))}
@@ -121,18 +137,30 @@ def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
 
 
 def without_secrets(text: str) -> str:
-    """Replace the values of secret variables and key files by `[NAME]`, also if they are URL-encoded."""
+    """Replace the values of secret variables and key files by `[NAME]`, also where a URL or JSON holds them escaped."""
     for name, value in sorted(_secrets().items(), key=lambda item: -len(item[1])):
-        for spelling in (value, quote(value, safe=""), quote_plus(value)):
+        for spelling in (value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1], repr(value)[1:-1]):
             text = text.replace(spelling, f"[{name}]")
     return text
+
+
+def redact_output() -> None:
+    """Redact what this process prints and logs from now on, also through loggers that hold its streams already."""
+    for stream in (sys.stdout, sys.stderr):
+        if "write" not in getattr(stream, "__dict__", {"write": None}):
+            vars(stream)["write"] = partial(_write_redacted, stream.write)
+
+
+def _write_redacted(write: Callable[[str], int], text: str) -> int:
+    write(without_secrets(text))
+    return len(text)
 
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
     # A pipe is left alone: it gives its content only to the first reader.
-    in_files = [name for name, path in secret_files().items() if Path(path).expanduser().is_file()]
-    for name in (*in_files, *named):
+    in_files = [name for name, path in secret_files().items() if path.is_file()]
+    for name in (*in_files, *named, *_used):
         # The file may exist on other machines only.
         with suppress(ApiKeyError):
             values[name] = find_key(name) or ""
@@ -158,10 +186,31 @@ def exposed_key(text: str) -> str | None:
 
 
 def certain_key(text: str) -> str | None:
-    """Return where a text certainly holds a key: a password in a URL or a key of a known service."""
+    """Return where a text certainly holds a key: a password in a URL, a private key, a key of a known form or name."""
     if _PASSWORD.search(text):
         return "in the user part of a URL"
-    return _known_key(text, _KEY_BODY)
+    if _PRIVATE_KEY.search(text):
+        return "a private key"
+    return _known_key(text, _KEY_BODY) or ("behind a name of keys" if _ASSIGNED.search(text) else None)
+
+
+def key_in_file(path: Path) -> tuple[int, str] | None:
+    """Return the first line of a file with a secret of the environment or a certain key, and where it is; or None."""
+    before = 0
+    with path.open("rb") as file:
+        while lines := file.readlines(1 << 20):
+            # UTF-16 is ASCII with NUL bytes between.
+            texts = [line.replace(b"\0", b"").decode(errors="replace") for line in lines]
+            if found := _written_or_certain("".join(texts)):
+                exact = ((number, where) for number, text in enumerate(texts) if (where := _written_or_certain(text)))
+                number, where = next(exact, (0, found))
+                return before + number + 1, where
+            before += len(lines)
+    return None
+
+
+def _written_or_certain(text: str) -> str | None:
+    return written_secret(text) or certain_key(text)
 
 
 def _known_key(text: str, body: re.Pattern[str] = _KNOWN_START) -> str | None:

@@ -18,7 +18,7 @@ from configs.run import RunConfig
 
 RECIPES = Path(__file__).with_name("recipes")
 
-_NEVER_QUOTED = {"api_key_env", "base_url", "command", "source", "url"}
+_NEVER_QUOTED = {"address", "api_key_env", "base_url", "command", "source", "url"}
 """Settings that may contain a key by mistake."""
 
 

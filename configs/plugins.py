@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from configs import PACKAGES
-from configs.api_keys import without_secrets
+from configs.api_keys import redact_output, without_secrets
 from configs.errors import UserError
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
@@ -27,7 +27,11 @@ class OwnCodeError(UserError):
 
 
 def search_in(folder: str | None) -> None:
-    """Append a folder and the current folder to the import path, so that neither hides an installed library."""
+    """Append a folder and the current folder to the import path, so that neither hides an installed library.
+
+    What the code from there prints and logs in this process is redacted.
+    """
+    redact_output()
     for place in (folder and str(Path(folder).absolute()), os.getcwd()):
         if place and place not in sys.path:
             sys.path.append(place)
@@ -46,8 +50,8 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
         # Importing a user's module can raise anything.
         package = ((error.name if isinstance(error, ImportError) else None) or module).partition(".")[0]
         hidden = f"; '{package}' is a package of agentflow and hides yours: rename it" if package in PACKAGES else ""
-        problem = f"{type(error).__name__}: {error}{hidden}"
-        raise OwnCodeError(f"{key}: '{source}' cannot be imported: {problem}") from error
+        # Without the cause, whose message Ray and Python would print with the traceback.
+        raise OwnCodeError(f"{key}: '{source}' cannot be imported: {failure(error)}{hidden}") from None
     if not callable(loaded):
         raise OwnCodeError(f"{key}: '{source}' is a {type(loaded).__name__}; name a {kind}")
     return loaded
@@ -59,7 +63,9 @@ def check_call(function: Callable[..., object], source: str, *, key: str, takes:
         inspect.signature(function).bind(*filter(None, takes.split(", ")), **settings)
     except TypeError as error:
         call = f"{source.partition(':')[2]}({takes}{''.join(f', {name}=...' for name in settings)})"
-        raise OwnCodeError(f"{key}: '{source}' is called as {call}, but its signature differs: {error}") from None
+        raise OwnCodeError(
+            f"{key}: '{source}' is called as {call}, but its signature differs: {failure(error)}"
+        ) from None
     except ValueError:
         # Some builtins have no signature; the first call will show whether it fits.
         return

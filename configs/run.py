@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.base import Config, MayChange, OwnPath
 from configs.envs import EnvsConfig, Mix
+from configs.errors import UserError
 from configs.learner import (
     BOUNDED_LOSSES,
     ColdStartConfig,
@@ -55,6 +56,12 @@ class EvaluationConfig(Config):
     """A language model that judges short answers which equal no reference; counted and reported apart."""
 
 
+_NO_URL = (
+    "a run joins a cluster from one of its machines: give host:port as `ray start` printed it, or send the run there "
+    "with `agentflow submit --address URL`"
+)
+
+
 class ClusterConfig(Config):
     address: str | None = None
     """Running Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the cluster
@@ -82,18 +89,22 @@ class ClusterConfig(Config):
     @property
     def joined(self) -> str | None:
         """Return the address of the cluster that the run joins; None if it starts one."""
-        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
-        # For `ray job submit` that variable may name a dashboard, which nothing can join.
-        return None if address == "local" or "://" in address else address
+        address = (self.address or os.environ.get("RAY_ADDRESS", "")).strip() or "local"
+        return None if address == "local" else address
+
+    def check_joined(self) -> None:
+        """Raise UserError if RAY_ADDRESS names a dashboard or a server of Ray's client, which no run can join.
+
+        Commands that start no Ray ignore it: `agentflow submit` takes it as the place to send a run to.
+        """
+        if (address := self.joined) and "://" in address:
+            raise UserError(f"RAY_ADDRESS is a URL: {_NO_URL}, or set cluster.address=local to run here")
 
     @field_validator("address")
     @classmethod
     def _can_be_joined(cls, address: str | None) -> str | None:
         if address is not None and "://" in address:
-            raise ValueError(
-                "a run joins a cluster from one of its machines: give host:port as `ray start` printed it, or send the "
-                f"run there with `agentflow submit --address {address}`"
-            )
+            raise ValueError(_NO_URL)
         return address
 
 

@@ -103,7 +103,7 @@ def _custom_loss(function: Callable[..., object], config: CustomLossConfig, inpu
     try:
         output = function(inputs, **config.settings)
     except Exception as error:
-        raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from error
+        raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from None
     if not (
         isinstance(output, LossOutput)
         and isinstance(output.loss, Tensor)

@@ -9,6 +9,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -382,7 +383,9 @@ def serve(
 
 def plan(
     *given: Given,
-    card: Annotated[str, Parameter(metavar="NAME|GiB", help="A40, L40S, A100, H100, H200, L4, ... or its GiB")] = "A40",
+    card: Annotated[
+        str | None, Parameter(metavar="NAME|GiB", help="A40 (default), L40S, A100, H100, H200, L4, ... or its GiB")
+    ] = None,
 ) -> int:
     """Compute whether a run fits its card or this machine's memory."""
     config = run_config(given)
@@ -468,6 +471,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"agentflow: {event}{f'; {interrupt}' if str(interrupt) else ''}", file=sys.stderr)
         return code
     except Exception as error:
+        from configs.api_keys import redact_output
+
+        redact_output()
         line = str(error) if isinstance(error, CycloptsError) else user_error(error)
         if line is None:
             raise
@@ -487,6 +493,9 @@ def _sigterm_interrupts(signals: list[int]) -> Iterator[None]:
         # Ray turns an exception that is raised here, while Ray waits, into this class.
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can handle signals
+        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

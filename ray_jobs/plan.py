@@ -329,9 +329,11 @@ def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing:
     return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
 
 
-def run_plan(config: RunConfig, *, card: str) -> int:
+def run_plan(config: RunConfig, *, card: str | None) -> int:
     """Print the plan. Return 1 if the run does not fit."""
-    plan, console = make_plan(config, card=card), Console()
+    plan, console = make_plan(config, card=card or "A40"), Console()
+    if card and not any(process.device == "cuda" for planned in plan.cards for process in planned.processes):
+        raise UserError(f"--card {card} has no effect: nothing of this recipe runs on 'cuda'; leave it out")
     # Paths may hold square brackets, and settings to copy must stay on one line.
     write = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for refusal in plan.refusals or ("It fits.",):

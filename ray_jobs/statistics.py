@@ -43,7 +43,8 @@ class PairedComparison:
         low, high = self.ci95
         change = f"{100 * self.gain:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
         result = "significant" if self.p < 0.05 else "NOT significant"
-        return f"{change}, {result}: {self.test} p = {self.p:.3g} on {self.num_tasks} paired tasks"
+        tasks = f"{self.num_tasks} paired task{'s' * (self.num_tasks != 1)}"
+        return f"{change}, {result}: {self.test} p = {self.p:.3g} on {tasks}"
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:

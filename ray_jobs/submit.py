@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import re
 import shlex
 import sys
@@ -18,22 +19,27 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from actors.cluster import WORKER_ENV, use_token
-from configs.api_keys import FILE_SUFFIX, certain_key, key_file, names_a_secret, secret_files, written_secret
+from configs.api_keys import (
+    FILE_SUFFIX,
+    certain_key,
+    key_file,
+    names_a_secret,
+    secret_files,
+    without_secrets,
+    written_secret,
+)
 from configs.errors import UserError, printable
 from configs.loading import load_run_config
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 from ray_jobs.run.origin import provenance
 from ray_jobs.run.preflight import check_labelling, check_nothing_secret_is_written, check_recipe, key_variables
+from ray_jobs.travel import LEFT_BEHIND, Package, check_no_key_travels, travelling
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
 """The program that runs on the cluster: the code of the working directory, otherwise the installed package."""
-LEFT_BEHIND = (
-    *(".git/", ".venv/", "venv/", "runs/", ".cache/", "__pycache__/", "*.egg-info/", "node_modules/"),
-    *(".pytest_cache/", ".mypy_cache/", ".ruff_cache/", ".hypothesis/", "*.safetensors", "*.gguf", "*.ckpt"),
-    *(".env", ".env.*", "*.env", ".netrc", "*.pem", "*.key"),
-)
-"""Never uploaded, in addition to what .gitignore and .rayignore exclude: Ray keeps a copy of the working directory."""
+_INSTALLING = {"pip", "uv", "conda", "py_modules", "image_uri", "container"}
+"""Entries of a runtime environment that may bring modules."""
 POLL_S = 2.0
 
 
@@ -59,6 +65,10 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
         check_labelling(config)
     runtime_env = plan_runtime_env(config, request)
     check_paths(config, request)
+    check_package(config, request, runtime_env)
+    if request.address:
+        # Without this, RAY_ADDRESS would go before the address that was given.
+        os.environ["RAY_API_SERVER_ADDRESS"] = request.address
     use_token()
     for module in ("dashboard.modules.dashboard_sdk", "dashboard.modules.job.sdk", "_private.runtime_env.packaging"):
         logging.getLogger(f"ray.{module}").setLevel(logging.ERROR)
@@ -77,7 +87,9 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
         raise
     except (OSError, aiohttp.ClientError, AuthenticationError, RuntimeError, ValueError, TypeError) as error:
         # An address may hold a password. Ray's servers answer with tracebacks, whose last line is the message.
-        lines = printable(re.sub(r"://[^/\s?#]*@", "://", str(error))).strip(". \n").splitlines() or [""]
+        lines = printable(re.sub(r"://[^/\s?#]*@", "://", without_secrets(str(error)))).strip(". \n").splitlines() or [
+            ""
+        ]
         raise UserError(
             f"the job server failed ({lines[-1 if 'Traceback' in lines[0] else 0][:300]}); give --address "
             "http://HOST:8265 of a running dashboard, or start a cluster here: `ray start --head`. A cluster with a "
@@ -145,16 +157,18 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
             f"--runtime-env holds a key ({secret}), and Ray writes a job's environment to its logs; set it in the "
             "environment of the cluster's machines before their `ray start`"
         )
-    key_files = {name: str(Path(path).expanduser().absolute()) for name in names if (path := key_file(name))}
+    key_files = {name: path.absolute() for name in names if (path := key_file(name))}
     folder, hidden = request.working_dir.resolve(), set()
-    for file in (Path(path).expanduser().absolute() for path in (*key_files.values(), *secret_files().values())):
+    for file in (path.absolute() for path in (*key_files.values(), *secret_files().values())):
         # A link may lead into the folder or out of it, so the file is excluded under each of its names.
         for place in (file, file.parent.resolve() / file.name, file.resolve()):
             if place != folder and place.is_relative_to(folder):
                 hidden.add("/" + re.sub(r"([\\\[\]!*#?])", r"\\\1", str(place.relative_to(folder))))
-    env = {**WORKER_ENV, **{f"{name}{FILE_SUFFIX}": path for name, path in key_files.items()}, **variables}
-    if Path(__file__).resolve().parents[1] == folder and (commit := provenance(seed=config.seed)["git_commit"]):
-        env["AGENTFLOW_COMMIT"] = commit  # the uploaded copy has no repository that names it
+    env = {**WORKER_ENV, **{f"{name}{FILE_SUFFIX}": str(path) for name, path in key_files.items()}, **variables}
+    if Path(__file__).resolve().parents[1] == folder:
+        excludes = ["/tests/", *excludes]  # they hold made-up keys, which look like others
+        if commit := provenance(seed=config.seed)["git_commit"]:
+            env["AGENTFLOW_COMMIT"] = commit  # the uploaded copy has no repository that names it
     # The last pattern wins, so a pattern of the user cannot include a file of secrets again.
     return {
         **added,
@@ -162,6 +176,21 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
         "excludes": [*excludes, *LEFT_BEHIND, *sorted(hidden)],
         "env_vars": env,
     }
+
+
+def check_package(config: RunConfig, request: SubmitRequest, runtime_env: Mapping[str, Any]) -> None:
+    """Check that the package holds all that the recipe names, and that no file in it, or in py_modules, has a key."""
+    folder, excludes = Path(runtime_env["working_dir"]), runtime_env["excludes"]
+    files = travelling(folder, excludes)
+    if request.phase != "resume":
+        code = Path(config.code_path or folder).resolve()
+        installs = not _INSTALLING.isdisjoint(runtime_env)
+        package = Package(folder=folder, files=files, code=code, installs=installs)
+        if request.recipe.exists():
+            package.check_file("recipe", request.recipe.resolve())
+        package.check(config, request.phase_options)
+    modules = [name for name in runtime_env.get("py_modules") or () if isinstance(name, str) and "://" not in name]
+    check_no_key_travels(files.union(*(travelling(Path(name).absolute(), excludes) for name in modules)))
 
 
 def check_paths(config: RunConfig, request: SubmitRequest) -> None:

@@ -5,8 +5,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.learner import LearnerConfig
+from configs.plugins import failure
 from reward.scorers import outcome_of
 from reward.statistics import group_facts
 from rollout.filters import ending_of
@@ -129,7 +131,7 @@ def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSumm
 
 def failed_summary(error: Exception) -> GroupSummary:
     """Return the facts of a group whose rollout raised."""
-    return GroupSummary(ending=None, facts={"groups": 1.0}, reason=f"{type(error).__name__}: {error}"[:MAX_REASON])
+    return GroupSummary(ending=None, facts={"groups": 1.0}, reason=failure(error)[:MAX_REASON])
 
 
 def _why_unscorable(group: Group) -> str:
@@ -138,4 +140,5 @@ def _why_unscorable(group: Group) -> str:
         for one in group.trajectories
         if one.outcome is None
     )
-    return ", ".join(f"{num} of {len(group.trajectories)} {stop}" for stop, num in stops.items())[:MAX_REASON]
+    reasons = ", ".join(f"{num} of {len(group.trajectories)} {stop}" for stop, num in stops.items())
+    return without_secrets(reasons)[:MAX_REASON]

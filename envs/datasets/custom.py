@@ -188,7 +188,7 @@ def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
     try:
         return list(function())
     except Exception as error:
-        raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from error
+        raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from None
 
 
 def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:

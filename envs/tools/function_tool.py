@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from configs.api_keys import required_key, without_secrets
 from configs.envs import EnvsConfig, ToolConfig
 from configs.errors import UserError, in_whole_letters
-from configs.plugins import in_a_thread, load_own
+from configs.plugins import failure, in_a_thread, load_own
 from envs.types import Schema, Tool, ToolResult, ToolUnavailableError
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
@@ -152,7 +152,7 @@ def function_tool(name: str, config: ToolConfig) -> FunctionTool | None:
         # Evaluates annotations that are written as texts.
         return FunctionTool(name, function, inspect.signature(function, eval_str=True))
     except Exception as error:
-        raise UserError(f"{place}: '{config.source}': {type(error).__name__}: {error}") from None
+        raise UserError(f"{place}: '{config.source}': {failure(error)}") from None
 
 
 def function_schemas(config: EnvsConfig) -> dict[str, Schema]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from configs.api_keys import without_secrets
 from configs.errors import UserError, reason, whole_letters
 from envs.leakage import word_grams
 from envs.types import Tool, ToolResult, ToolUnavailableError
@@ -119,7 +120,8 @@ class GuardedTool:
                 raise ToolUnavailableError(f"{self.name} gave no result within {self._time_limit_s:g} s") from None
             if not isinstance(result, ToolResult):
                 raise ToolUnavailableError(f"{self.name} returned {type(result).__name__}, not a ToolResult")
-        text = whole_letters(result.text[:MAX_TEXT_CHARS])
+        # First redacted, because half of a key would not be found.
+        text = whole_letters(without_secrets(result.text[: 2 * MAX_TEXT_CHARS])[:MAX_TEXT_CHARS])
         if self._block_list.blocks_text(text):
             return ToolResult(text=BLOCKED, error="blocked", foreign=True)
         return ToolResult(text=text, error=result.error, foreign=True)
@@ -133,7 +135,7 @@ def faults_of(name: str) -> Iterator[None]:
     except ToolUnavailableError:
         raise
     except Exception as error:
-        raise ToolUnavailableError(f"{name} failed with {raised(error)}") from error
+        raise ToolUnavailableError(f"{name} failed with {raised(error)}") from None
 
 
 def raised(error: BaseException) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.api_keys import required_key
 from configs.envs import BASE_GENERATOR_TOKENS, EnvsConfig
 from configs.errors import UserError
+from configs.plugins import failure
 from configs.rollout import ServerConfig
 from envs.datasets.families import catalogue_passages
 from envs.sandbox import Sandbox, SandboxSettings, SandboxState
@@ -259,6 +260,5 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         except UserError:
             raise
         except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-            raise UserError(f"envs.tools.{name}: the tool cannot be made for each task: {problem}") from error
+            raise UserError(f"envs.tools.{name}: the tool cannot be made for each task: {failure(error)}") from None
         return open_tool

@@ -50,6 +50,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
         UserError: The run cannot start.
     """
     folder = config.run_path
+    config.cluster.check_joined()
     if config.backend.type != "vllm":
         raise UserError(
             f"backend.type = '{config.backend.type}' is for solve and evaluate: training needs log-probs, which a "
@@ -184,7 +185,7 @@ def key_variables(config: RunConfig) -> tuple[str, ...]:
     """Return the environment variables with the keys that the recipe or its tools need."""
     from envs.tools import search as pages
 
-    names = [value for key, value in _leaves(config.model_dump()) if key == "api_key_env" and value]
+    names = [value for key, value in leaves(config.model_dump()) if key.endswith("api_key_env") and value]
     envs = config.envs
     finders = {envs.web.finder} if "web_search" in envs.actions else set()
     if ("search" in envs.actions and envs.search == "tavily") or "tavily" in finders:
@@ -211,7 +212,7 @@ def check_key(setting: str, variable: str | None) -> None:
 
 def check_nothing_secret_is_written(config: RunConfig, words: Sequence[str] = ()) -> None:
     """Check that settings, command line and `words` hold no key: run folder, report and process list show them."""
-    texts = (str(value) for _, value in _leaves(config.model_dump(mode="json")))
+    texts = (str(value) for _, value in leaves(config.model_dump(mode="json")))
     text = "\n".join((*texts, *sys.argv, *words))
     if found := written_secret(text, key_variables(config)) or certain_key(text):
         raise ApiKeyError(
@@ -220,15 +221,15 @@ def check_nothing_secret_is_written(config: RunConfig, words: Sequence[str] = ()
         )
 
 
-def _leaves(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables with their keys, and every key as a value of its own without a key."""
+def leaves(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables with their dotted keys, and every key as a value of its own without a key."""
     if isinstance(value, Mapping):
         for name, part in value.items():
             yield "", name
-            yield from _leaves(part, name)
+            yield from leaves(part, f"{key}.{name}" if key else name)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _leaves(part, key)
+            yield from leaves(part, key)
     else:
         yield key, value
 

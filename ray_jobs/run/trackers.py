@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from configs.api_keys import exposed_key, written_secret
+from configs.api_keys import exposed_key, without_secrets
 from configs.errors import UserError
 from configs.run import TrackerName
 from rollout.files import read_records
@@ -205,6 +205,6 @@ class Trackers:
         # Another project's library may fail in any way, and some end the process.
         except (Exception, SystemExit) as error:
             self._open.pop(name, None)
-            text = " ".join(str(error).split())[:200]
-            quoted = "" if written_secret(text) or exposed_key(text) else f": {text}"
+            text = " ".join(without_secrets(str(error)).split())[:200]
+            quoted = "" if exposed_key(text) else f": {text}"
             self._note(f"tracker '{name}' stopped and the run continues without it: {type(error).__name__}{quoted}")

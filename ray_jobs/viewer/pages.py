@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from configs.api_keys import without_secrets
 from rollout.files import write_whole
 from rollout.types import is_answer
 
@@ -29,7 +30,7 @@ def write_page(path: Path, template: str, **values: object) -> Path:
     styles = "".join(style.read_text(encoding="utf-8") for style in STYLES)
     page = _ENVIRONMENT.get_template(f"{template}.html.j2").render(values, styles=styles)
     # The text of a model may hold half of a surrogate pair, which UTF-8 cannot encode.
-    write_whole(path, page.encode(errors="replace"))
+    write_whole(path, without_secrets(page).encode(errors="replace"))
     return path
 
 

@@ -1,26 +1,35 @@
 """A run folder for the viewer: its growing logs, pages of rows, whole trajectories, groups, and pairs of attempts."""
 
 import json
+import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from configs.errors import UserError
+import msgspec
+
+from configs.errors import UserError, in_whole_letters
+from envs.tools.guard import raised
 from ray_jobs.run.summary import held_out_rates
-from rollout.codec import SchemaError, flat_record, trajectory_of
+from rollout.codec import flat_record, trajectory_of
 from rollout.files import TOKENIZER, read_json
 from rollout.filters import SOLVED
+from rollout.lifecycle import GroupRow
+from rollout.types import Trajectory
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Row = dict[str, Any]
+
+_log = logging.getLogger(__name__)
 
 MAX_PROMPT_CHARS = 20_000
 _SHORT = 300
@@ -39,27 +48,29 @@ _KINDS = {
 }
 """Kinds of pairs by the outcomes of their attempts, in the order in which they are listed."""
 
+Step = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Asked = Mapping[str, str]
 """Filters of a list, which must all hold, `text` to search for, and `order`; an empty one is none."""
 
 
 class LogRows:
-    """The rows of metrics.jsonl or groups.jsonl in their order: the JSON objects that have `key`.
+    """The rows of metrics.jsonl or groups.jsonl in their order; lines that are no such row are counted and left out.
 
     A file that was replaced, for example by a resumed run, is read again from its start, and `generation` increases.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
+    def __init__(self, path: Path, kind: object) -> None:
+        """`kind` is the type of a row."""
         self.path = path
         self.generation = 0
-        self._key = key
+        self._kind = kind
         self._inode: int | None = None
         self._reset()
 
     def _reset(self) -> None:
         self.rows: list[Row] = []
         self.num_unreadable = 0
-        """Lines that are not such objects; a full disk tears lines."""
+        """Lines that are no such rows: a full disk tears lines, and a foreign file has others."""
         self._end = 0
 
     def refresh(self) -> None:
@@ -76,25 +87,37 @@ class LogRows:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                if (row := self._row_of(line)) is None:
-                    self.num_unreadable += 1
-                else:
+                try:
+                    row = self._row_of(line)
+                    msgspec.json.encode(row)  # not every number and text that Python reads can be sent
                     self.rows.append(row)
+                except Exception as error:
+                    # What a damaged or foreign file holds may fail anywhere.
+                    _log.warning("%s: a line at byte %d is left out: %s", self.path, self._end, raised(error))
+                    self.num_unreadable += 1
                 self._end += len(line)
 
-    def _row_of(self, line: bytes) -> Row | None:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        return row if isinstance(row, dict) and self._key in row else None
+    def _row_of(self, line: bytes) -> Row:
+        row: Row = msgspec.to_builtins(msgspec.convert(in_whole_letters(json.loads(line)), self._kind))
+        return row
+
+
+class MetricRows(LogRows):
+    """The rows of metrics.jsonl."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, dict[str, float | None])
+
+    def _row_of(self, line: bytes) -> Row:
+        row = super()._row_of(line)
+        return row | {"step": msgspec.convert(row["step"], Step, strict=False)}
 
 
 class TrajectoryIndex(LogRows):
     """A short row for each trajectory of a file. 20,000 are read in about a second."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "id")
+        super().__init__(path, Trajectory)
 
     def _reset(self) -> None:
         super()._reset()
@@ -110,18 +133,12 @@ class TrajectoryIndex(LogRows):
             return None
         with self.path.open("rb") as file:
             file.seek(self._offsets[trajectory_id])
-            try:
-                trajectory = trajectory_of(file.readline())
-            except SchemaError:
-                return None
+            trajectory = trajectory_of(file.readline())
         # The run may have been rewound since the file was indexed.
         return flat_record(trajectory) if trajectory.id == trajectory_id else None
 
-    def _row_of(self, line: bytes) -> Row | None:
-        try:
-            one = trajectory_of(line)
-        except SchemaError:
-            return None
+    def _row_of(self, line: bytes) -> Row:
+        one = trajectory_of(line)
         task, turns = one.task, one.planner_turns
         versions = {version for turn in turns for version in (turn.policy_version, *(at for _, at in turn.switches))}
         row = {
@@ -156,6 +173,17 @@ def shortened(text: object) -> str | None:
     return whole if len(whole) <= _SHORT else f"{whole[: _SHORT - 1]}…"
 
 
+def _inside(value: object, *names: str) -> object:
+    """Return a part of nested tables; None where one of them is missing or no table."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
 def read_json_if_there(path: Path) -> Row:
     """Return the JSON object in a file, and an empty one without the file. Raises UserError."""
     return read_json(path) if path.exists() else {}
@@ -169,14 +197,29 @@ class ViewedRun:
             raise UserError(f"'{folder}' has no trajectories.jsonl and no config.json; give the folder of a run")
         self.folder = folder
         self.trajectories = TrajectoryIndex(folder / "trajectories.jsonl")
-        self.metrics = LogRows(folder / "metrics.jsonl", "step")
-        self.group_rows = LogRows(folder / "groups.jsonl", "id")
+        self.metrics = MetricRows(folder / "metrics.jsonl")
+        self.group_rows = LogRows(folder / "groups.jsonl", GroupRow)
         self._logs = (self.metrics, self.group_rows, self.trajectories)
+        self.faults: dict[str, str] = {}
+        """What is wrong with the run's files, by their names, for the page."""
 
     def refresh(self) -> None:
         """Read the new lines of all logs."""
         for log in self._logs:
-            log.refresh()
+            with self._faults_of(log.path):
+                log.refresh()
+
+    @contextmanager
+    def _faults_of(self, path: Path) -> Iterator[None]:
+        """Note and log any error of reading a file; the rest of the run is shown without it."""
+        try:
+            yield
+            self.faults.pop(path.name, None)
+        except Exception as error:
+            fault = str(error) if isinstance(error, UserError) else f"{path.name} cannot be read: {raised(error)}"
+            if self.faults.get(path.name) != fault:
+                _log.warning("%s", fault)
+            self.faults[path.name] = fault
 
     def state(self) -> Row:
         """Return the counts by which a page knows what to fetch again."""
@@ -189,12 +232,18 @@ class ViewedRun:
             "num_groups": len(self.group_rows.rows),
             "groups": Counter(row["state"] for row in self.group_rows.rows),
             "unreadable": sum(log.num_unreadable for log in self._logs),
+            "faults": list(self.faults.values()),
             "live": not (self.folder / "summary.json").exists() and time.time() - changed < FRESH_S,
         }
 
     def about(self) -> Row:
         """Return name, settings and results of the run, and the values of each filter with their numbers."""
-        config, summary = (read_json_if_there(self.folder / name) for name in ("config.json", "summary.json"))
+        config, summary, held_out = {}, {}, []
+        with self._faults_of(self.folder / "config.json"):
+            config = in_whole_letters(read_json_if_there(self.folder / "config.json"))
+        with self._faults_of(self.folder / "summary.json"):
+            summary = in_whole_letters(read_json_if_there(self.folder / "summary.json"))
+            held_out = [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None]
         report, rows = self.folder.resolve() / "report.html", self.trajectories.rows
         facets = {
             name: Counter(row[name] for row in rows if row[name] is not None)
@@ -203,16 +252,18 @@ class ViewedRun:
         return {
             "name": self.folder.resolve().name,
             "settings": {
-                **{name: config.get(name) for name in _SETTINGS},
-                "model": config.get("model", {}).get("path"),
-                "credit": config.get("reward", {}).get("credit", {}).get("type"),
-                "objective": config.get("learner", {}).get("loss", {}).get("type"),
+                **{name: _inside(config, name) for name in _SETTINGS},
+                "model": _inside(config, "model", "path"),
+                "credit": _inside(config, "reward", "credit", "type"),
+                "objective": _inside(config, "learner", "loss", "type"),
             },
-            **{name: summary.get(name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
-            "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
-            "held_out": [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None],
+            **{name: _inside(summary, name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
+            "solved": {
+                name: _number(_inside(summary, f"solve_rate_{name}")) for name in ("untouched", "before", "after")
+            },
+            "held_out": held_out,
             "report": str(report) if report.exists() else None,
-            "alarms": summary.get("alarms", []),
+            "alarms": alarms if isinstance(alarms := _inside(summary, "alarms"), list) else [],
             "facets": facets | {"changed": len(self._changed())},
         }
 
@@ -294,9 +345,13 @@ class ViewedRun:
         """
         for turn in turns:
             prompt = turn.pop("prompt_token_ids")
-            if self._tokenizer is not None:
-                turn["pieces"] = _pieces(self._tokenizer, turn["token_ids"])
-                turn["prompt_text"] = self._tokenizer.decode(prompt, skip_special_tokens=False)[:MAX_PROMPT_CHARS]
+            with self._faults_of(self.folder / TOKENIZER):
+                if self._tokenizer is not None:
+                    text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+                    turn |= {
+                        "pieces": _pieces(self._tokenizer, turn["token_ids"]),
+                        "prompt_text": text[:MAX_PROMPT_CHARS],
+                    }
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer | None":

@@ -1,6 +1,7 @@
 """`agentflow view`: a local web page that shows runs, also during training. It writes nothing."""
 
 import html
+import logging
 import tempfile
 import threading
 import webbrowser
@@ -20,11 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from configs.api_keys import LOOPBACK_HOSTS
+from configs.api_keys import LOOPBACK_HOSTS, without_secrets
 from configs.errors import UserError
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
+from envs.tools.guard import raised
 from ray_jobs.viewer.run import Row, ViewedRun, paired
 
+_log = logging.getLogger(__name__)
 STATIC = Path(__file__).with_name("static")
 MAX_PAGE = 500
 MOST_RUNS = 2
@@ -72,10 +75,17 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> ASGIApp:
         # Starlette calls it in a thread, because it reads files.
         if (name := request.path_params["name"]) not in answers:
             raise HTTPException(404, "the viewer has no such answer")
-        with lock:
-            for run in runs:
-                run.refresh()
-            return _json(answers[name](request))
+        try:
+            with lock:
+                for run in runs:
+                    run.refresh()
+                return _json(answers[name](request))
+        except HTTPException:
+            raise
+        except Exception as error:
+            _log.warning("the viewer cannot answer '%s'", name, exc_info=True)
+            text = str(error) if isinstance(error, UserError) else raised(error)
+            raise HTTPException(422, f"the files of the run cannot be shown here: {text}") from None
 
     app = Starlette(
         routes=[Route("/", static), Route("/static/{name}", static), Route("/api/{name}", answer)],
@@ -104,7 +114,7 @@ async def _refused(request: Request, error: HTTPException) -> Response:
 
 def _json(value: object, status: int = 200) -> Response:
     # Numbers that JSON cannot represent become null.
-    content = msgspec.json.encode(value)
+    content = without_secrets(msgspec.json.encode(value).decode())
     return Response(content, status_code=status, media_type="application/json")
 
 

@@ -84,7 +84,7 @@ def _call_with_limit(call: Callable[[], object], source: str, task: Task, *, lim
         return future.result(timeout=limit_s)
     except Exception as error:
         if future.done():
-            raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from error
+            raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from None
         # A thread cannot be ended from outside; what it returns later is dropped.
         future.cancel()
         raise OwnCodeError(

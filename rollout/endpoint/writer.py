@@ -88,7 +88,7 @@ class TeacherWriter(Writer):
         try:
             reply = await self.teach(self.task, openai_messages(request.messages), tools)
         except Exception as error:
-            raise RequestError(f"{self.name} failed with {failure(error)}", status=503) from error
+            raise RequestError(f"{self.name} failed with {failure(error)}", status=503) from None
         try:
             return completion_of(reply_text(reply), request, self.chat, max_tokens)
         except ValueError as error:

@@ -1,9 +1,13 @@
 """Sources of API keys, and detection of keys in settings."""
 
 import os
+import subprocess
+import sys
+import traceback
 
 import pytest
 
+from actors.cluster import reason_of
 from configs.api_keys import (
     ApiKeyError,
     certain_key,
@@ -16,8 +20,16 @@ from configs.api_keys import (
 from configs.envs import ToolConfig
 from configs.errors import UserError
 from configs.loading import load_run_config
+from configs.plugins import load_own
+from envs.tools.toolbox import Toolbox
+from reward.judging import failed_summary
 
 KEY = "canary0123456789"
+TOOL = ("envs.tools={t={source='fails_when_made:Tool'}}", 'envs.actions=["t", "answer"]')
+
+
+def _raise(error):
+    raise error
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +66,49 @@ def test_a_key_from_a_file_is_redacted(monkeypatch, tmp_path):
         == "401 for [SOME_API_KEY] and ?k=[SOME_API_KEY]"
     )
     assert written_secret("say from-a-file/1") == "SOME_API_KEY"
+
+
+SAID = """
+import logging, os, sys
+from configs.api_keys import find_key, redact_output
+logging.basicConfig()
+redact_output()
+find_key("MY_SERVICE")
+for name in ("HF_TOKEN", "MY_SERVICE"):
+    print(os.environ[name], {"quoted": os.environ[name]})
+    print(os.environ[name], file=sys.stderr)
+    logging.warning("%s", os.environ[name])
+raise RuntimeError(os.environ["HF_TOKEN"])
+"""
+
+
+def test_output_logs_and_tracebacks_of_a_process_hold_no_key():
+    keys = {"HF_TOKEN": f"{KEY}-\\-'", "MY_SERVICE": f"{KEY}-service"}
+    ran = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, env=os.environ | keys)
+    assert "[HF_TOKEN]" in ran.stderr
+    assert "[MY_SERVICE]" in ran.stdout
+    assert KEY not in ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda: load_own("fails_on_import:solve", key="agent.function"),
+        lambda: Toolbox(load_run_config(None, TOOL).envs).__enter__(),
+        lambda: _raise(UserError(failed_summary(RuntimeError(KEY)).reason)),
+        lambda: _raise(UserError(reason_of(RuntimeError(f"failed with {KEY}")))),
+    ],
+)
+def test_words_of_custom_code_are_redacted_with_their_causes(fail, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", KEY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "fails_on_import.py").write_text(f"raise ValueError('no access with {KEY}')")
+    (tmp_path / "fails_when_made.py").write_text(f"class Tool:\n    def __init__(self): raise ValueError('{KEY}')")
+    with pytest.raises(UserError) as caught:
+        fail()
+    assert "[HF_TOKEN]" in str(caught.value)
+    assert KEY not in "".join(traceback.format_exception(caught.value)).replace(f'f"{KEY}', "")
 
 
 def test_a_pipe_with_a_key_is_left_to_its_reader(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """Fixtures of the tests of submitted jobs."""
 
 import os
+import sys
 
 import pytest
 
@@ -11,8 +12,10 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes" / "mine.toml").write_text('name = "mine"\nseed = 3\noutput_dir = "runs"\n')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS", "TAVILY_API_KEY", "TAVILY_API_KEY_FILE"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that what `submit` sets is undone
+        monkeypatch.delenv(name)
     return tmp_path
 
 

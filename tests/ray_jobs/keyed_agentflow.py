@@ -1,6 +1,8 @@
 """`agentflow` with a simulated engine and a simulated learner. Its workers ask the recipe's own tools, which have keys
 and quote them. Everything else of a run is real."""
 
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,10 @@ class KeyedWorker(SimulatedWorker):
         super().__init__(index)
         self._config = config
         self._said: ToolResult | None = None
+        # As the code of a module may do.
+        print("printed:", os.environ["UNRELATED_SECRET"])
+        print("on stderr:", os.environ["UNRELATED_SECRET"], file=sys.stderr)
+        logging.getLogger("own").warning("logged: %s", os.environ["UNRELATED_SECRET"])
 
     async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         group = await super().run_group(task, group_id, group_size)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.testclient import TestClient
 
@@ -92,7 +93,7 @@ def viewer_answers(run: Path) -> bytes:
     client = TestClient(app, base_url="http://127.0.0.1", headers=headers)
     asked = ["", "api/state", "api/about", "api/metrics", "api/trajectories?limit=500", "api/groups?limit=500"]
     for kind, rows in (("trajectory", "trajectories"), ("group", "groups")):
-        asked += [f"api/{kind}?id={row['id']}" for row in client.get(f"/api/{rows}?limit=500").json()["rows"]]
+        asked += [f"api/{kind}?id={quote(row['id'])}" for row in client.get(f"/api/{rows}?limit=500").json()["rows"]]
     answers = [client.get(f"/{path}") for path in asked]
     assert all(answer.status_code == 200 for answer in answers)
     return b"\n".join(answer.content for answer in answers)

@@ -7,7 +7,8 @@ import pytest
 from actors.cluster import start_ray
 from configs.errors import UserError
 from configs.loading import load_run_config
-from configs.run import ClusterConfig
+from configs.run import ClusterConfig, RunConfig
+from ray_jobs.run.preflight import check_before_start
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,7 @@ def no_cluster(monkeypatch):
         ("auto", None, "auto"),
         ("local", "head:6379", None),
         (None, "local", None),
-        (None, "http://head:8265", None),
+        (None, " ", None),
     ],
 )
 def test_cluster_address_of_recipe_and_environment(address, environment, joined, monkeypatch):
@@ -33,9 +34,16 @@ def test_cluster_address_of_recipe_and_environment(address, environment, joined,
     assert ClusterConfig(address=address).joined == joined
 
 
-def test_ray_client_address_is_rejected():
-    with pytest.raises(UserError):
-        load_run_config(None, ["cluster.address=ray://head:10001"])
+@pytest.mark.parametrize("address", ["ray://head:10001", "http://me:hunter2@head:8265", "https://head"])
+@pytest.mark.parametrize("run", [start_ray, lambda cluster: check_before_start(RunConfig(cluster=cluster))])
+def test_a_url_is_refused_where_a_run_would_join_it(address, run, monkeypatch):
+    with pytest.raises(UserError, match=r"cluster\.address") as in_recipe:
+        load_run_config(None, [f"cluster.address={address}"])
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UserError, match="RAY_ADDRESS") as in_environment:
+        run(ClusterConfig())
+    assert "hunter2" not in f"{in_recipe.value}{in_environment.value}"
+    ClusterConfig(address="local").check_joined()
 
 
 def test_missing_cluster_is_an_error():

@@ -11,7 +11,7 @@ import yaml
 
 from configs.loading import load_run_config
 from ray_jobs.run.preflight import check_labelling, check_recipe, key_variables
-from ray_jobs.submit import LEFT_BEHIND
+from ray_jobs.travel import LEFT_BEHIND
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -85,6 +85,14 @@ def test_head_requires_a_token_and_is_isolated(name):
     assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
     names = [one["podSelector"]["matchLabels"]["batch.kubernetes.io/job-name"] for one in submitters]
     assert names == ([rayjob()["metadata"]["name"]] if name == "rayjob.yaml" else [])
+
+
+@pytest.mark.parametrize("name", clusters())
+def test_containers_gain_no_privileges_and_workers_no_service_account(name):
+    for index, (template, container) in enumerate(containers(clusters()[name])):
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        # The autoscaler beside the head talks to Kubernetes.
+        assert template["spec"].get("automountServiceAccountToken", True) is (index == 0)
 
 
 def test_containers_have_only_their_keys():

@@ -156,8 +156,9 @@ def test_plan_command(tmp_path, capsys, monkeypatch):
     assert "144 KiB per token" in capsys.readouterr().out
     assert cli.main(["plan", str(A40_RECIPE), "rollout.engine.kv_cache_gib=20"]) == 1
     assert "rollout.engine.kv_cache_gib" in capsys.readouterr().out
-    assert cli.main(["plan", "demo_cpu", "--card", "potato"]) == 2
-    assert "--card" in capsys.readouterr().err
+    for card in ("potato", "A100"):
+        assert cli.main(["plan", "demo_cpu", "--card", card]) == 2
+        assert "--card" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("[]")
     assert cli.main(["plan", str(A40_RECIPE), f"model.path={tmp_path}"]) == 2
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, make_run, metric_row
 
@@ -124,6 +126,64 @@ def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
     state = ask(client, "state")[0]
     assert (state["trajectories"], state["metrics"], state["unreadable"]) == (20, 4, 1)
     assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
+
+
+ODD = (None, True, -1, 10**30, 1e308, "x", "\ud800", [], {}, [[]], {"a": {"b": None}}, "long " * 9000)
+ASKED = ("state", "about", "metrics", "trajectories?text=a", "trajectories?phase=changed", "groups?text=a")
+FILES = ("metrics.jsonl", "groups.jsonl", "trajectories.jsonl", "config.json", "summary.json", "tokenizer.json")
+
+
+def places_in(value, place=()):
+    """The places of all parts of a JSON value."""
+    yield place
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield from places_in(part, (*place, key))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_odd_rows_and_files_are_left_out_and_the_rest_is_shown(tmp_path_factory, data):
+    folder = make_run(tmp_path_factory.mktemp("odd") / "demo")
+    (folder / "summary.json").write_text(json.dumps({"solve_rate_after": 0.5, "num_eval_tasks": 4, "num_steps": 3}))
+    name = data.draw(st.sampled_from(FILES))
+    lines = (folder / name).read_text().splitlines() if name.endswith("l") else [(folder / name).read_text()]
+    row = json.loads(data.draw(st.sampled_from(lines)))
+    *parents, last = data.draw(st.sampled_from([*places_in(row)])) or (None,)
+    odd = data.draw(st.sampled_from(ODD))
+    part = row
+    for key in parents:
+        part = part[key]
+    if last is None:
+        row = odd
+    elif data.draw(st.booleans()):
+        part[last] = odd
+    else:
+        del part[last]
+    (folder / name).write_text(
+        "".join(f"{line}\n" for line in [*(lines if name.endswith("l") else ()), json.dumps(row)])
+    )
+    client = client_of(folder)
+    answers = {path: client.get(f"/api/{path}") for path in ASKED}
+    assert {answer.status_code for answer in answers.values()} == {200}
+    for kind, rows in (("trajectory", "trajectories?text=a"), ("group", "groups?text=a")):
+        for found in ids(answers[rows].json()):
+            assert client.get(f"/api/{kind}", params={"id": found}).status_code in (200, 422)
+    state = ask(client, "state")[0]
+    assert len(ask(client, "metrics")) == 3 + (name == "metrics.jsonl" and not state["unreadable"])
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damaged", [b"", b"[]", b"{", b"\xff\n", b'"x"\n', b"[" * 100_000])
+def test_a_damaged_file_is_named_on_the_page_and_the_others_are_shown(name, damaged, folder):
+    (folder / name).write_bytes(damaged)
+    client = client_of(folder)
+    for path in ASKED:
+        assert client.get(f"/api/{path}").status_code == 200
+    for found in ids(ask(client, "trajectories"))[:1]:
+        ask(client, "trajectory", id=found)
+    state = ask(client, "state")[0]
+    assert name.endswith("l") or any(name in fault for fault in state["faults"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 // Two runs, or before and after, on the same tasks.
 
 import { adjust, get, link } from "./api.js";
-import { h, longText, number, outcomePill, visible } from "./dom.js";
+import { h, isAnswer, longText, number, outcomePill, visible } from "./dom.js";
 import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
 import { drawSteps } from "./steps.js";
@@ -68,7 +68,7 @@ export async function pair(app, { query }) {
       both[0].record.task_id === both[1].record.task_id ? null : h("p", { class: "problem" }, "These are attempts at two different tasks."),
       h("div", { class: "pair" }, both.map(({ run, record, siblings }) => h("section", { "aria-label": phaseName(record.phase) },
         h("h2", {}, app.runs.length > 1 ? `${app.runs[run].name}: ` : "", h("a", { href: link("t", record.id, { run }) }, phaseName(record.phase))),
-        h("p", {}, outcomePill(record.outcome === undefined ? record.reward : record.outcome), " answered ", !record.answer?.trim() ? h("i", {}, "nothing") : longText(record.answer, "text inline")),
+        h("p", {}, outcomePill(record.outcome === undefined ? record.reward : record.outcome), " answered ", !isAnswer(record.answer) ? h("i", {}, "nothing") : longText(record.answer, "text inline")),
         drawSteps(record, siblings, { bare: true }))))],
     back: "#/compare",
   };

@@ -31,6 +31,11 @@ export function visible(text) {
   });
 }
 
+// Whether an attempt gave an answer; the same rule as is_answer in rollout/types.py.
+export function isAnswer(text) {
+  return Boolean(text?.trim());
+}
+
 const FIRST = 3000;
 
 // A text of any length; what is beyond the first part comes when it is asked for.

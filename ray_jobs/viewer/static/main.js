@@ -1,7 +1,7 @@
 // The frame: which view is shown, what keys do, and news from the run every so often.
 
 import { get, link, place } from "./api.js";
-import { h } from "./dom.js";
+import { h, visible } from "./dom.js";
 import { curves } from "./curves.js";
 import { group, groups } from "./groups.js";
 import { trajectories } from "./trajectories.js";
@@ -56,7 +56,8 @@ function status() {
   const broken = state.unreadable ? `, ${state.unreadable} unreadable lines` : "";
   const node = document.getElementById("status");
   node.classList.toggle("live", state.live);
-  const said = `${state.live ? "live, " : ""}${rows}${broken}`;
+  const faults = state.faults.map((fault) => `; ${visible(fault)}`).join("");
+  const said = `${state.live ? "live, " : ""}${rows}${broken}${faults}`;
   if (node.textContent !== said) node.textContent = said;
 }
 
@@ -71,9 +72,10 @@ async function news() {
       status();
       await shown?.update?.(before);
     }
-  } catch {
+  } catch (error) {
     document.body.classList.add("lost");
-    document.getElementById("status").textContent = "the server is gone; start agentflow view again";
+    // Only an answer of the server is an error with a sentence; a failed request is a TypeError.
+    document.getElementById("status").textContent = error instanceof TypeError ? "the server is gone; start agentflow view again" : error.message;
   }
   setTimeout(news, document.hidden ? 4 * NEWS_MS : NEWS_MS);
 }

@@ -2,7 +2,7 @@
 // the advantage that its step got.
 
 import { link } from "./api.js";
-import { h, number, outcomeMark, signed, visible } from "./dom.js";
+import { h, isAnswer, number, outcomeMark, signed, visible } from "./dom.js";
 
 export function matrix({ order, rows }, siblings, run) {
   const of = new Map(siblings.map((row) => [row.id, row]));
@@ -22,7 +22,7 @@ export function matrixLegend() {
 
 function head(row, run) {
   return h("th", { scope: "col" }, h("a", { href: link("t", row.id, { run }), class: "attempt" }, outcomeMark(row.outcome), " ", `attempt ${visible(row.id.split("/").pop())}`),
-    h("div", { class: "soft clip", dir: "auto", title: visible(row.answer ?? "") }, !row.answer?.trim() ? "no answer" : visible(row.answer)));
+    h("div", { class: "soft clip", dir: "auto", title: visible(row.answer ?? "") }, !isAnswer(row.answer) ? "no answer" : visible(row.answer)));
 }
 
 // The cells of a row, and gaps where attempts have ended.

@@ -1,7 +1,7 @@
 // The list of trajectories. It opens on what RL changed, where that is known.
 
 import { adjust, get, link } from "./api.js";
-import { h, number, outcomeMark, outcomePill, signed, verdictName, verdictPill, visible } from "./dom.js";
+import { h, isAnswer, number, outcomeMark, outcomePill, signed, verdictName, verdictPill, visible } from "./dom.js";
 import { filters, wanted } from "./filters.js";
 import { changed, versions } from "./groups.js";
 import { VirtualList } from "./list.js";
@@ -63,7 +63,7 @@ export async function trajectories(app, { query }) {
 }
 
 function answer(row, reference = true) {
-  const said = !row.answer?.trim() ? h("i", {}, "none") : visible(row.answer);
+  const said = !isAnswer(row.answer) ? h("i", {}, "none") : visible(row.answer);
   return [outcomeMark(row.outcome), " ", said, row.outcome === 1 || !reference ? "" : h("span", { class: "soft" }, ` (${visible(row.gold)})`)];
 }
 

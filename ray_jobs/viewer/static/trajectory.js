@@ -1,7 +1,7 @@
 // One trajectory: its task, its siblings, its steps and why each got its advantage.
 
 import { adjust, get, link } from "./api.js";
-import { h, longText, number, outcomeMark, outcomePill, outcomeWord, signed, verdictPill, visible } from "./dom.js";
+import { h, isAnswer, longText, number, outcomeMark, outcomePill, outcomeWord, signed, verdictPill, visible } from "./dom.js";
 import { versions, why } from "./groups.js";
 import { drawSteps, stepsOf } from "./steps.js";
 import { COLOURS, tokenLegend } from "./tokens.js";
@@ -68,7 +68,7 @@ function head(record, siblings) {
   return h("section", { class: "card question" },
     h("h1", {}, longText(record.question, "text")),
     h("div", { class: "answer-row" }, outcomePill(record.outcome === undefined ? record.reward : record.outcome), verdictPill(record.verdict),
-      h("span", {}, h("span", { class: "soft" }, "answer "), !record.answer?.trim() ? h("i", {}, "none") : longText(record.answer, "text inline")),
+      h("span", {}, h("span", { class: "soft" }, "answer "), !isAnswer(record.answer) ? h("i", {}, "none") : longText(record.answer, "text inline")),
       h("span", {}, h("span", { class: "soft" }, "reference "), longText(record.gold, "text inline"))),
     h("dl", { class: "stats" }, facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value)))),
     record.verdict && record.verdict !== "trained" ? h("p", {}, visible(why(record.verdict, siblings, record.reason, siblings.length))) : null,
