@@ -13,24 +13,7 @@ from configs.learner import LOGIT_CHUNK_TOKENS, LearnerConfig, ModelConfig
 from learner.backbone import Backbone
 from learner.packing import PackedRow, pack
 from learner.types import TrainingSample
-from rollout.chat import Tokenizer
-
-
-def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
-    """Return all tokens that end a reply, or a grammar, in vLLM.
-
-    They are the tokenizer's end token and those of the model's generation_config.json, or of its config.json if there
-    is no such file. Instruction-tuned models have two or three.
-    """
-    from transformers import AutoConfig, GenerationConfig
-
-    try:
-        named = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:
-        named = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model_path)).eos_token_id
-    assert tokenizer.eos_token_id is not None, "a chat format requires it"
-    return sorted({tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])})
-
+from rollout.chat import reply_ends
 
 Constrain = Callable[[Tensor, int, int], None]
 """`constrain(logits, start, end)` sets the logits `[end - start, V]` of tokens that the sampler's grammar did not allow
