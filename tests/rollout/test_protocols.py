@@ -97,7 +97,7 @@ async def test_request_that_would_be_sampled_or_recorded_otherwise_is_refused_by
 async def test_a_full_context_is_recorded(path):
     async with play("a", rules=replace(RULES, max_context_tokens=10)) as p:
         assert (await post(p, path)).status_code == 400
-        assert p.attempt.out_of_context
+        assert p.attempt.used_up == "context"
 
 
 @pytest.mark.parametrize("path", BODIES)
