@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
+from rollout.chat import turn_end
 from rollout.engines.adapters import AdapterMerger, NativeAdapters
 from rollout.engines.engine import BASE_VERSION, Commands, EngineError, EngineLoad, GenerationRequest, Pulse
 from rollout.engines.read_back import MergedColumns, ReadBack
@@ -164,11 +165,16 @@ class VllmEngine:
     def _start(
         self, model_path: Path, model: ModelConfig, seed: int, in_lockstep: bool, base: "ExportedBase | None"
     ) -> None:
+        from transformers import AutoTokenizer
+
         scale = model.lora_alpha / model.lora_rank
         self._merger = AdapterMerger(model_path, scale, dtype=self._config.precision)
         weights = base.joined() if base else None
         self._llm = build_llm(model_path, self._config, model, seed, in_lockstep=in_lockstep, base_weights=weights)
         self._scheduler = self._llm.engine_core.engine_core.scheduler
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        # vLLM knows the ends that the tokenizer and the model's files name, and not the chat template's.
+        self._ends = {turn_end(tokenizer)} - {tokenizer.eos_token_id}
         if self._config.adapter_mode == "native":
             self._native = NativeAdapters(self._llm, self._merger)
         self._count_work()
@@ -220,7 +226,7 @@ class VllmEngine:
             self._llm.add_request(
                 str(self._next_id),
                 {"prompt_token_ids": list(request.prompt_token_ids)},
-                sampling_params(request),
+                sampling_params(request, self._ends),
                 # Breaks ties between equal priorities. A count is the same in every run, unlike the time.
                 arrival_time=float(self._next_id),
                 lora_request=adapter,

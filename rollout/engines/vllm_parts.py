@@ -1,7 +1,7 @@
 """The parts of the engine that import vLLM: its construction, its requests and its outputs."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,7 +272,8 @@ def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
             module.register_parameter(leaf, torch.nn.Parameter(shared, requires_grad=False))
 
 
-def sampling_params(request: GenerationRequest) -> "SamplingParams":
+def sampling_params(request: GenerationRequest, ends: Collection[int]) -> "SamplingParams":
+    """Return vLLM's parameters; `ends` are tokens that end a reply beside those that the model's files name."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     return SamplingParams(
@@ -281,6 +282,7 @@ def sampling_params(request: GenerationRequest) -> "SamplingParams":
         logprobs=0,
         seed=request.seed,
         stop=list(request.stop) or None,
+        stop_token_ids=list(ends) or None,
         structured_outputs=StructuredOutputsParams(grammar=request.grammar) if request.grammar else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
