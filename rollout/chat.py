@@ -119,7 +119,7 @@ class ChatFormat:
         """
         before, *pieces = self._pieces_around(messages)[since:]
         end = next((index for index, one in enumerate(before) if one in self._marks), len(before))
-        if before[end : end + 1] == sampled[-1:]:
+        if sampled and before[end : end + 1] == sampled[-1:]:
             # The end of the turn was sampled already, without the blank that some templates write before it.
             before = before[end + 1 :]
         return self._joined(before, messages[since:], pieces)
