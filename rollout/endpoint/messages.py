@@ -115,6 +115,11 @@ class ChatMessage:
     """The ids of its calls, or the id of the call that it answers."""
 
     @property
+    def turn(self) -> ChatRole:
+        """The role in whose turn it is written."""
+        return "user" if self.role == "tool" else self.role
+
+    @property
     def text(self) -> str:
         """The message as it is written into a prompt."""
         if self.role == "tool":
@@ -163,7 +168,7 @@ def turns_of(messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> list
     that may be called, are described in the system message.
     """
     turns: list[Message] = []
-    for role, group in groupby(messages, lambda message: "user" if message.role == "tool" else message.role):
+    for role, group in groupby(messages, lambda message: message.turn):
         contents = [message.text for message in group]
         turns += [Message(role=role, content=one) for one in (["\n".join(contents)] if role == "user" else contents)]
     if not tools:
