@@ -363,7 +363,12 @@ async def audit(
         writer=engine_writers(logging_engine, TEMPERATURE),
         chat=ChatFormat(tokenizer),
         rules=Rules(
-            model="policy", temperature=TEMPERATURE, override=False, max_tokens=max_tokens, max_context_tokens=8192
+            model="policy",
+            temperature=TEMPERATURE,
+            override=False,
+            max_tokens=max_tokens,
+            max_context_tokens=8192,
+            max_calls=64,
         ),
         timeout_s=7200,
     )

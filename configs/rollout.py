@@ -118,6 +118,10 @@ class RolloutConfig(Config):
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Time limit of one trajectory, without the time that it waits for the engine. A trajectory that exceeds it is
     unscored, not wrong."""
+    wall_timeout_s: float = Field(default=7200.0, gt=0)
+    """Time limit of one trajectory with the time that it waits for the engine."""
+    max_calls: int = Field(default=64, ge=1)
+    """Model calls of one trajectory of a custom agent. A further call is refused and ends the trajectory."""
     engine: EngineConfig = EngineConfig()
 
 

@@ -178,7 +178,8 @@ def identity_of(
     rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
     hints = memory.type != "none" and memory.in_evaluation
     engine = (rollout.engine.max_model_len, rollout.engine.adapter_mode)
-    sampling = (config.evaluation.temperature, rollout.max_turn_tokens, rollout.episode_timeout_s, *engine)
+    limits = (rollout.max_turn_tokens, rollout.max_calls, rollout.episode_timeout_s, rollout.wall_timeout_s)
+    sampling = (config.evaluation.temperature, *limits, *engine)
     # The choice of tasks does not change a tool.
     not_tools = {"mix", "choice", "datasets", "data_path"}
     fixed: dict[str, object] = {

@@ -9,9 +9,12 @@ Everything that a task, a tool or a model wrote is tokenized with special tokens
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -23,10 +26,12 @@ if TYPE_CHECKING:
 
 MAX_SHAPES = 1000
 """Sequences of roles whose fixed pieces are cached."""
+THOUGHTS: Mapping[str, str] = {"<think>": "</think>", "<thinking>": "</thinking>", "[THINK]": "[/THINK]"}
+"""Where a model's thoughts begin and end."""
 
 _TURNS: tuple[ChatRole, ...] = ("system", "user", "assistant", "user")
 _BETWEEN = "\n\n"
-"""Separates the system's text from the user's if they share a turn."""
+"""Separates messages that share a turn, such as the system's text and the user's."""
 _BEFORE = "\x01"
 """A text that shares no token with the text after it."""
 
@@ -77,12 +82,22 @@ class ChatFormat:
         """Cut the tokenizer's chat template. Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = chat_pieces(tokenizer)
-        self._for_free = _with_special_roles(tokenizer, self.pieces)
+        self.opens_thought = any(map(self.pieces.generation.rstrip().endswith, THOUGHTS))
+        """The template begins a reply's thoughts."""
+        self.turn_end = turn_end(tokenizer)
+        """The token that ends a reply of the template."""
+        self._marks = _marks(tokenizer)
         self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
         # A tokenizer such as Llama 2's begins every text with a blank.
         before, letter, both = (self._ids(text) for text in (_BEFORE, "x", f"{_BEFORE}x"))
         self._before = () if both == before + letter else before
-        self.eos_token_id = int(tokenizer.eos_token_id)
+
+    @cached_property
+    def _for_free(self) -> Tokenizer:
+        # A copy that is switched once, because switching a tokenizer that other threads use is not safe.
+        free = _with_special_roles(self._tokenizer, self.pieces)
+        free("", add_special_tokens=False, split_special_tokens=True)
+        return free
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
         """Return the token ids up to the start of the assistant's reply."""
@@ -95,9 +110,7 @@ class ChatFormat:
     def dialogue(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of any messages, up to the assistant's reply. Raises ChatTemplateError."""
         opening, *pieces = self._pieces_around(messages)
-        return sum(
-            (self._free(one.content) + piece for one, piece in zip(messages, pieces, strict=True)), start=opening
-        )
+        return self._joined(opening, messages, pieces)
 
     def continuation(self, messages: Sequence[Message], since: int, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ids between a sampled reply and the next: its end, and the messages from index `since`.
@@ -105,11 +118,17 @@ class ChatFormat:
         `sampled` are the ids of the assistant's message before `since`. Raises ChatTemplateError.
         """
         before, *pieces = self._pieces_around(messages)[since:]
-        if sampled[-1:] == before[:1] == (self.eos_token_id,):
-            # The end of the turn was sampled already.
-            before = before[1:]
-        later = (self._free(one.content) + piece for one, piece in zip(messages[since:], pieces, strict=True))
-        return sum(later, start=before)
+        end = next((index for index, one in enumerate(before) if one in self._marks), len(before))
+        if sampled and before[end : end + 1] == sampled[-1:]:
+            # The end of the turn was sampled already, without the blank that some templates write before it.
+            before = before[end + 1 :]
+        return self._joined(before, messages[since:], pieces)
+
+    def _joined(
+        self, before: tuple[int, ...], messages: Sequence[Message], pieces: Sequence[tuple[int, ...]]
+    ) -> tuple[int, ...]:
+        later = (self._free(one.content) + piece for one, piece in zip(messages, pieces, strict=True))
+        return tuple(chain(before, *later))
 
     def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
         roles = tuple(one.role for one in messages)
@@ -129,8 +148,8 @@ class ChatFormat:
         return str(self._tokenizer.decode(token_ids))
 
     def encode_completion(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a scripted completion, which end with EOS."""
-        return (*self._free(text), self.eos_token_id)
+        """Return the ids of a scripted completion, which end as the template's replies."""
+        return (*self._free(text), self.turn_end)
 
     def _free(self, text: str) -> tuple[int, ...]:
         return self._inside(whole_letters(text), split_special_tokens=True)
@@ -171,23 +190,41 @@ def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
 
 
 def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
-    """Return a tokenizer in which the added tokens that mark roles are special.
+    """Return a copy of the tokenizer in which the added tokens that mark roles are special.
 
     Other added tokens, such as `<tool_call>` and `<think>`, stay tokens in every text.
     """
     fixed = (pieces.before_system, pieces.before_lone_user, pieces.before_user, pieces.before_assistant)
     used = {one for text in (*fixed, pieces.before_next) for one in tokenizer(text, add_special_tokens=False).input_ids}
     added = [token for index, token in tokenizer.added_tokens_decoder.items() if index in used and not token.special]
-    marks = [token.content for token in added if token.content.strip()]
-    if not marks:
-        return tokenizer
     changed = copy.deepcopy(tokenizer)
-    changed.add_tokens(marks, special_tokens=True)
+    if marks := [token.content for token in added if token.content.strip()]:
+        changed.add_tokens(marks, special_tokens=True)
     return changed
 
 
+def _marks(tokenizer: Tokenizer) -> set[int]:
+    """Return the added tokens, of which one ends a turn. Some tokenizers also add blanks."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.content.strip()}
+    return {int(tokenizer.eos_token_id), *added}
+
+
+def turn_end(tokenizer: Tokenizer) -> int:
+    """Return the token that ends a reply of the chat template, or else the tokenizer's own end."""
+    marks = _marks(tokenizer)
+    with suppress(ChatTemplateError):
+        # It stands after a reply both at the end of the dialogue and before a next turn.
+        after = _pieces_of(tokenizer, _TURNS[:3], begins_reply=False)[3], _pieces_of(tokenizer, _TURNS)[3]
+        for last, inner in zip(*(tokenizer(one, add_special_tokens=False).input_ids for one in after), strict=False):
+            if last != inner:
+                break
+            if last in marks:
+                return int(last)
+    return int(tokenizer.eos_token_id)
+
+
 def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
-    """Return all tokens that end a reply, or a grammar: the tokenizer's and those that the model's files name.
+    """Return all tokens that end a reply, or a grammar: of the chat template, the tokenizer and the model's files.
 
     The files are generation_config.json, or config.json if there is no such file. Instruction-tuned models name two or
     three.
@@ -198,41 +235,46 @@ def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
         named = GenerationConfig.from_pretrained(model_path).eos_token_id
     except OSError:
         named = GenerationConfig.from_model_config(AutoConfig.from_pretrained(model_path)).eos_token_id
-    assert tokenizer.eos_token_id is not None, "a chat format requires it"
-    return sorted({tokenizer.eos_token_id, *([named] if isinstance(named, int) else named or [])})
+    ends = {int(tokenizer.eos_token_id), *([named] if isinstance(named, int) else named or [])}
+    return sorted({*ends, turn_end(tokenizer)})
 
 
-def _pieces_of(tokenizer: Tokenizer, roles: Sequence[ChatRole]) -> list[str]:
-    """Render a placeholder for each role, and return the text around them. Raises ChatTemplateError."""
-    marks = [f"\x01{index}\x01" for index in range(len(roles))]
-    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+def _pieces_of(tokenizer: Tokenizer, roles: Sequence[ChatRole], *, begins_reply: bool = True) -> list[str]:
+    """Render a placeholder for each role, and return the text around them. Raises ChatTemplateError.
+
+    If the template refuses these roles, the system's texts become the user's, and consecutive messages of one role
+    share a turn.
+    """
+    marked = [(role, f"\x01{index}\x01") for index, role in enumerate(roles)]
+    messages = [{"role": role, "content": mark} for role, mark in marked]
     try:
-        return _cut(_render(tokenizer, messages), marks, roles)
+        return _cut(_render(tokenizer, messages, begins_reply), marked)
     except ChatTemplateError:
-        if tuple(roles[:2]) != _TURNS[:2]:
+        turns = groupby(marked, lambda one: "user" if one[0] == "system" else one[0])
+        shared = [{"role": role, "content": _BETWEEN.join(mark for _, mark in group)} for role, group in turns]
+        if shared == messages:
             raise
-        shared = {"role": "user", "content": f"{marks[0]}{_BETWEEN}{marks[1]}"}
-        return _cut(_render(tokenizer, [shared, *messages[2:]]), marks, roles)
+        return _cut(_render(tokenizer, shared, begins_reply), marked)
 
 
-def _render(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> str:
+def _render(tokenizer: Tokenizer, messages: list[dict[str, str]], begins_reply: bool) -> str:
     # The date is fixed for templates that write one, such as Llama 3.2's, so that all prompts of a run are the same.
     settings = {"tokenize": False, "enable_thinking": False, "strftime_now": date(2024, 7, 26).strftime}
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, **settings))
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=begins_reply, **settings))
     except Exception as error:
         # A template is a program of the model's author, and may raise any error.
         raise ChatTemplateError(f"its template fails with: {' '.join(str(error).split())}") from error
 
 
-def _cut(text: str, marks: Sequence[str], roles: Sequence[ChatRole]) -> list[str]:
+def _cut(text: str, marked: Sequence[tuple[ChatRole, str]]) -> list[str]:
     pieces = []
-    for mark, role in zip(marks, roles, strict=True):
+    for role, mark in marked:
         before, found, text = text.partition(mark)
         if not found:
             raise ChatTemplateError(f"its template leaves out a message of role {role} or changes the order")
         pieces.append(before)
     pieces.append(text)
-    if any(mark in piece for piece in pieces for mark in marks):
+    if any("\x01" in piece for piece in pieces):
         raise ChatTemplateError("its template repeats a message")
     return pieces

@@ -18,7 +18,7 @@ from envs.types import Task, ToolCall, ToolResult
 Role = Literal["planner", "verifier", "generator"]
 ChatRole = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
-StopReason = Literal["answered", "verified", "format", "context", "infrastructure"]
+StopReason = Literal["answered", "verified", "format", "context", "calls", "infrastructure"]
 Ending = Literal["ready", "all_right", "all_wrong", "overlong", "unscored"]
 """How a group ended: with a difference to learn from, or one of the ways to be filtered."""
 

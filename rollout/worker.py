@@ -134,6 +134,7 @@ class Solver:
             chat=self._chat,
             rules=rules_of(self._config),
             timeout_s=self._config.rollout.episode_timeout_s,
+            wall_timeout_s=self._config.rollout.wall_timeout_s,
         )
 
 

@@ -118,7 +118,8 @@ class _Episode:
         turns: list[Turn],
         on_turn: TurnListener | None,
     ) -> None:
-        self.limit = TimeLimit(agent.config.rollout.episode_timeout_s)
+        rollout = agent.config.rollout
+        self.limit = TimeLimit(rollout.episode_timeout_s, rollout.wall_timeout_s)
         self._agent = agent
         self._config = agent.config
         self._planner = agent.config.planner

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -28,10 +29,11 @@ from configs.run import RunConfig
 from envs.types import Task
 from rollout.agent.agent import TurnListener
 from rollout.chat import ChatFormat
-from rollout.endpoint.attempt import Attempt
+from rollout.endpoint.attempt import Attempt, Bound
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer
+from rollout.engines.engine import TimeLimit
 from rollout.types import Trajectory
 
 GRACE_S = 5.0
@@ -56,13 +58,12 @@ class GivenTask:
 class AgentError(RuntimeError):
     """An agent that gave no answer.
 
-    The attempt is unscored, unless the agent failed `over_context`: because the policy's messages filled the
-    context.
+    The attempt is unscored, unless `bound` names what the policy used up.
     """
 
-    def __init__(self, message: str, *, over_context: bool = False) -> None:
+    def __init__(self, message: str, *, bound: Bound | None = None) -> None:
         super().__init__(message)
-        self.over_context = over_context
+        self.bound = bound
 
 
 Solve = Callable[[GivenTask, Attempt, Endpoint], Awaitable[str]]
@@ -95,10 +96,8 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
         except (Exception, SystemExit) as error:
             # The error that the client raised may be the cause of the agent's own error.
             chain = "".join(traceback.format_exception(error))
-            full = attempt.out_of_context is not None and attempt.out_of_context in chain
-            raise AgentError(
-                f"agent.function: {config.function} failed with {failure(error)}", over_context=full
-            ) from error
+            bound = attempt.used_up if attempt.refusal and attempt.refusal in chain else None
+            raise AgentError(f"agent.function: {config.function} failed with {failure(error)}", bound=bound) from error
         if not isinstance(answer, str):
             if inspect.iscoroutine(answer):
                 answer.close()
@@ -244,7 +243,7 @@ def command_solving(program: Program, model: str) -> Solve:
             return attempt.posted.result()
         if not printed:
             # A program's output does not show reliably why it failed.
-            raise AgentError(wrong, over_context=attempt.out_of_context is not None)
+            raise AgentError(wrong, bound=attempt.used_up)
         return printed
 
     return solve
@@ -261,25 +260,27 @@ class CustomAgent:
     chat: ChatFormat
     rules: Rules
     timeout_s: float
+    wall_timeout_s: float = math.inf
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
         """Run one attempt. An agent that fails or exceeds the time limit leaves it unscored."""
-        attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, timeout_s=self.timeout_s)
+        limit = TimeLimit(self.timeout_s, self.wall_timeout_s)
+        attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
         await self.endpoint.admit(attempt)
-        answer, wrong, over_context = None, None, False
+        answer, wrong, bound = None, None, None
         try:
             answer = await self._in_time(task, attempt)
         except AgentError as error:
-            wrong, over_context = str(error), error.over_context
+            wrong, bound = str(error), error.bound
         finally:
             self.endpoint.dismiss(attempt)
             turns = await attempt.end()
         if on_turn:
             for turn in turns:
                 on_turn(turn)
-        wrong = attempt.broken or (None if over_context else wrong)
+        wrong = attempt.broken or (None if bound else wrong)
         if wrong is None and answer is not None and not turns:
             wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
         if wrong is not None:
@@ -290,7 +291,7 @@ class CustomAgent:
             task=task,
             turns=tuple(turns),
             answer=None if wrong else answer,
-            stop_reason="infrastructure" if wrong else "context" if over_context else "answered",
+            stop_reason="infrastructure" if wrong else bound or "answered",
             failure=wrong,
         )
 
@@ -300,12 +301,21 @@ class CustomAgent:
         solving = asyncio.ensure_future(self.solve(visible, attempt, self.endpoint))
         try:
             async with attempt.limit.running():
-                await asyncio.wait((solving,))
+                await asyncio.wait((solving, attempt.out_of_calls), return_when=asyncio.FIRST_COMPLETED)
+                # An agent that is refused a further call may still answer.
+                _, late = await asyncio.wait((solving,), timeout=GRACE_S)
         except TimeoutError:
-            raise AgentError(f"the agent took longer than rollout.episode_timeout_s = {self.timeout_s:g}") from None
+            exceeded = f"rollout.episode_timeout_s = {self.timeout_s:g}"
+            if attempt.limit.is_wall_over:
+                exceeded = f"rollout.wall_timeout_s = {self.wall_timeout_s:g}"
+            raise AgentError(f"the agent took longer than {exceeded}") from None
         finally:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)
+            # Retrieve the error of an agent that ended too late, which asyncio would otherwise log.
+            solving.add_done_callback(lambda task: None if task.cancelled() else task.exception())
+        if late:
+            raise AgentError(attempt.refusal or "the agent was refused a further call", bound="calls")
         if solving.cancelled():
             # The agent cancelled itself; a cancellation from outside leaves this function above.
             raise AgentError("the agent was cancelled by something that it waited for")
@@ -330,4 +340,5 @@ def rules_of(config: RunConfig) -> Rules:
         override=agent.sampling == "override",
         max_tokens=rollout.max_turn_tokens,
         max_context_tokens=rollout.engine.max_model_len,
+        max_calls=rollout.max_calls,
     )

@@ -109,7 +109,7 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
     try:
         for index in places:
             body = {"model": rules.model, "messages": messages[:index], "tools": conversation.tools}
-            call = attempt.call(read(body, attempt))
+            call = await attempt.call(read(body, attempt))
             await call.answered()
             call.delivered = True
     except RequestError as error:

@@ -26,6 +26,14 @@ FIELDS = Fields(
     fixed={"thinking": {"type": "disabled"}},
     neutral={"top_p": 1, "top_k": 0},
 )
+ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+"""Types of errors by their status."""
 FAILED = "The call failed."
 """Prefix of a result that is an error."""
 
@@ -90,7 +98,7 @@ def _assistant(blocks: Sequence[Mapping[str, object]], where: str) -> ChatMessag
     return ChatMessage(
         role="assistant",
         content=plain_text([block for block in blocks if block.get("type") != "tool_use"], where).strip(),
-        calls=tuple(call_of(use["name"], json.dumps(use["input"])) for use in uses),
+        calls=tuple(call_of(use["name"], use["input"]) for use in uses),
         call_ids=tuple(use.get("id") for use in uses),
     )
 
@@ -119,8 +127,11 @@ def _head(reply: Reply) -> dict[str, object]:
 
 
 def _end(reply: Reply) -> dict[str, object]:
-    stop_reason = "max_tokens" if reply.completion.finish_reason == "length" else "end_turn"
-    if reply.message.calls:
+    # A reply that was cut may lack a further call, so this comes first.
+    stop_reason = "end_turn"
+    if reply.completion.finish_reason == "length":
+        stop_reason = "max_tokens"
+    elif reply.message.calls:
         stop_reason = "tool_use"
     elif reply.stopped_at is not None:
         stop_reason = "stop_sequence"
@@ -149,5 +160,5 @@ def refusal(error: RequestError) -> Mapping[str, object]:
     """Return the body of a rejection, which also ends a stream."""
     # Clients recognise a full context by this prefix.
     full = error.code == "context_length_exceeded"
-    kind = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}}

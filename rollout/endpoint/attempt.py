@@ -3,8 +3,11 @@
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
@@ -13,6 +16,23 @@ from rollout.endpoint.request import ModelRequest, Rules
 from rollout.endpoint.writer import Writer
 from rollout.engines.engine import TimeLimit
 from rollout.types import Completion, Turn
+
+Bound = Literal["context", "calls"]
+"""What an attempt may use up."""
+CHARS_PER_TOKEN = 32
+"""More than text has that a tokenizer was trained on, runs of blanks included."""
+LARGE_CHARS = 50_000
+REFUSAL_S = 1.0
+"""Time between two refusals, so that an agent that never stops asking does not keep the event loop busy."""
+_ASIDE = ThreadPoolExecutor(1, thread_name_prefix="model-endpoint")
+Result = TypeVar("Result")
+
+
+async def aside(work: Callable[[], Result], num_chars: int) -> Result:
+    """Return the result of work on a text: for a large one, of one after the other in a thread."""
+    if num_chars <= LARGE_CHARS:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_ASIDE, work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,41 +128,47 @@ def _ended() -> RequestError:
 class Attempt:
     """The calls of one attempt, which carry its key."""
 
-    def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, *, timeout_s: float | None = None) -> None:
+    def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, limit: TimeLimit | None = None) -> None:
         """Open an attempt, in a running event loop."""
         self.rules = rules
-        self.limit = TimeLimit(timeout_s)
+        self.limit = limit or TimeLimit(None)
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The answer that was posted first."""
-        self.out_of_context: str | None = None
-        """The message of the last call's rejection if its prompt filled the context."""
+        self.out_of_calls: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done as soon as a call was refused because there were too many before it."""
+        self.used_up: Bound | None = None
+        """The bound for which the last call was refused."""
+        self.refusal: str | None = None
+        """The message of that refusal."""
         self.broken: str | None = None
         """The reason if a reply could not be sampled."""
         self._writer = writer
         self._chat = chat
         self._calls: list[Call] = []
         self._by_name: dict[str, Call] = {}
+        self._starting = asyncio.Lock()
         self._ended = False
 
-    def call(self, request: ModelRequest, *, name: str | None = None, is_retry: bool = False) -> Call:
+    async def call(self, request: ModelRequest, *, name: str | None = None, is_retry: bool = False) -> Call:
         """Return a new call, or the earlier call that this request repeats.
 
         A request repeats a call if it has the same idempotency key (`name`), comes from a client that says that it
         retries, or equals a request whose reply did not reach its client. Raises RequestError.
         """
-        if self._ended:
-            raise _ended()
-        known = self._by_name.get(name) if name else None
-        if known is None or known.request.body != request.body:
-            known = self._repeated(request, is_retry=is_retry)
-        if known is not None:
-            known.left = False
-            return known
-        call = self._start(request)
-        if name:
-            self._by_name[name] = call
-        return call
+        async with self._starting:
+            if self._ended:
+                raise _ended()
+            known = self._by_name.get(name) if name else None
+            if known is None or known.request.body != request.body:
+                known = self._repeated(request, is_retry=is_retry)
+            if known is not None:
+                known.left = False
+                return known
+            call = await self._start(request)
+            if name:
+                self._by_name[name] = call
+            return call
 
     def conversation_until(self, reply_id: str, prefix: str) -> tuple[ChatMessage, ...] | None:
         """Return the messages up to and including a reply, without the instructions of its request.
@@ -173,22 +199,26 @@ class Attempt:
         # A retry may arrive before the server notices that its client has disconnected.
         return (unread or equal)[-1] if left is None and is_retry and equal else left
 
-    def _start(self, request: ModelRequest) -> Call:
+    async def _start(self, request: ModelRequest) -> Call:
+        if len(self._calls) >= self.rules.max_calls:
+            await self._refuse_call()
+        most, num_messages = self.rules.max_context_tokens, len(request.messages)
+        num_chars = sum(len(one.text) for one in request.messages) + sum(map(len, request.tools))
+        if num_messages > most or num_chars > CHARS_PER_TOKEN * most:
+            raise self._full(f"{num_messages} messages with {num_chars} characters")
         try:
-            call = self._begun(request)
+            call = await aside(lambda: self._begun(request), num_chars)
         except ChatTemplateError as error:
             raise RequestError(
                 f"this model's chat template cannot render these messages: {error}", param="messages"
             ) from None
-        room = self.rules.max_context_tokens - len(call.prompt_token_ids)
+        if self._ended:
+            raise _ended()
+        room = most - len(call.prompt_token_ids)
         if room < 1:
-            self.out_of_context = (
-                f"these messages have {len(call.prompt_token_ids)} tokens, and prompt and reply together may have "
-                f"{self.rules.max_context_tokens} (rollout.engine.max_model_len)"
-            )
-            raise RequestError(self.out_of_context, code="context_length_exceeded", param="messages")
+            raise self._full(f"messages with {len(call.prompt_token_ids)} tokens")
         # An agent that continues with a shorter prompt did not fail because of the context.
-        self.out_of_context = None
+        self.used_up = self.refusal = None
         if parent := call.parent:
             # The agent has read the reply that it continues.
             parent.delivered = True
@@ -201,6 +231,25 @@ class Attempt:
         call.answering.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         self._calls.append(call)
         return call
+
+    async def _refuse_call(self) -> None:
+        if self.out_of_calls.done():
+            await asyncio.sleep(REFUSAL_S)
+        else:
+            self.out_of_calls.set_result(None)
+        self.used_up = "calls"
+        self.refusal = (
+            f"this attempt made {len(self._calls)} model calls, as many as it may (rollout.max_calls); answer now"
+        )
+        raise RequestError(self.refusal, status=403, code="too_many_calls")
+
+    def _full(self, given: str) -> RequestError:
+        self.used_up = "context"
+        self.refusal = (
+            f"these are {given}, and prompt and reply together may have {self.rules.max_context_tokens} tokens "
+            "(rollout.engine.max_model_len)"
+        )
+        return RequestError(self.refusal, code="context_length_exceeded", param="messages")
 
     def _begun(self, request: ModelRequest) -> Call:
         """Return the call with its prompt's ids, without tokenizing again what this attempt sampled.
@@ -246,7 +295,9 @@ class Attempt:
         finally:
             call.finished = time.perf_counter()
             call.generate_s = call.finished - started
-        message = read_calls(completion.text) if request.tools else None
+        # A grammar has no place for thoughts.
+        thinking = self._chat.opens_thought and request.grammar is None
+        message = read_calls(completion.text, thinking=thinking) if request.tools else None
         call.reply = Reply(
             id=secrets.token_hex(12),
             request=request,

@@ -116,7 +116,9 @@ def _head(reply: Reply, kind: str) -> dict[str, object]:
 
 
 def _finish_reason(reply: Reply) -> str:
-    return "tool_calls" if reply.message.calls else reply.completion.finish_reason
+    # A reply that was cut may lack a further call.
+    ended = reply.completion.finish_reason
+    return "tool_calls" if reply.message.calls and ended != "length" else ended
 
 
 def _usage(reply: Reply) -> dict[str, int]:

@@ -13,11 +13,14 @@ from typing import Literal
 
 from configs.errors import check_depth
 from envs.types import ToolCall
+from rollout.chat import THOUGHTS
 from rollout.types import ChatRole, Message
 
 Speaker = ChatRole | Literal["tool"]
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
-_OPENING = re.compile(r"<tool_call>\s*(?=\{)")
+ARGUMENTS = ("arguments", "parameters", "input")
+"""Names that models give to the arguments of a call. Llama 3 was trained on the second."""
+_MARKS = re.compile("|".join(map(re.escape, [*THOUGHTS, *THOUGHTS.values()])) + r"|<tool_call>\s*(?=\{)")
 _CLOSING = re.compile(r"\s*</tool_call>")
 _MALFORMED = re.compile(r"\{.*?\}\s*</tool_call>", re.DOTALL)
 PART_FIELDS = (
@@ -80,14 +83,24 @@ def call_text(call: ToolCall) -> str:
 def call_of(name: object, arguments: object) -> ToolCall:
     """Return a call whose arguments are canonical JSON text.
 
-    Equal arguments get equal text, whether given as a value or as JSON text. Invalid JSON becomes a JSON string.
+    Equal arguments get equal text, whether given as a value or as JSON text. Without a value or text they are empty.
+    Invalid JSON becomes a JSON string.
     """
     try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
-        written = json.dumps(value, ensure_ascii=False, sort_keys=True)
+        value = _DECODER.decode(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
+        written = json.dumps({} if value is None else value, ensure_ascii=False, sort_keys=True)
     except (ValueError, RecursionError):
         written = json.dumps(arguments, ensure_ascii=False)
     return ToolCall(name=str(name), arguments=written)
+
+
+def _distinct(fields: list[tuple[str, object]]) -> dict[str, object]:
+    if len(fields) != len(value := dict(fields)):
+        raise ValueError("a field occurs twice, and only one of its values could be kept")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +113,11 @@ class ChatMessage:
     """Function calls with JSON arguments."""
     call_ids: tuple[object, ...] = field(default=(), compare=False)
     """The ids of its calls, or the id of the call that it answers."""
+
+    @property
+    def turn(self) -> ChatRole:
+        """The role in whose turn it is written."""
+        return "user" if self.role == "tool" else self.role
 
     @property
     def text(self) -> str:
@@ -146,15 +164,13 @@ def in_call_order(messages: Iterable[ChatMessage]) -> tuple[ChatMessage, ...]:
 def turns_of(messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> list[Message]:
     """Return the messages for a chat template.
 
-    Consecutive tool results become one message of the user. `tools`, the JSON of each function that may be called, are
-    described in the system message.
+    Consecutive tool results and messages of the user become one turn of the user. `tools`, the JSON of each function
+    that may be called, are described in the system message.
     """
     turns: list[Message] = []
-    for is_result, group in groupby(messages, lambda message: message.role == "tool"):
-        if is_result:
-            turns.append(Message(role="user", content="\n".join(result.text for result in group)))
-        else:
-            turns += [Message(role=one.role, content=one.text) for one in group if one.role != "tool"]
+    for role, group in groupby(messages, lambda message: message.turn):
+        contents = [message.text for message in group]
+        turns += [Message(role=role, content=one) for one in (["\n".join(contents)] if role == "user" else contents)]
     if not tools:
         return turns
     form = f'{OPEN}{{"name": "...", "arguments": {{...}}}}{CLOSE}'
@@ -175,39 +191,55 @@ def openai_assistant(message: ChatMessage, call_ids: Iterable[str]) -> dict[str,
     return {"role": "assistant", "content": message.content or None, "tool_calls": calls}
 
 
-def read_calls(text: str) -> ChatMessage | None:
+def read_calls(text: str, *, thinking: bool = False) -> ChatMessage | None:
     """Read a sampled text with function calls, or return None if the whole text is plain words.
 
     It is if it has no calls, or if one is malformed, or has arguments that are not an object that clients can read.
+    What looks like a call inside of thoughts is none. Thoughts begin with their mark, or with the text if their end
+    comes first or the prompt began them (`thinking`), and without an end they take the rest.
     """
-    calls: list[ToolCall] = []
-    words, place = "", 0
-    while opening := _OPENING.search(text, place):
-        start = opening.end()
-        try:
-            # The JSON value may itself contain the closing mark.
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError):
-            value, end = None, start
-        closing = _CLOSING.match(text, end)
-        if closing is None:
-            if _MALFORMED.match(text, start):
-                return None
-            words, place = words + text[place:start], start
-            continue
-        call = _written_call(value)
-        if call is None:
-            return None
-        calls.append(call)
-        words, place = words + text[place : opening.start()], closing.end()
-    return ChatMessage(role="assistant", content=(words + text[place:]).strip(), calls=tuple(calls)) if calls else None
+    calls: list[ToolCall | None] = []
+    words, start, place = "", 0, 0
+    while mark := _MARKS.search(text, place):
+        place = mark.end()
+        if mark[0] in THOUGHTS:
+            place = text.find(end := THOUGHTS[mark[0]], place) + len(end)
+            if place < len(end):
+                break
+            thinking = False
+        elif mark[0] in THOUGHTS.values():
+            calls, words, start, thinking = [], "", 0, False
+        elif found := _call_at(text, place):
+            call, place = found
+            calls.append(call)
+            words, start = words + text[start : mark.start()], place
+    read = [call for call in calls if call is not None]
+    if thinking or not read or len(read) < len(calls):
+        return None
+    return ChatMessage(role="assistant", content=(words + text[start:]).strip(), calls=tuple(read))
+
+
+def _call_at(text: str, place: int) -> tuple[ToolCall | None, int] | None:
+    """Return the call whose JSON begins there, and its end; no call if it is malformed, and None if it has no end."""
+    try:
+        # The JSON value may itself contain the closing mark.
+        value, end = _DECODER.raw_decode(text, place)
+    except (ValueError, RecursionError):
+        value, end = None, place
+    if closing := _CLOSING.match(text, end):
+        return _written_call(value), closing.end()
+    malformed = _MALFORMED.match(text, place)
+    return (None, malformed.end()) if malformed else None
 
 
 def _written_call(value: object) -> ToolCall | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    """Return the call; none if it has other fields than its name and its arguments, which would be lost."""
+    if not isinstance(value, dict) or not isinstance(name := value.pop("name", None), str):
+        return None
+    if len(value) > 1 or not value.keys() <= {*ARGUMENTS}:
         return None
     try:
-        call = call_of(value["name"], value.get("arguments", {}))
+        call = call_of(name, next(iter(value.values()), {}))
         arguments = json.loads(call.arguments)
         check_depth(arguments)
         # Python accepts infinite numbers and half surrogate pairs, which no client can read as JSON.

@@ -32,6 +32,7 @@ class Rules:
     max_tokens: int
     """Limit of one reply."""
     max_context_tokens: int
+    max_calls: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import math
+import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,12 +19,16 @@ from starlette.routing import Route
 from configs.errors import in_whole_letters
 from envs.serving import LOOPBACK, listen
 from rollout.endpoint import anthropic_messages, chat_completions, responses
-from rollout.endpoint.attempt import Attempt, Call, Reply
+from rollout.endpoint.attempt import REFUSAL_S, Attempt, Call, Reply, aside
+from rollout.endpoint.connections import Connection, accept
 from rollout.endpoint.messages import RequestError
 from rollout.endpoint.request import ModelRequest
 
 _log = logging.getLogger(__name__)
 CLIENT_CLOSED_REQUEST = 499
+MAX_BODY_BYTES = 8 * 2**20
+MAX_RECEIVED_BYTES = 8 * MAX_BODY_BYTES
+"""Bodies that are received at the same time."""
 
 
 class Dialect(Protocol):
@@ -52,6 +58,7 @@ class Endpoint:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Task[None] | None = None
         self._port = 0
+        self._num_received_bytes = 0
 
     @property
     def base_url(self) -> str:
@@ -64,8 +71,11 @@ class Endpoint:
         self._attempts[attempt.key] = attempt
 
     def dismiss(self, attempt: Attempt) -> None:
-        """Reject calls with the attempt's key from now on."""
+        """Reject calls with the attempt's key from now on, and close its connections."""
         del self._attempts[attempt.key]
+        for connection in [*self._server.server_state.connections] if self._server else ():
+            if isinstance(connection, Connection) and connection.key == attempt.key:
+                connection.finish()
 
     def close(self) -> None:
         if self._server is not None:
@@ -81,10 +91,12 @@ class Endpoint:
             *(Route(path, partial(self._complete, one), methods=["POST"]) for path, one in DIALECTS.items()),
         ]
         app = Starlette(routes=routes, exception_handlers={RequestError: _refusal})
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_keep_alive=300)
-        self._server = _Server(config)
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=300
+        )
+        self._server = _Server(config, listening)
         self._loop = asyncio.get_running_loop()
-        self._serving = self._loop.create_task(self._server.serve([listening]))
+        self._serving = self._loop.create_task(self._server.serve([]))
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
@@ -95,6 +107,7 @@ class Endpoint:
         key = request.headers.get("x-api-key", bearer).strip()
         if key not in self._attempts:
             raise RequestError("this key belongs to no open attempt of this worker", status=401, code="invalid_api_key")
+        request.state.connection.key = key
         return self._attempts[key]
 
     async def _models(self, request: Request) -> Response:
@@ -104,7 +117,7 @@ class Endpoint:
         )
 
     async def _take_answer(self, request: Request) -> Response:
-        attempt, body = self._attempt(request), await _body(request)
+        attempt, body = self._attempt(request), _json(await self._body(request))
         if not isinstance(body, dict) or not isinstance(body.get("answer"), str):
             raise RequestError('the body must be {"answer": "..."}')
         if not attempt.posted.done():
@@ -113,36 +126,78 @@ class Endpoint:
 
     async def _complete(self, dialect: Dialect, request: Request) -> Response:
         attempt = self._attempt(request)
-        asked = dialect.read(await _body(request), attempt)
+        body = await self._body(request)
+        asked = await aside(lambda: dialect.read(_json(body), attempt), len(body))
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        call = attempt.call(asked, name=request.headers.get("idempotency-key"), is_retry=is_retry)
+        call = await attempt.call(asked, name=request.headers.get("idempotency-key"), is_retry=is_retry)
         if asked.body.get("stream") is True:
             events = _events(dialect, call)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
         return await _whole(dialect, call, request)
 
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        declared = request.headers.get("content-length", "0")
+        try:
+            if declared.isdecimal() and int(declared) <= MAX_BODY_BYTES:
+                async for chunk in request.stream():
+                    body += chunk
+                    self._num_received_bytes += len(chunk)
+                    if self._num_received_bytes > MAX_RECEIVED_BYTES:
+                        raise RequestError("too many large requests are being received; ask again", status=503)
+                    if len(body) > MAX_BODY_BYTES:
+                        break
+                else:
+                    return bytes(body)
+            raise RequestError(f"a body may have {MAX_BODY_BYTES} bytes", status=413, code="request_too_large")
+        except ClientDisconnect:
+            raise RequestError("the client disconnected", status=CLIENT_CLOSED_REQUEST) from None
+        finally:
+            self._num_received_bytes -= len(body)
+
 
 class _Server(uvicorn.Server):
-    """A server that leaves signal handling to the worker's process."""
+    """A server that leaves signal handling to the worker's process, and bounds its connections."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+        super().__init__(config)
+        self._listening = listening
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._accepting = asyncio.ensure_future(accept(self._listening, self.config, self.server_state))
 
-async def _body(request: Request) -> object:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._accepting.cancel()
+        await asyncio.wait((self._accepting,))
+        self._listening.close()
+        await super().shutdown(sockets)
+
+
+def _json(body: bytes) -> object:
     try:
-        return in_whole_letters(await request.json())
+        return in_whole_letters(json.loads(body, parse_float=_finite, parse_constant=_finite))
     except (ValueError, RecursionError):
         raise RequestError("the body is not JSON") from None
-    except ClientDisconnect:
-        raise RequestError("the client disconnected", status=CLIENT_CLOSED_REQUEST) from None
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a number of JSON")
+    return number
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if error.status in (401, 403):
         _log.warning("the model endpoint rejected a call: %s", error)
+    if error.status == 401:
+        # An agent that was left behind may ask for ever.
+        await asyncio.sleep(REFUSAL_S)
     dialect: Dialect = DIALECTS.get(request.url.path, chat_completions)
     return JSONResponse(dialect.refusal(error), status_code=error.status)
 
@@ -160,9 +215,9 @@ async def _whole(dialect: Dialect, call: Call, request: Request) -> Response:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
     finally:
         gone.cancel()
-    reply = await call.answered()
+    response = JSONResponse(dialect.whole(await call.answered()))
     call.delivered = True
-    return JSONResponse(dialect.whole(reply))
+    return response
 
 
 async def _events(dialect: Dialect, call: Call) -> AsyncIterator[str]:
@@ -170,14 +225,14 @@ async def _events(dialect: Dialect, call: Call) -> AsyncIterator[str]:
     whole = False
     try:
         try:
-            *before, last = dialect.events(await call.answered())
+            *before, last = map(_event, dialect.events(await call.answered()))
         except RequestError as error:
             yield _event(dialect.refusal(error))
             return
         for event in before:
-            yield _event(event)
+            yield event
         whole = call.delivered = True
-        yield _event(last)
+        yield last
     finally:
         call.left = not whole and not call.delivered
 
@@ -187,4 +242,4 @@ def _event(value: Mapping[str, object] | str) -> str:
     if isinstance(value, str):
         return f"data: {value}\n\n"
     name = f"event: {value['type']}\n" if "type" in value else ""
-    return f"{name}data: {json.dumps(value)}\n\n"
+    return f"{name}data: {json.dumps(value, allow_nan=False)}\n\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from configs.plugins import failure
 from envs.types import Task, ToolCall
-from rollout.chat import ChatFormat
+from rollout.chat import THOUGHTS, ChatFormat
 from rollout.endpoint.messages import ChatMessage, RequestError, call_text, openai_assistant
 from rollout.endpoint.request import ModelRequest
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
@@ -104,6 +104,8 @@ def completion_of(text: str, request: ModelRequest, chat: ChatFormat, max_tokens
         # Grammars allow JSON with one form of white space only.
         with suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(text), ensure_ascii=False)
+    elif chat.opens_thought and not any(end in text for end in THOUGHTS.values()):
+        text = f"{THOUGHTS['<think>']}\n\n{text}"
     cuts = [(start + len(stop), start) for stop in request.stop if (start := text.find(stop)) >= 0]
     end, kept = min(cuts, default=(len(text), len(text)))
     token_ids = chat.encode_completion(text[:end])
@@ -140,7 +142,7 @@ def reply_text(reply: object) -> str:
     for call in message.get("tool_calls") or ():
         try:
             function = call["function"]
-            arguments = json.dumps(json.loads(function["arguments"]), ensure_ascii=False)
+            arguments = json.dumps(json.loads(function["arguments"] or "{}"), ensure_ascii=False)
             parts.append(call_text(ToolCall(name=function["name"], arguments=arguments)))
         except (LookupError, TypeError, ValueError):
             raise ValueError("must call functions by a name and arguments as JSON") from None

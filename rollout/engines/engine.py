@@ -1,6 +1,7 @@
 """The interface of an engine: requests in, completions out, adapters by version; its thread's queue; a time limit."""
 
 import asyncio
+import math
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -144,19 +145,29 @@ class TimeLimit:
     """How long an attempt may take: its own time and its tools', not the time in which the engine works for it.
 
     On a busy machine an attempt waits minutes for its turns. Whether an engine still works is for its heartbeat to find
-    out; an attempt that was cut off for it would come again and be cut off again, the longest first. None is no limit.
+    out; an attempt that was cut off for it would come again and be cut off again, the longest first. So the limit of
+    everything together, `wall_seconds`, is a generous one. None is no limit.
     """
 
-    def __init__(self, seconds: float | None) -> None:
-        self._seconds = self._left = seconds
+    def __init__(self, seconds: float | None, wall_seconds: float | None = None) -> None:
+        self._left = math.inf if seconds is None else seconds
+        self._wall = math.inf if wall_seconds is None else wall_seconds
+        self._resumed = 0.0
+        self._wall_end = math.inf
         self._timeout: asyncio.Timeout | None = None
         self._num_pauses = 0
+
+    @property
+    def is_wall_over(self) -> bool:
+        return asyncio.get_running_loop().time() >= self._wall_end
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the clock. The end of the block raises TimeoutError if the time was over."""
+        self._resumed = asyncio.get_running_loop().time()
+        self._wall_end = self._resumed + self._wall
         try:
-            async with asyncio.timeout(self._seconds) as self._timeout:
+            async with asyncio.timeout_at(self._end()) as self._timeout:
                 yield
         finally:
             self._timeout = None
@@ -164,16 +175,22 @@ class TimeLimit:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock, until the last of several pauses at the same time has ended."""
+        loop = asyncio.get_running_loop()
         self._num_pauses += 1
-        if self._num_pauses == 1 and (timeout := self._running()) and (when := timeout.when()) is not None:
-            self._left = when - asyncio.get_running_loop().time()
-            timeout.reschedule(None)
+        if self._num_pauses == 1 and (timeout := self._running()):
+            self._left -= loop.time() - self._resumed
+            timeout.reschedule(self._end())
         try:
             yield
         finally:
             self._num_pauses -= 1
-            if self._num_pauses == 0 and (timeout := self._running()) and self._left is not None:
-                timeout.reschedule(asyncio.get_running_loop().time() + self._left)
+            if self._num_pauses == 0 and (timeout := self._running()):
+                self._resumed = loop.time()
+                timeout.reschedule(self._end())
+
+    def _end(self) -> float | None:
+        end = self._wall_end if self._num_pauses else min(self._resumed + self._left, self._wall_end)
+        return None if math.isinf(end) else end
 
     def _running(self) -> asyncio.Timeout | None:
         return None if self._timeout is None or self._timeout.expired() else self._timeout

@@ -42,7 +42,7 @@ LLAMA2 = """
   {%- else %}{{ ' ' + m.content + ' ' + eos_token }}{% endif %}
 {%- endfor %}"""
 
-_ALTERNATE = """
+ALTERNATE = """
 {%- for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
   {{- raise_exception('Conversation roles must alternate') }}{% endif %}{% endfor %}"""
 
@@ -51,7 +51,7 @@ MISTRAL_V03 = (
     """
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content %}
   {%- set messages = messages[1:] %}{% endif %}"""
-    + _ALTERNATE
+    + ALTERNATE
     + """
 {{- bos_token }}
 {%- for m in messages %}
@@ -69,7 +69,7 @@ _GEMMA_TURNS = """
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 GEMMA2 = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    + _ALTERNATE
+    + ALTERNATE
     + "{% set prefix = '' %}"
     + _GEMMA_TURNS
 )
@@ -77,7 +77,7 @@ GEMMA3 = (
     """{{ bos_token }}
 {%- if messages[0].role == 'system' %}{% set prefix = messages[0].content + '\\n\\n' %}{% set messages = messages[1:] %}
 {%- else %}{% set prefix = '' %}{% endif %}"""
-    + _ALTERNATE
+    + ALTERNATE
     + _GEMMA_TURNS
 )
 

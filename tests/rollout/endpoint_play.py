@@ -15,7 +15,7 @@ from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import EngineWriter
 from rollout.engines.wrappers import ReplayEngine
 
-RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000)
+RULES = Rules(model="policy", temperature=0.7, override=False, max_tokens=64, max_context_tokens=4000, max_calls=8)
 ADD = {
     "type": "function",
     "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}},

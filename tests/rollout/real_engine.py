@@ -115,8 +115,8 @@ def without_ends(monkeypatch):
 
     sampling_params = vllm_engine.sampling_params
 
-    def endless(asked, ends):
-        params = sampling_params(asked)
+    def endless(*asked):
+        params = sampling_params(*asked)
         params.ignore_eos = True
         return params
 

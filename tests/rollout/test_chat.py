@@ -1,9 +1,14 @@
+from functools import cache
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from rollout.chat import ChatFormat, ChatTemplateError
+from rollout.chat import ChatFormat, ChatTemplateError, reply_ends
 from rollout.types import Message
 from tests.rollout.chat_templates import (
+    ALTERNATE,
     DEEPSEEK_R1,
     GEMMA2,
     LLAMA2,
@@ -24,6 +29,11 @@ def dialogue(chat):
         sampled = chat._free(reply)
         ids += sampled + chat.bridge(sampled, then)
     return chat.rendered(ids)
+
+
+@cache
+def chat_of(template):
+    return ChatFormat(tokenizer_of(template))
 
 
 def rendered(tokenizer, messages):
@@ -109,3 +119,74 @@ def test_roles_cannot_be_forged_where_their_marks_are_tokens_that_are_not_specia
 def test_a_template_that_cannot_hold_a_dialogue_is_refused(template):
     with pytest.raises(ChatTemplateError):
         ChatFormat(tokenizer_of(template))
+
+
+MARKS = ("<eot>", "<end>", "<user>", "<model>")
+
+
+def tokenizer_with_marks(template, eos="</s>"):
+    tokenizer = tokenizer_of(template)
+    tokenizer.add_tokens([AddedToken(mark, normalized=False, special=True) for mark in MARKS])
+    tokenizer.eos_token = eos
+    return tokenizer
+
+
+TURNS = "{% for m in messages %}{{ '<' + {'user': 'user'}.get(m.role, 'model') + '>' + m.content + %s }}{% endfor %}"
+BEGINS = "{% if add_generation_prompt %}{{ '<model>' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("after", "eos", "end"),
+    [
+        *(("'<eot>'", "</s>", "<eot>"), ("'<eot>'", "<eot>", "<eot>"), ("'\\n<eot>\\n'", "</s>", "<eot>")),
+        *(("'<eot>'", "<end>", "<eot>"), ("' ' + eos_token", "</s>", "</s>"), ("''", "</s>", "</s>")),
+    ],
+)
+@pytest.mark.parametrize("begins", [BEGINS, "<model>"])
+def test_a_reply_ends_as_the_templates_turns_and_once(after, eos, end, begins):
+    tokenizer = tokenizer_with_marks(TURNS.replace("%s", after) + begins, eos)
+    chat = ChatFormat(tokenizer)
+    sampled = chat.encode_completion("A")
+    assert chat.rendered(sampled) == f"A{end}"
+    grown = chat.rendered(chat.prompt("S", "q") + sampled + chat.bridge(sampled, "next"))
+    said = [("system", "S"), ("user", "q"), ("assistant", "A"), ("user", "next")]
+    expected = rendered(tokenizer, [{"role": role, "content": content} for role, content in said])
+    # The tokenizer's end, where the template ends no turn.
+    expected = expected if after != "''" else expected.replace("A", f"A{end}")
+    assert "".join(grown.split()) == "".join(expected.split())
+
+
+def test_a_sampled_mark_of_the_next_role_stands_once():
+    chat = ChatFormat(tokenizer_with_marks(TURNS.replace("%s", "''") + BEGINS))
+    sampled = (*chat._free("A"), *chat._ids("<user>"))
+    assert chat.rendered(sampled + chat.bridge(sampled, "next")) == "A<user>next<model>"
+
+
+def test_all_ends_of_a_reply_are_one_list(tmp_path):
+    tokenizer = tokenizer_with_marks(TURNS.replace("%s", "'<eot>'") + BEGINS)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
+    assert reply_ends(tmp_path, tokenizer) == sorted({1, 7, tokenizer.convert_tokens_to_ids("<eot>")})
+
+
+LOOP = "{%- for m in messages %}"
+STRICT = {**NO_ROLE, "llama2": LLAMA2.replace(LOOP, f"{ALTERNATE}\n{LOOP}", 1)}
+
+
+@pytest.mark.parametrize("name", STRICT)
+@given(roles=st.lists(st.sampled_from(["system", "user", "assistant"]), max_size=6))
+def test_templates_that_ask_for_alternating_roles_take_any_dialogue_that_a_user_or_system_begins(name, roles):
+    chat = chat_of(STRICT[name])
+    said = [Message(role=role, content=f"no.{number}.") for number, role in enumerate(["user", *roles])]
+    text = chat.rendered(chat.dialogue(said))
+    places = [text.index(one.content) for one in said]
+    assert places == sorted(places)
+    if "assistant" in roles:
+        since = roles.index("assistant") + 2
+        sampled = chat.encode_completion("sampled")
+        text = chat.rendered(chat.continuation(said, since, sampled))
+        assert [text.count(one.content) for one in said] == [0] * since + [1] * (len(said) - since)
+
+
+def test_a_template_that_begins_a_reply_with_thoughts_is_known():
+    assert chat_of(DEEPSEEK_R1).opens_thought
+    assert not any(chat_of(template).opens_thought for template in ROLES.values())

@@ -1,6 +1,7 @@
 """An agent of one's own, a function or a program: its calls are the turns, its failures are told and score nothing."""
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from endpoint_play import RULES
+from endpoint_play import RULES, GatedEngine
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
 from configs.rollout import FunctionAgentConfig
@@ -44,6 +45,36 @@ async def never_ends(task, client):
         await asyncio.sleep(3600)
     except asyncio.CancelledError:
         await asyncio.sleep(3600)
+
+async def fails_late(task, client):
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        raise RuntimeError("too late")
+
+async def repeats(task, client):
+    for _ in range(999):
+        try:
+            reply = await client.chat.completions.create(
+                model="policy", messages=[{"role": "user", "content": "again"}]
+            )
+        except Exception as error:
+            refused = error
+    raise refused
+
+def gives_up(task, client):
+    while True:
+        try:
+            client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+        except Exception as error:
+            return type(error).__name__
+
+async def is_refused(task, client):
+    while True:
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+
+async def asks_side_by_side(task, client):
+    await asyncio.gather(*(repeats(task, client) for _ in range(3)))
 
 async def tells_its_key(task, client):
     raise RuntimeError("503 for https://x/?q=1&appid=key+of+mine-123")
@@ -108,15 +139,16 @@ def program(tmp_path):
     return written
 
 
-async def attempt(solve, *texts, timeout_s=60.0, told=None):
+async def attempt(solve, *texts, timeout_s=60.0, told=None, engine=None, wall_timeout_s=60.0):
     endpoint = Endpoint()
     agent = CustomAgent(
         solve,
         endpoint,
-        writer=engine_writers(ScriptedEngine(texts), 0.7),
+        writer=engine_writers(engine or ScriptedEngine(texts), 0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
         timeout_s=timeout_s,
+        wall_timeout_s=wall_timeout_s,
     )
     trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)
     endpoint.close()
@@ -168,6 +200,32 @@ async def test_a_key_in_an_error_is_not_written_down(functions, monkeypatch):
 async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, name, monkeypatch):
     monkeypatch.setattr("rollout.agent.custom.GRACE_S", 0.1)
     assert "rollout.episode_timeout_s" in await failure_of(functions(name), timeout_s=0.2)
+
+
+@pytest.mark.parametrize("name", ["repeats", "is_refused", "asks_side_by_side"])
+async def test_an_agent_that_never_stops_asking_ended_so_and_is_scored(functions, name, monkeypatch):
+    monkeypatch.setattr("rollout.agent.custom.GRACE_S", 0.2)
+    trajectory = await attempt(functions(name), *"a" * 99)
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("calls", None, None)
+    assert len(trajectory.turns) == RULES.max_calls
+
+
+async def test_an_agent_that_is_refused_a_further_call_may_answer(functions):
+    trajectory = await attempt(functions("gives_up"), *"a" * 99)
+    assert (trajectory.stop_reason, trajectory.answer) == ("answered", "PermissionDeniedError")
+
+
+async def test_an_agent_that_fails_late_logs_nothing_more(functions):
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    assert "rollout.episode_timeout_s" in await failure_of(functions("fails_late"), timeout_s=0.1)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert told == []
+
+
+async def test_an_engine_that_works_for_ever_ends_an_attempt_at_its_wall_time(functions):
+    assert "rollout.wall_timeout_s" in await failure_of(functions("solve"), engine=GatedEngine("a"), wall_timeout_s=0.3)
 
 
 async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(functions):

@@ -1,5 +1,6 @@
 """The laws that hold alike in each of the endpoint's three protocols."""
 
+import asyncio
 import json
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 from endpoint_play import ADD, RULES, called, play, user
 from scripted import text_of
 
+from rollout.endpoint.server import DIALECTS, MAX_BODY_BYTES
 from tests.changed import replace
 
 SCHEMA = ADD["function"]["parameters"]
@@ -97,7 +99,7 @@ async def test_request_that_would_be_sampled_or_recorded_otherwise_is_refused_by
 async def test_a_full_context_is_recorded(path):
     async with play("a", rules=replace(RULES, max_context_tokens=10)) as p:
         assert (await post(p, path)).status_code == 400
-        assert p.attempt.out_of_context
+        assert p.attempt.used_up == "context"
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -122,3 +124,113 @@ async def test_arguments_that_are_nested_deep_are_a_call_or_text(depth):
             assert reply.status_code == 200
             assert ("<tool_call>" in reply.text) == (depth > 100)
         assert len(await p.attempt.end()) == 3
+
+
+TOOLS = {"chat/completions": ADD, "responses": RESPONSES_TOOL, "messages": MESSAGES_TOOL}
+ENDS = {
+    "chat/completions": ("finish_reason", {"stop": "stop", "calls": "tool_calls", "length": "length"}),
+    "responses": ("status", {"stop": "completed", "calls": "completed", "length": "incomplete"}),
+    "messages": ("stop_reason", {"stop": "end_turn", "calls": "tool_use", "length": "max_tokens"}),
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("written", "end", "num_calls"),
+    [
+        *(("four", "stop", 0), ("four…", "length", 0), (ONE, "calls", 1), (TWO, "calls", 2), (f"{ONE}…", "length", 1)),
+        *((f'{ONE}\n<tool_call>\n{{"name": "add", "argum…', "length", 1), (f"{ONE} and…", "length", 1)),
+        *((f"<think>{ONE}…", "length", 0), (f"<think>{ONE}</think>4", "stop", 0)),
+    ],
+)
+async def test_every_protocol_says_what_ended_a_reply(path, stream, written, end, num_calls):
+    async with play(written) as p:
+        reply = await post(p, path, tools=[TOOLS[path]], stream=stream)
+        lines = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+        objects = [*map(json.loads, lines)] if stream else [reply.json()]
+        field, ends = ENDS[path]
+        said = (
+            [objects[-1].get("response", objects[-1])["status"]] if path == "responses" else values_of(field, objects)
+        )
+        assert {*said} - {None} == {ends[end]}
+        calls = [*values_of("call_id", objects), *values_of("id", objects)]
+        named = {call for call in calls if call.startswith(("call_", "toolu_"))}
+        assert len(named) == num_calls
+
+
+def values_of(name, value):
+    """All values of a field, at any depth, in order."""
+    if isinstance(value, dict):
+        return [found for key, inner in value.items() for found in [*[inner][: key == name], *values_of(name, inner)]]
+    return [found for inner in value for found in values_of(name, inner)] if isinstance(value, list) else []
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_too_many_is_refused_as_forbidden(path, stream):
+    async with play("a", "b", rules=replace(RULES, max_calls=1)) as p:
+        assert (await post(p, path)).status_code == 200
+        refused = await post(p, path, stream=stream)
+        assert (refused.status_code, p.attempt.used_up) == (403, "calls")
+        assert "rollout.max_calls" in p.attempt.refusal
+        assert refused.json()["error"]["type"] == (
+            "permission_error" if path == "messages" else "invalid_request_error"
+        )
+        assert len(p.engine.requests) == len(await p.attempt.end()) == 1
+
+
+@pytest.mark.parametrize("path", [*BODIES, "answer"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+async def test_a_body_with_what_is_no_number_of_json_is_refused(path, number):
+    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
+        content = json.dumps({"model": "policy", "answer": "4", **BODIES.get(path, {}), "metadata": {"a": ["x"]}})
+        headers = {"authorization": f"Bearer {p.attempt.key}"}
+        url = f"{p.endpoint.base_url}/{path}"
+        assert (await client.post(url, headers=headers, content=content.replace('"x"', number))).status_code == 400
+        assert (p.engine.requests, p.attempt.posted.done()) == ([], False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_cannot_be_written_is_not_trained(stream, monkeypatch):
+    dialect = DIALECTS["/v1/chat/completions"]
+    monkeypatch.setattr(dialect, "whole", lambda reply: {"a": float("nan")})
+    monkeypatch.setattr(dialect, "events", lambda reply: [{"a": 1}, {"a": float("nan")}])
+    async with play("a") as p:
+        try:
+            reply = await post(p, "chat/completions", stream=stream)
+            assert reply.status_code == 500
+        except httpx.RemoteProtocolError:
+            assert stream
+        (turn,) = await p.attempt.end()
+        assert not turn.trainable
+
+
+@pytest.mark.parametrize("path", [*BODIES, "answer"])
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(path, is_declared):
+    async def pieces():
+        for _ in range(3):
+            yield b" " * (MAX_BODY_BYTES // 2)
+
+    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
+        headers = {"authorization": f"Bearer {p.attempt.key}"}
+        content = b" " * (MAX_BODY_BYTES + 1) if is_declared else pieces()
+        refused = await client.post(f"{p.endpoint.base_url}/{path}", headers=headers, content=content)
+        assert refused.status_code == 413
+        assert (await post(p, "chat/completions")).status_code == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_text_that_cannot_fit_is_not_tokenized_and_a_large_one_that_may_is_read_like_a_small_one(path):
+    def asking(text):
+        return {"input": text} if path == "responses" else {"messages": [user(text)]}
+
+    async with play("a", "b", rules=replace(RULES, max_context_tokens=100_000)) as p:
+        large, small = await asyncio.gather(post(p, path, **asking("x" * 80_000)), post(p, path, **asking("x")))
+        assert {large.status_code, small.status_code} == {200}
+        p.attempt._chat = None
+        assert (await post(p, path, **asking("x" * 3_300_000))).status_code == 400
+        assert p.attempt.used_up == "context"
+        turns = await p.attempt.end()
+        assert sorted(text_of(one.prompt_token_ids).count("x") for one in turns) == [1, 80_000]
