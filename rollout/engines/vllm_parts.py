@@ -1,7 +1,7 @@
 """The parts of the engine that import vLLM: its construction, its requests and its outputs."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
