@@ -129,7 +129,7 @@ def _csv_rows(text: str, path: Path) -> list[Row]:
                 raise ValueError(f"it has another number of cells than the first line, {len(reader.fieldnames or ())}")
             rows.append({name: value for name, value in row.items() if value})
     except (csv.Error, ValueError) as error:
-        raise ValueError(f"{path}, line {reader.line_num} is not CSV: {error}") from None
+        raise ValueError(f"{path}, line {reader.reader.line_num} is not CSV: {error}") from None
     return rows
 
 
