@@ -30,8 +30,8 @@ class ReasoningGym:
         for number in range(len(self._entries)):
             entry = self._entries[number]
             # Some families accept any solution and name none; their scorer does not read it.
-            answer = entry["answer"] or "any solution"
-            yield {"id": number, "question": entry["question"], "answer": str(answer), "entry": number}
+            answer = "any solution" if entry["answer"] in (None, "") else str(entry["answer"])
+            yield {"id": number, "question": entry["question"], "answer": answer, "entry": number}
 
     def score(self, task: Task, answer: str) -> float:
         """Return the family's score of an answer, from 0 to 1."""

@@ -98,7 +98,7 @@ def local_rows(path: Path) -> list[Row]:
         ValueError: The content is something else; the message names the file and the line or row.
         OSError: The file cannot be read.
     """
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         from pyarrow.parquet import ParquetFile
 
         content = io.BytesIO(path.read_bytes())
@@ -116,7 +116,7 @@ def local_rows(path: Path) -> list[Row]:
             f"{path}, line {line} is not UTF-8 text; write JSON Lines or CSV in UTF-8, uncompressed, or name a Parquet "
             "file *.parquet"
         ) from None
-    return _csv_rows(text, path) if path.suffix == ".csv" else _json_rows(text, path)
+    return _csv_rows(text, path) if path.suffix.lower() == ".csv" else _json_rows(text, path)
 
 
 def _csv_rows(text: str, path: Path) -> list[Row]:
