@@ -81,7 +81,7 @@ def find_key(variable: str) -> str | None:
     if not key and (path := key_file(variable)):
         source = f"the file that {variable}{FILE_SUFFIX} names, '{path}',"
         try:
-            key = path.read_text(encoding="utf-8").strip()
+            key = path.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ApiKeyError(
                 f"{source} cannot be read: {getattr(error, 'strerror', None) or 'it is not a text'}"

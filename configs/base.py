@@ -6,7 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 Precision = Literal["bfloat16", "float32"]
 Dtype = Literal["auto", "bfloat16", "float32"]
@@ -20,10 +21,28 @@ OwnPath = Annotated[str, AfterValidator(os.path.expanduser)]
 """A file or a folder; `~` is the home of the user."""
 
 
+def _make_strict(schema: object) -> None:
+    """Make every number and boolean in a schema refuse values of other types, such as true for 1."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("int", "float", "bool"):
+            schema["strict"] = True
+        for part in schema.values():
+            _make_strict(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _make_strict(part)
+
+
 class Config(BaseModel):
     """A frozen configuration model that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _make_strict(schema)
+        return schema
 
 
 def typed(default: str, **by_key: str) -> BeforeValidator:

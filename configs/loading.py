@@ -5,6 +5,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -34,19 +35,40 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
     """
     path = find_recipe(recipe) if recipe else None
     values = _read(path) if path else {}
+    written: dict[str, str] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key:
             raise UserError(f"override '{override}' must look like learner.learning_rate=2e-6")
+        written[key.strip()] = text.strip()
         _set(values, key.strip(), _parse_value(text.strip()))
     try:
-        config = RunConfig.model_validate(values)
+        config = _validated(values, written)
     except ValidationError as error:
         raise UserError("; ".join(_describe(detail) for detail in error.errors())) from None
     if path and path.suffix != ".json" and config.names_code and config.code_path is None:
         config = config.model_copy(update={"code_path": str(path.parent)})
     search_in(config.code_path)
     return config
+
+
+def _validated(values: dict[str, object], written: Mapping[str, str]) -> RunConfig:
+    """Return the configuration of `values`; a number or a date given for a text is the text that was `written`."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        wrong = {_dotted_key(one["loc"]): one["input"] for one in error.errors() if one["type"] == "string_type"}
+        texts = [key for key, value in wrong.items() if key in written and _is_scalar(value)]
+        if not texts:
+            raise
+        for key in texts:
+            _set(values, key, written[key])
+        return RunConfig.model_validate(values)
+
+
+def _is_scalar(value: object) -> bool:
+    # A boolean for a text is a mistake more likely than a name.
+    return isinstance(value, int | float | date | time) and not isinstance(value, bool)
 
 
 def find_recipe(recipe: Path) -> Path:
@@ -80,14 +102,15 @@ def _render_value(value: object) -> str:
 def _read(path: Path) -> dict[str, object]:
     in_json = path.suffix == ".json"
     try:
-        return dict(json.loads(path.read_text())) if in_json else tomllib.loads(path.read_text())
+        text = path.read_text(encoding="utf-8-sig")
+        return dict(json.loads(text)) if in_json else tomllib.loads(text)
     except FileNotFoundError:
         built_in = sorted(file.stem for file in RECIPES.glob("*.toml"))
         raise UserError(
             f"recipe '{path}' does not exist; name a file, or one of {', '.join(built_in)}"
             f"{did_you_mean(path.stem, built_in)}"
         ) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
 
 
@@ -109,7 +132,7 @@ def _parse_value(text: str) -> object:
     # A bare text that is not a TOML value is a string.
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 
@@ -126,7 +149,10 @@ def _describe(detail: ErrorDetails) -> str:
     value = detail.get("input")
     if isinstance(value, dict) or not _NEVER_QUOTED.isdisjoint(detail["loc"]):
         return f"{key}: {message}"
-    return f"{key}: {message} (got {json.dumps(value, default=str)})"
+    if detail["type"] == "string_type":
+        message += "; a name that looks like something else is put into quotes"
+    shown = str(value) if isinstance(value, date | time) else json.dumps(value, default=str)
+    return f"{key}: {message} (got {shown})"
 
 
 def _dotted_key(location: tuple[str | int, ...]) -> str:

@@ -80,7 +80,7 @@ def _example(line: str, place: str) -> str:
         if not isinstance(question, str) or ends != [False] * len(steps) + [True] or "result" in last:
             raise ValueError
         return "\n".join((f"Task: {question}", *shown, _decision(last)))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(
             f'{place} must be {{"question": ..., "steps": [...]}} whose steps have thought, action, action_input and '
             "result; the last one's action is answer, without a result"

@@ -20,7 +20,7 @@ CONTAINMENT_LEAK = 0.60
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _LATEX = re.compile(r"\\(?:begin|end) ?\{[^}]*\}|\\[a-z]+\*?|\\.|[${}]", re.DOTALL)
 _WORD = re.compile(r"[^\W_]+")
-_NOT_COMPARED = re.compile(r"[^\w+\-*/=<>^|!%]|_")
+_NO_WORD = re.compile(r"[\W_]")
 _ASK = r"\b(?:find|compute|determine|calculate|evaluate|what is)"
 _VARIABLES = r"\b[a-z]\b(?:[ ,]+(?:and )?[a-z]\b)*"
 _BOILERPLATE = re.compile(
@@ -36,6 +36,15 @@ _BOILERPLATE = re.compile(
         )
     )
 )
+
+
+def is_sign(char: str) -> bool:
+    """Return whether a character that is no letter has a meaning of its own.
+
+    So have vowel signs, symbols and mathematical signs. LaTeX's $ has none, nor has a choice of how a sign is drawn.
+    """
+    kind = unicodedata.category(char)
+    return char in "-*/^%‰⌊⌋⌈⌉⟨⟩" or (kind in ("Mn", "Mc", "Sm", "So", "Sc") and char not in "$\ufe0e\ufe0f")
 
 
 def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) -> list[str]:
@@ -93,6 +102,10 @@ def char_grams(text: str, n: int) -> frozenset[str]:
     return frozenset(text[start : start + n] for start in range(len(text) - n + 1))
 
 
+def _sign(match: re.Match[str]) -> str:
+    return match[0] if match[0] == "!" or is_sign(match[0]) else ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Text:
     """A question, prepared once for many comparisons."""
@@ -105,6 +118,5 @@ class _Text:
     def of(cls, question: str) -> "_Text":
         folded = _FIGURE.sub(" ", unicodedata.normalize("NFKC", question).casefold())
         words = " ".join(_LATEX.sub(" ", folded).split())
-        core = _NOT_COMPARED.sub("", _BOILERPLATE.sub(" ", words))
-        plain = _NOT_COMPARED.sub("", folded)
+        core, plain = (_NO_WORD.sub(_sign, text) for text in (_BOILERPLATE.sub(" ", words), folded))
         return cls(plain, char_grams(core, JACCARD_CHARS), char_grams(core, CONTAINMENT_CHARS))

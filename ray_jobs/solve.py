@@ -36,6 +36,8 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
 
     `trace` gets one line in the format of a run's trajectories.jsonl, without a reward because there is no reference.
     """
+    if not question.strip():
+        raise UserError("the question is empty; write it out: agentflow solve 'What is 6*7?'")
     console = Console()
     task = Task(id="question", dataset="question", question=question, answer="")
 
@@ -79,7 +81,7 @@ def run_serve_tools(config: RunConfig, *, transport: "Transport", host: str, por
 def run_code(path: str, timeout_s: float = 5.0) -> int:
     """Run a Python file in the sandbox and print its output. Return 0 if it ended without an error, else 1."""
     try:
-        code = Path(path).read_text(encoding="utf-8")
+        code = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"'{path}' cannot be read: {reason(error)}; name a Python file in UTF-8") from error
     try:

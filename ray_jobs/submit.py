@@ -137,7 +137,7 @@ def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any
     """
     check_nothing_secret_is_written(config, (*request.overrides, *request.phase_options))
     try:
-        text = request.runtime_env.read_text(encoding="utf-8") if request.runtime_env else "{}"
+        text = request.runtime_env.read_text(encoding="utf-8-sig") if request.runtime_env else "{}"
         added = yaml.safe_load(text)
         installed = [added.get(name) for name in ("pip", "uv", "conda")]
         files = [part.get("packages") if isinstance(part, dict) else part for part in installed]

@@ -4,18 +4,16 @@ A row has the layout of the public data set, or the plain layout {id, question, 
 are for training too.
 """
 
-import csv
-import io
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from configs.errors import did_you_mean
+from configs.errors import did_you_mean, listed
 from envs.datasets.game24 import PUBLIC_ID, load_game24
-from envs.datasets.rows import Row, Split, local_rows
+from envs.datasets.rows import Row, Split, local_rows, public_rows, read_tasks
 from envs.types import Task
 
 SHORT = "Answer in a few words: a name, a number, a date, yes or no."
@@ -30,7 +28,7 @@ AIME_EVAL_YEAR = 2024
 # Both 80 and 81 were accepted, so an exact scorer cannot decide.
 AIME_EXCLUDED = "2022-II-8"
 
-_OPTION = re.compile(r"^([A-J])[.)] +(\S.*)$", re.MULTILINE)
+_OPTION = re.compile(r"\s*\(?([A-J])[.):](?:\s+(.*))?")
 _AIME_ID = re.compile(r"([0-9]{4})-(?:I{1,2}-)?[0-9]{1,2}")
 _AIME_URL = re.compile(r"/([0-9]{4})_AIME_(I{1,2})_Problems/Problem_([0-9]{1,2})$")
 
@@ -40,32 +38,30 @@ Reading = tuple[str, str]
 
 def read_short_answer(row: Row) -> Reading:
     """Read a question with one or more accepted answers."""
-    answers = _strings(row["golden_answers"] if "golden_answers" in row else row["answer"])
-    aliases = dict.fromkeys(" ".join(text.split()) for text in (*answers, *_strings(row.get("aliases", []))))
-    return f"{_text(row, 'question')}\n{SHORT}", "\n".join(filter(None, aliases))
+    answers = _answers(row, "golden_answers", "answer")
+    aliases = _texts([*answers, *_strings(row.get("aliases")), *_strings(row.get("answer_aliases"))])
+    return f"{_text(row, 'question')}\n{SHORT}", "\n".join(aliases)
 
 
 def read_gaia(row: Row) -> Reading | None:
     """Read a question of GAIA; None for a question with an attachment, which is not text only."""
     if row.get("file_name"):
         return None
-    question = _text(row, "Question" if "Question" in row else "question")
-    [answer] = _strings(row["Final answer"] if "Final answer" in row else row["answer"])
-    return f"{question}\n{GAIA}", " ".join(answer.split())
+    return f"{_text(row, 'Question', 'question')}\n{GAIA}", _answer(row, "Final answer", "answer")
 
 
 def read_number(row: Row) -> Reading:
     """Read a numeric answer without the `.0` that the column type adds to integers."""
-    [answer] = _strings(row["answer"])
-    return _text(row, "question"), re.sub(r"\.0+$", "", answer.strip())
+    return _text(row, "question"), re.sub(r"\.0+$", "", _answer(row, "answer"))
 
 
 def read_medqa(row: Row) -> Reading:
     """Read a multiple-choice question with a table of options, or with options in the question."""
     options = row.get("options")
-    if isinstance(options, Mapping):
-        return _choice(_text(row, "question"), dict(options), str(row["answer_idx"]))
-    return _listed_choice(row)
+    if not isinstance(options, Mapping):
+        return _listed_choice(row)
+    texts = {str(letter): text for letter, value in options.items() for text in _texts(_strings(value))}
+    return _choice(_text(row, "question"), texts, _answer(row, "answer_idx"))
 
 
 def read_gpqa(row: Row) -> Reading:
@@ -75,8 +71,8 @@ def read_gpqa(row: Row) -> Reading:
     """
     if "Correct Answer" not in row:
         return _listed_choice(row)
-    right = str(row["Correct Answer"]).strip()
-    texts = [right, *(str(row[f"Incorrect Answer {number}"]).strip() for number in (1, 2, 3))]
+    right, *wrong = (_text(row, name) for name in ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))))
+    texts = [right, *wrong]
     random.Random(f"gpqa|{row['Question']}").shuffle(texts)
     letters = dict(zip("ABCD", texts, strict=True))
     return _choice(_text(row, "Question"), letters, "ABCD"[texts.index(right)])
@@ -92,20 +88,39 @@ def stem_of(question: str) -> str:
     lines = question.split("\n")
     if names_its_form(question):
         lines.pop()
-    while len(lines) > 1 and _OPTION.fullmatch(lines[-1]):
-        lines.pop()
-    return "\n".join(lines)
+    return "\n".join(lines[: min(_options_in(lines).values(), default=len(lines))]).rstrip()
+
+
+def _options_in(lines: Sequence[str]) -> dict[str, int]:
+    """Return the line at which each option begins, of the last list of options in a question; empty without one."""
+    begins = [(found[1], index) for index, line in enumerate(lines) if (found := _OPTION.fullmatch(line))]
+    for start in reversed([number for number, (letter, _) in enumerate(begins) if letter == "A"]):
+        options: dict[str, int] = {}
+        for letter, index in begins[start:]:
+            if letter == chr(ord("A") + len(options)):
+                options[letter] = index
+        if len(options) > 1:
+            return options
+    return {}
 
 
 def _listed_choice(row: Row) -> Reading:
-    """Read a question that lists its options, one `A. text` per line; the answer is a letter or an option."""
-    question, answer = _text(row, "question"), str(row["answer"]).strip()
-    options = dict(_OPTION.findall(question))
-    letters = [letter for letter, text in options.items() if answer in (letter, text.strip())]
-    if len(letters) != 1:
-        raise ValueError(f"the answer {answer!r} is {len(letters)} of the options in the question")
-    stem = question[: next(_OPTION.finditer(question)).start()].rstrip()
-    return _choice(stem, options, letters[0])
+    """Read a question that lists its options, each from a line `A. text` on; the answer is a letter or an option.
+
+    The question stays as it is written: lines below the last option may belong to it or to the question.
+    """
+    question, answer = _text(row, "question"), _answer(row, "answer")
+    lines, right = question.split("\n"), {}
+    options = _options_in(lines)
+    for (letter, begin), end in zip(options.items(), [*options.values(), len(lines)][1:], strict=True):
+        first = lines[begin].lstrip(" \t(")[2:]
+        whole = " ".join([first, *lines[begin + 1 : end]])
+        for text in _texts((first, whole) if end < len(lines) else (whole, first)):
+            if answer.strip("(.):") == letter or answer in (text, f"{letter}. {text}", f"{letter}) {text}"):
+                right[letter] = f"{letter}. {text}"
+    if len(right) != 1:
+        raise ValueError(f"the answer {answer!r} is {len(right)} of the options in the question")
+    return f"{question}\n{LETTER}", right.popitem()[1]
 
 
 def _choice(stem: str, options: Mapping[str, str], letter: str) -> Reading:
@@ -115,16 +130,43 @@ def _choice(stem: str, options: Mapping[str, str], letter: str) -> Reading:
     return "\n".join((stem, *lines, LETTER)), lines[sorted(options).index(letter)]
 
 
-def _text(row: Row, column: str) -> str:
-    text = row.get(column)
+def _text(row: Row, *columns: str) -> str:
+    text = next((row[column] for column in columns if column in row), None)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"a row needs a text in the column {column!r}; its columns are {', '.join(row)}")
+        raise ValueError(
+            f"a row needs a text in the column {listed(columns)}; its columns are {', '.join(map(str, row))}"
+        )
     return text.strip()
 
 
+def _answers(row: Row, *columns: str) -> list[str]:
+    """Return the accepted answers in the first of these columns that the row has."""
+    answers = _texts(next((_strings(row[column]) for column in columns if column in row), []))
+    if not answers:
+        raise ValueError(
+            f"a row needs an answer in the column {listed(columns)}; its columns are {', '.join(map(str, row))}"
+        )
+    return answers
+
+
+def _answer(row: Row, *columns: str) -> str:
+    answers = _answers(row, *columns)
+    if len(answers) > 1:
+        raise ValueError(f"a row needs one answer in the column {listed(columns)}, got {answers!r:.80}")
+    return answers[0]
+
+
+def _texts(texts: Iterable[str]) -> list[str]:
+    """Return the different texts that are not blank, on one line each."""
+    return [*filter(None, dict.fromkeys(" ".join(text.split()) for text in texts))]
+
+
 def _strings(value: object) -> list[str]:
-    """Return one or several values as texts; a null is an empty one."""
-    return ["" if text is None else str(text) for text in (value if isinstance(value, list | tuple) else [value])]
+    """Return one or several texts and numbers as texts; a null is an empty one. Raises ValueError for anything else."""
+    values = value if isinstance(value, list | tuple) else [value]
+    if wrong := [one for one in values if isinstance(one, bool) or not isinstance(one, str | int | float | None)]:
+        raise ValueError(f"an answer or an option must be a text or a number, got {wrong[0]!r:.80}")
+    return ["" if one is None else str(one) for one in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +222,8 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     elif benchmark.read is None:
         tasks = load_game24(path)
     else:
-        rows = local_rows(path) if path else _public_rows(benchmark.source, benchmark.config, benchmark.split)
-        tasks = _read_tasks(name, benchmark.read, rows)
+        rows = local_rows(path) if path else public_rows(benchmark.source, benchmark.config, benchmark.split)
+        tasks = read_tasks(rows, path or benchmark.source, partial(_benchmark_task, name, benchmark.read))
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source}")
     if whole and len(tasks) not in (benchmark.count, benchmark.subset):
@@ -193,21 +235,11 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     return tasks
 
 
-def _read_tasks(name: str, read: Callable[[Row], Reading | None], rows: Iterable[Row]) -> list[Task]:
-    tasks = []
-    for index, row in enumerate(rows):
-        try:
-            reading = read(row)
-        except ValueError as error:
-            raise ValueError(f"{name} row {index}: {error}") from None
-        if reading is None:
-            continue
-        question, answer = reading
-        if not answer:
-            raise ValueError(f"{name} row {index} has no reference answer")
-        id = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
-        tasks.append(Task(id=f"{id}", dataset=name, question=question, answer=answer))
-    return tasks
+def _benchmark_task(name: str, read: Callable[[Row], Reading | None], row: Row, index: int) -> Task | None:
+    if (reading := read(row)) is None:
+        return None
+    id = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
+    return Task(id=f"{id}", dataset=name, question=reading[0], answer=reading[1])
 
 
 def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True) -> list[Task]:
@@ -216,19 +248,9 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
     With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
     Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
     """
-    rows: Iterable[Row]
-    if path is not None and path.suffix == ".csv":
-        rows = csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
-    else:
-        rows = local_rows(path) if path else _public_rows(AIME_SOURCES[split])
-    tasks = []
-    for problem in map(_aime_problem, rows):
-        year = int(problem.id[:4])
-        if problem.id != AIME_EXCLUDED and (year == AIME_EVAL_YEAR if split == "eval" else year < AIME_EVAL_YEAR):
-            if not re.fullmatch("[0-9]{1,3}", problem.answer):
-                raise ValueError(f"AIME {problem.id}: an answer must have 1 to 3 digits, got {problem.answer!r}")
-            tasks.append(replace(problem, answer=str(int(problem.answer))))
     source, expected = path or AIME_SOURCES[split], AIME_COUNTS[split]
+    rows = local_rows(path) if path else public_rows(AIME_SOURCES[split])
+    tasks = read_tasks(rows, source, partial(_aime_problem, split))
     if len({task.id for task in tasks}) != len(tasks):
         raise ValueError(f"AIME {split}: the same problem id occurs twice in {source}")
     if whole_file and len(tasks) != expected:
@@ -236,26 +258,21 @@ def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True
     return tasks
 
 
-def _aime_problem(row: Row) -> Task:
-    """Read a problem from the columns of the three known layouts."""
-    question = next((row[name] for name in ("Question", "Problem", "problem") if name in row), None)
+def _aime_problem(split: Split, row: Row, index: int) -> Task | None:
+    """Read a problem from the columns of a known layout; None for one of another split.
+
+    A row {id, question, answer} may have any id, but then for evaluation only: the year decides what is trained on.
+    """
     url = _AIME_URL.search(str(row.get("url")))
-    id = str(row["ID"]) if "ID" in row else "-".join(url.groups()) if url else ""
-    if not _AIME_ID.fullmatch(id) or not isinstance(question, str) or not question.strip():
-        raise ValueError(
-            "an AIME row needs ID/Question/Answer, ID/Problem/Answer or url/problem/answer, and an id such as "
-            f"2022-II-8, got {row!r:.200}"
-        )
-    return Task(id=id, dataset="aime", question=question, answer=str(row.get("Answer", row.get("answer"))))
-
-
-def _public_rows(source: str, config: str | None = None, split: str = "train") -> list[Row]:
-    from datasets import load_dataset
-
-    try:
-        return list(load_dataset(source, config, split=split))
-    except Exception as error:
-        raise ValueError(
-            f"the public data set {source} could not be loaded ({type(error).__name__}); if it is gated, accept its "
-            "terms and log in to the hub, or use a local file: --data FOLDER, or envs.data_path"
-        ) from error
+    id = "-".join(url.groups()) if url else str(row.get("ID", row.get("id", index)))
+    has_year = _AIME_ID.fullmatch(id)
+    if not has_year and split == "train":
+        raise ValueError(f"an AIME row needs `url`, or an `ID` with its year such as 2022-II-8, got {row!r:.200}")
+    year = int(id[:4]) if has_year else AIME_EVAL_YEAR
+    if id == AIME_EXCLUDED or (year != AIME_EVAL_YEAR if split == "eval" else year >= AIME_EVAL_YEAR):
+        return None
+    answers = _strings(row.get("Answer", row.get("answer")))
+    if len(answers) != 1 or not re.fullmatch("[0-9]{1,3}", answers[0]):
+        raise ValueError(f"AIME {id}: an answer must have 1 to 3 digits, got {answers!r:.80}")
+    question = _text(row, "Question", "Problem", "problem", "question")
+    return Task(id=id, dataset="aime", question=question, answer=str(int(answers[0])))

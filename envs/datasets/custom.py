@@ -28,6 +28,8 @@ Part = Literal["train", "eval", "demonstrations", "prm"]
 PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
 """Uses of a task: RL, evaluation, a teacher's demonstrations, and trajectories for a PRM."""
 
+_KEPT: tuple[Part, ...] = ("eval", "prm", "demonstrations", "train")
+"""The part that keeps a question of several: what is measured first, what is trained on last."""
 _TAKEN = ("id", "answer", "split", "scorer")
 """Columns with a meaning, besides the question."""
 
@@ -46,8 +48,7 @@ def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> 
     All other columns become the task's `metadata`.
 
     Raises:
-        ValueError: The message names the file. A row is not a task, two rows have the same question or id, or both
-            splits have the same question.
+        ValueError: The message names the file. A row is not a task, or two questions have the same id.
     """
     if path is None:
         raise ValueError(f"{dataset!r} reads a custom file: set envs.data_path to it")
@@ -91,18 +92,26 @@ class CustomSources:
 
     def tasks(self, name: str, part: Part) -> list[Task]:
         """Return the tasks of one part of a data set or file. Raises ValueError and OwnCodeError."""
-        if name in self.datasets:
-            source = f"envs.datasets.{name} ({self.datasets[name].source})"
-            parts = module_tasks(name, self.datasets[name], self.with_teacher)
-        else:
-            source = str(self.path)
-            parts = file_tasks(name, self.path, as_written=self.scorer is not None)
+        parts = self.parts(name)
         if not parts[part]:
+            source = f"envs.datasets.{name} ({self.datasets[name].source})" if name in self.datasets else self.path
             raise ValueError(
                 f"{source} has {sum(map(len, parts.values()))} tasks and none for '{part}'; add some, or set 'split' "
                 f"to one of {listed(parts)} in every task"
             )
         return [self.scored(task) for task in parts[part]]
+
+    def parts(self, name: str) -> dict[Part, list[Task]]:
+        """Return all tasks of a data set or file by part, without `scored`. Raises ValueError and OwnCodeError."""
+        if name in self.datasets:
+            return module_tasks(name, self.datasets[name], self.with_teacher)
+        return file_tasks(name, self.path, as_written=self.scorer is not None)
+
+    def num_dropped(self, name: str) -> int:
+        """Return the number of rows that `parts` leaves out as duplicates."""
+        own = self.datasets.get(name)
+        rows = read_source(name, own)[0] if own else local_rows(self.path) if self.path else ()
+        return len(rows) - sum(map(len, self.parts(name).values()))
 
 
 NO_SOURCES = CustomSources()
@@ -116,8 +125,7 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
     for demonstrations. A held-out split of the hub is used for evaluation as it is.
 
     Raises:
-        ValueError: The message names source and row. A row is not a task, two rows have the same id or question, or
-            two parts have the same question.
+        ValueError: The message names source and row. A row is not a task, or two questions have the same id.
         OwnCodeError: The function fails.
     """
     tasks, named = read_source(name, config)
@@ -152,32 +160,28 @@ def _divided(
     hashed: Callable[[Task], Part],
     source: Path | str,
 ) -> dict[Part, list[Task]]:
-    """Return the tasks by the part that `named` gives to each, or else `hashed`.
+    """Return the tasks by the part that `named` gives to each, or else `hashed`, without duplicates.
 
-    Raises ValueError if ids or questions repeat, or if two parts share a question or a `kept_with`, whatever their
-    case, spacing or punctuation.
+    Of equal questions in one part the first stays. Of one question in several parts, whatever its case, spacing or
+    punctuation, or of one `kept_with`, the tasks of the part that is first in `_KEPT` stay.
     """
-    for what, values in (
-        ("id", [task.id for task in tasks]),
-        ("question", [" ".join(task.question.split()) for task in tasks]),
-    ):
-        if repeated := [value for value, times in Counter(values).items() if times > 1]:
-            raise ValueError(f"{source}: the {what} {repeated[0][:80]!r} is in several rows; keep one of them")
     is_named = any(name not in (None, "") for name in named)
-    divided: dict[Part, list[Task]] = {part: [] for part in parts}
-    seen: dict[str, tuple[Part, Task]] = {}
+    placed: list[tuple[Task, Part, str]] = []
     for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
         part = next((part for part in parts if part == name), None) if is_named else hashed(task)
         if part is None:
             raise ValueError(
                 f"{source}, row {number}: 'split' must be {listed(parts)} in every row or in none, got {name!r}"
             )
-        other, same = seen.setdefault(question_key(kept_with(task)), (part, task))
-        if other != part:
-            raise ValueError(
-                f"{source}: {task.id} is for '{part}' and {same.id} for '{other}', but they have the same question or "
-                "'kept_with', except for case, spacing or punctuation; keep one, or give both the same 'split'"
-            )
+        placed.append((task, part, question_key(kept_with(task))))
+    home = {key: part for kept in reversed(_KEPT) for _, part, key in placed if part == kept}
+    unique = {
+        (" ".join(task.question.split()), part): task for task, part, key in reversed(placed) if home[key] == part
+    }
+    if repeated := [id for id, times in Counter(task.id for task in unique.values()).items() if times > 1]:
+        raise ValueError(f"{source}: the id {repeated[0][:80]!r} is in several rows with different questions; keep one")
+    divided: dict[Part, list[Task]] = {part: [] for part in parts}
+    for (_, part), task in reversed(unique.items()):
         divided[part].append(task)
     return divided
 
@@ -211,7 +215,11 @@ def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
         # These names control a custom row; a column of a foreign data set must not.
         taken = ("split", "kept_with", "scorer", *QUESTIONS, question, config.answer)
         held_out = {"split": "eval"} if split == config.eval_split else {}
-        for number, row in enumerate(plain_rows(table), start=1):
+        try:
+            plain = plain_rows(table)
+        except ValueError as error:
+            raise ValueError(f"{place}: the split '{split}' of '{config.hub_id}', {error}") from None
+        for number, row in enumerate(plain, start=1):
             rows.append(
                 {
                     **{name: value for name, value in row.items() if name not in taken},
@@ -304,6 +312,10 @@ def _question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
                 f"{', '.join(map(str, roles)) or 'none'}; put the other content into that message"
             )
         value = value[0].get("content")
+        if isinstance(value, list):
+            # OpenAI's parts of a message, of which a planner reads texts only.
+            texts = [part.get("text") for part in value if isinstance(part, Mapping) and part.get("type") == "text"]
+            value = "\n".join(map(str, texts)) if len(texts) == len(value) and all(texts) else value
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{place}: '{column}' must be a text, got {value!r:.80}")
     return whole_letters(value), column

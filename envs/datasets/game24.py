@@ -1,13 +1,14 @@
 """Game of 24: hands of four numbers from 1 to 13 that + - * / and brackets can turn into 24."""
 
 import random
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
-from envs.datasets.rows import Split, TooFewTasksError, local_rows, split_of
+from envs.datasets.rows import Row, Split, TooFewTasksError, local_rows, public_rows, read_tasks, split_of
 from envs.types import Task
 
 TARGET = 24
@@ -35,24 +36,39 @@ def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]
         if len(tasks) == count:
             break
         if solve(hand) is not None:
-            tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand, "game24"))
+            tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand))
     if count is not None and len(tasks) < count:
         raise TooFewTasksError("game24", split, wanted=count, available=len(tasks))
     return tasks
 
 
 def load_game24(path: Path | None = None) -> list[Task]:
-    """Load all hands of a JSON Lines file with the fields id and numbers, or else of the public data set."""
-    if path is not None:
-        rows = local_rows(path)
-    else:
-        from datasets import load_dataset
+    """Load all solvable hands of a file, or else of the public data set.
 
-        rows = [row for row in load_dataset(PUBLIC_ID, split="train") if row["solvable"]]
-    return [
-        _task(str(row.get("id", f"game24-{index}")), row.get("numbers"), path or PUBLIC_ID)
-        for index, row in enumerate(rows)
-    ]
+    A row has `numbers`, or a `question` of any words and an `answer` that uses the four numbers. Raises ValueError.
+    """
+    rows = local_rows(path) if path else public_rows(PUBLIC_ID)
+    return read_tasks(rows, path or PUBLIC_ID, _hand_of)
+
+
+def _hand_of(row: Row, index: int) -> Task | None:
+    if not row.get("solvable", True):
+        return None
+    numbers = row.get("numbers") or next(filter(None, map(_numbers_in, (row.get("answer"), row.get("question")))), None)
+    hand = numbers if isinstance(numbers, list | tuple) else ()
+    if len(hand) != HAND_SIZE or not all(type(n) is int and 1 <= n <= MAX_NUMBER for n in hand):
+        raise ValueError(
+            f"a hand needs `numbers`, or an `answer` or `question` with {HAND_SIZE} integers from 1 to {MAX_NUMBER}, "
+            f"got {row!r:.200}"
+        )
+    return _task(str(row.get("id", f"game24-{index}")), tuple(hand))
+
+
+def _numbers_in(text: object) -> list[int]:
+    """Return the four numbers that a text such as `(1+1+4)*4 = 24` combines, else nothing."""
+    first = text[0] if isinstance(text, list) and text else text
+    numbers = [int(number) for number in re.findall(r"\d+", str(first)) if int(number) != TARGET]
+    return numbers if len(numbers) == HAND_SIZE else []
 
 
 def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
@@ -60,13 +76,7 @@ def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
     return [task for task in tasks if _split_of_hand([int(n) for n in task.answer.split()]) == split]
 
 
-def _task(id: str, numbers: object, source: Path | str) -> Task:
-    hand = numbers if isinstance(numbers, list | tuple) else ()
-    if len(hand) != HAND_SIZE or not all(isinstance(n, int) and 1 <= n <= MAX_NUMBER for n in hand):
-        raise ValueError(
-            f"{source}, {id}: each row of 'game24' needs a list 'numbers' of {HAND_SIZE} integers from 1 to "
-            f"{MAX_NUMBER}, got {numbers!r:.80}"
-        )
+def _task(id: str, hand: Hand) -> Task:
     return Task(
         id=id,
         dataset="game24",

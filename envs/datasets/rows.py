@@ -3,17 +3,20 @@
 The hash of a question alone decides its split and its purpose, so that no question is in two of them.
 """
 
+import csv
 import hashlib
+import io
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from configs.errors import reason
+from configs.errors import MAX_JSON_DEPTH, check_depth, reason
+from envs.leakage import is_sign
 from envs.types import Task
 
 if TYPE_CHECKING:
@@ -27,6 +30,18 @@ SPLITS: tuple[Split, ...] = ("train", "eval")
 Purpose = Literal["rl", "demonstrations", "prm"]
 # One entry per slot: RL gets half of the training questions, the other two a quarter each.
 _PURPOSES: tuple[Purpose, ...] = ("rl", "rl", "demonstrations", "prm")
+
+_BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}
+"""Written before a raised, a lowered or a fraction character, which are normal ones from then on: x² is no x2."""
+_NO_ASCII = re.compile(r"[^\x00-\x7f]")
+_SAME_SIGN = str.maketrans("−–‐‑×·⋅÷⁄∕’‘′", "----***///'''")
+_QUOTED = re.compile(r"(?<![\w'])'([^']*)'(?!\w)")
+_AROUND_SIGN = re.compile(r"\s*([-+*/^=<>|!()\[\]{}])\s*")
+_NEAR = r"[-+*/^=<>|\d]"
+_TOKEN = re.compile(
+    # Punctuation that is a sign: a prime, a factorial, C#, 3:4, .5, and brackets beside a number or an operator.
+    rf"(\w+|(?:(?<=\b\w)|(?<=[\d)\]}}]))[!'#]+|[.:](?=\d)|(?<={_NEAR})[()\[\]{{}}]|[()\[\]{{}}](?={_NEAR}))|([^\w\s])"
+)
 
 
 class TooFewTasksError(ValueError):
@@ -63,35 +78,76 @@ def kept_with(task: Task) -> str:
 
 
 def question_key(question: str) -> str:
-    """Return a hash of a question that ignores case, spacing and punctuation."""
-    folded = unicodedata.normalize("NFKC", question).casefold()
-    return hashlib.sha256(" ".join(re.findall(r"\w+|[-+*/=^<>]", folded)).encode(errors="replace")).hexdigest()
+    """Return a hash of a question that ignores case, spacing and punctuation.
+
+    Vowel signs, symbols and mathematical signs are kept, and punctuation where it is one, as in f'(2), 5! and [1, 2).
+    """
+    spelled = _NO_ASCII.sub(
+        lambda char: _BEFORE.get(unicodedata.decomposition(char[0]).split(" ")[0], "") + char[0], question
+    )
+    folded = unicodedata.normalize("NFKC", spelled).casefold().translate(_SAME_SIGN)
+    tight = _AROUND_SIGN.sub(r"\1", _QUOTED.sub(r"\1", folded))
+    tokens = (kept or sign for kept, sign in _TOKEN.findall(tight) if kept or is_sign(sign))
+    return hashlib.sha256(" ".join(tokens).encode(errors="replace")).hexdigest()
 
 
 def local_rows(path: Path) -> list[Row]:
-    """Read a JSON Lines or a Parquet file. Raises ValueError for any other content."""
-    if path.suffix == ".parquet":
-        import pyarrow
-        from pyarrow.parquet import read_table
+    """Read a JSON Lines, CSV or Parquet file.
 
+    Raises:
+        ValueError: The content is something else; the message names the file and the line or row.
+        OSError: The file cannot be read.
+    """
+    if path.suffix.lower() == ".parquet":
+        from pyarrow.parquet import ParquetFile
+
+        content = io.BytesIO(path.read_bytes())
         try:
-            return plain_rows(read_table(path))
-        except pyarrow.ArrowInvalid as error:
-            raise ValueError(f"{path} is not a Parquet file: {reason(error)}") from None
+            return plain_rows(ParquetFile(content).read())
+        except Exception as error:
+            # Damaged bytes can raise anything.
+            raise ValueError(f"{path} cannot be read as Parquet: {reason(error)}") from None
     try:
         # Some editors write a byte order mark before the first line.
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}, line {line} is not UTF-8 text; write JSON Lines or CSV in UTF-8, uncompressed, or name a Parquet "
+            "file *.parquet"
+        ) from None
+    return _csv_rows(text, path) if path.suffix.lower() == ".csv" else _json_rows(text, path)
+
+
+def _csv_rows(text: str, path: Path) -> list[Row]:
+    """Return the rows of a CSV file as texts, without empty cells."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    rows: list[Row] = []
+    try:
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"it has another number of cells than the first line, {len(reader.fieldnames or ())}")
+            rows.append({name: value for name, value in row.items() if value})
+    except (csv.Error, ValueError) as error:
+        raise ValueError(f"{path}, line {reader.reader.line_num} is not CSV: {error}") from None
+    return rows
+
+
+def _json_rows(text: str, path: Path) -> list[Row]:
+    rows: list[Row] = []
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
-            if not isinstance(rows[-1], dict):
-                raise ValueError(f"{path}, line {number} is not a JSON object")
+                row = json.loads(line)
+                check_depth(row)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"{path}, line {number} is not JSON, one object per line and nested at most {MAX_JSON_DEPTH} deep: "
+                    f"{reason(error)}"
+                ) from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}, line {number} is not a JSON object; write one object per line")
+            rows.append(row)
     return rows
 
 
@@ -99,10 +155,47 @@ def plain_rows(table: "pyarrow.Table") -> list[Row]:
     """Return the rows of a table as JSON values.
 
     Dates and decimals become texts. Empty values, and values that JSON cannot hold such as pictures, are left out.
+    Raises ValueError, which names the row, for a value that Python cannot hold, such as a date after the year 9999.
     """
+    try:
+        return _python_rows(table)
+    except Exception:
+        for number in range(table.num_rows):
+            try:
+                _python_rows(table.slice(number, 1))
+            except Exception as error:
+                raise ValueError(f"row {number + 1}: {reason(error)}") from None
+        raise
+
+
+def _python_rows(table: "pyarrow.Table") -> list[Row]:
     text = json.dumps(table.to_pylist(), default=_as_text)
     return [{name: value for name, value in row.items() if value is not None} for row in json.loads(text)]
 
 
 def _as_text(value: object) -> str | None:
     return str(value) if isinstance(value, date | time | Decimal) else None
+
+
+def public_rows(source: str, config: str | None = None, split: str = "train") -> list[Row]:
+    """Download a public data set of the Hugging Face hub. Raises ValueError."""
+    from datasets import load_dataset
+
+    try:
+        return list(load_dataset(source, config, split=split))
+    except Exception as error:
+        raise ValueError(
+            f"the public data set {source} could not be loaded ({type(error).__name__}); if it is gated, accept its "
+            "terms and log in to the hub, or use a local file: --data FOLDER, or envs.data_path"
+        ) from error
+
+
+def read_tasks(rows: Iterable[Row], source: Path | str, read: Callable[[Row, int], Task | None]) -> list[Task]:
+    """Return what `read` makes of each row and its index, without None. Its ValueError gets the source and the row."""
+    tasks = []
+    for index, row in enumerate(rows):
+        try:
+            tasks.append(read(row, index))
+        except ValueError as error:
+            raise ValueError(f"{source}, row {index + 1}: {error}") from None
+    return [task for task in tasks if task is not None]

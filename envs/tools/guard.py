@@ -62,7 +62,7 @@ def read_questions(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         questions = [str(json.loads(line)["question"]) if line.startswith("{") else line for line in lines]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         problem = f"'{path}' cannot be read, plain or as JSON with the field 'question': {reason(error)}"
         raise UserError(f"envs.web.blocked_questions: {problem}") from None
     return [question for question in questions if question.strip()]

@@ -1,9 +1,8 @@
 """Checks of a recipe's tasks: they exist, can be scored, and training tasks are apart from held-out ones."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError, did_you_mean, listed, reason
@@ -127,7 +126,7 @@ def _check_references(names: set[str], own: "CustomSources") -> None:
     Raises:
         ValueError, OwnCodeError: A task without a scorer, two tasks with one id, or a wrong reference.
     """
-    from envs.datasets.custom import CUSTOM_FILES, file_tasks, module_tasks
+    from envs.datasets.custom import CUSTOM_FILES
     from reward.scorers import score_answer
     from reward.scorers.text import aliases
     from rollout.filters import SOLVED
@@ -135,12 +134,7 @@ def _check_references(names: set[str], own: "CustomSources") -> None:
     scored: set[str] = set()
     datasets: dict[str, str] = {}
     for name in sorted(names.intersection((*CUSTOM_FILES, *own.datasets))):
-        halves: Iterable[list[Task]]
-        if name in own.datasets:
-            halves = module_tasks(name, own.datasets[name], own.with_teacher).values()
-        else:
-            halves = file_tasks(name, own.path, as_written=own.scorer is not None).values()
-        for task in (own.scored(task) for half in halves for task in half):
+        for task in (own.scored(task) for half in own.parts(name).values() for task in half):
             if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
                 raise ValueError(f"'{other}' and '{task.dataset}' both have a task '{task.id}'; rename a data set")
             scorer = task.scorer or task.dataset
@@ -210,18 +204,23 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> No
 
 
 def notes_before_start(config: RunConfig) -> list[str]:
-    """Return warnings about a recipe that passed its checks: training questions that resemble held-out ones."""
-    from envs.datasets.custom import CUSTOM_FILES, file_tasks
+    """Return warnings about a recipe that passed its checks: duplicates, and training questions like held-out ones."""
+    from envs.datasets.custom import CUSTOM_FILES, CustomSources
     from envs.datasets.sampler import evaluation_tasks
     from envs.leakage import find_leaks
 
-    notes = []
+    own = CustomSources.of(config)
+    notes = [
+        f"{dropped} rows of {name} are left out: their question or `kept_with` is in another row, and of a question on "
+        "both sides the held-out row stays"
+        for name in sorted({*config.envs.mix, *config.evaluation_mix} & {*CUSTOM_FILES, *own.datasets})
+        if (dropped := own.num_dropped(name))
+    ]
     names = sorted({*config.envs.mix} & {*config.evaluation_mix} & {*CUSTOM_FILES})
     # Only the tasks that are drawn: the time grows with the product of both numbers.
     held_out = evaluation_tasks(config) if names else []
     for name in names:
-        halves = file_tasks(name, Path(config.envs.data_path) if config.envs.data_path else None)
-        questions = [(task.id, task.question) for task in halves["train"]]
+        questions = [(task.id, task.question) for task in own.parts(name)["train"]]
         if leaks := find_leaks(questions, [task.question for task in held_out if task.dataset == name]):
             notes.append(
                 f"{len(leaks)} of {len(questions)} training questions of {name} resemble a held-out one, first "

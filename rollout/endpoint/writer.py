@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from configs.plugins import failure
 from envs.types import Task, ToolCall
 from rollout.chat import THOUGHTS, ChatFormat
-from rollout.endpoint.messages import ChatMessage, RequestError, call_text, openai_assistant
+from rollout.endpoint.messages import ChatMessage, RequestError, call_text, openai_assistant, plain_text
 from rollout.endpoint.request import ModelRequest
 from rollout.engines.engine import Engine, EngineError, GenerationRequest
 from rollout.engines.wrappers import stream_seed
@@ -90,7 +90,15 @@ class TeacherWriter(Writer):
         except Exception as error:
             raise RequestError(f"{self.name} failed with {failure(error)}", status=503) from None
         try:
-            return completion_of(reply_text(reply), request, self.chat, max_tokens)
+            text = reply_text(reply)
+            if not text.strip():
+                raise ValueError("is empty")
+            written = [mark for mark in THOUGHTS if mark in self.chat.pieces.generation]
+            if text.lstrip().startswith(tuple(written)):
+                raise ValueError(
+                    f"begins with {written[0]}, which the model's chat template writes; leave the thoughts out"
+                )
+            return completion_of(text, request, self.chat, max_tokens)
         except ValueError as error:
             raise RequestError(f"the reply of {self.name} to {self.task.id} {error}", status=503) from error
 
@@ -138,7 +146,10 @@ def reply_text(reply: object) -> str:
     message = dump() if callable(dump) else reply
     if not isinstance(message, Mapping) or message.get("role", "assistant") != "assistant":
         raise ValueError(f"must be a text or a message of the assistant, not a {type(reply).__name__}")
-    parts = [message.get("content") or ""]
+    try:
+        parts = [plain_text(message.get("content"), "content")]
+    except RequestError:
+        raise ValueError("must have a text as content") from None
     for call in message.get("tool_calls") or ():
         try:
             function = call["function"]
@@ -146,8 +157,6 @@ def reply_text(reply: object) -> str:
             parts.append(call_text(ToolCall(name=function["name"], arguments=arguments)))
         except (LookupError, TypeError, ValueError):
             raise ValueError("must call functions by a name and arguments as JSON") from None
-    if not isinstance(parts[0], str):
-        raise ValueError(f"must have a text as content, not a {type(parts[0]).__name__}")
     return "\n".join(filter(None, parts))
 
 

@@ -29,6 +29,21 @@ def test_rendered_configuration_loads_back_for_any_value(override, tmp_path):
     assert load_run_config(tmp_path / "rendered.toml") == config
 
 
+@pytest.mark.parametrize("name", ["2024-01-01", "1.10", "1e5", "007", "nan", "12", "1_000", "0x10"])
+def test_name_that_looks_like_a_number_or_a_date_stays_as_it_is_written(name):
+    config = load_run_config(None, [f"name={name}", f"envs.data_path={name}"])
+    assert (config.name, config.envs.data_path) == (name, name)
+    assert load_run_config(None, ["envs.datasets.a.source=m:f", f"envs.datasets.a.answer={name}"])
+    with pytest.raises(UserError, match=r"^seed: "):
+        load_run_config(None, ["seed=2024-01-01", f"name={name}"])
+
+
+def test_recipe_may_begin_with_a_byte_order_mark(tmp_path):
+    for name, text in {"a.toml": 'name = "é"', "a.json": '{"name": "é"}'}.items():
+        (tmp_path / name).write_text(text.replace("é", "e") + "\r\n", encoding="utf-8-sig")
+        assert load_run_config(tmp_path / name).name == "e"
+
+
 def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     recipe = tmp_path / "recipe.toml"
@@ -68,6 +83,14 @@ def test_the_last_override_wins(tmp_path):
         ("learner.learning_rate=1e400", "learner.learning_rate"),
         ("learner.learning_rate=false", "learner.learning_rate"),
         ("name=true", "name"),
+        ("num_steps=true", "num_steps"),
+        ("num_steps='5'", "num_steps"),
+        ("seed=2024-01-01", "seed"),
+        ("rollout.max_workers=true", "rollout.max_workers"),
+        ("envs.mix={lookup=true}", "envs.mix.lookup"),
+        ("learner.correction_band=[true, 2]", "learner.correction_band.0"),
+        ("cluster.dashboard=1", "cluster.dashboard"),
+        (f"seed={'[' * 10_000}", "seed"),
         ("name=../elsewhere", "name"),
         ('envs.actions=["code"]', "envs"),
         ('envs.actions=["serach", "answer"]', "envs"),
@@ -105,7 +128,14 @@ def test_an_unknown_setting_is_compared_with_the_known_ones(override, suggested)
 def test_missing_and_broken_recipes_are_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.toml"):
         load_run_config(tmp_path / "none.toml")
-    for name, content in {"a.toml": "seed = = 1", "b.json": "{", "c.json": "[1]", "d.json": "3"}.items():
+    for name, content in {
+        "a.toml": "seed = = 1",
+        "b.json": "{",
+        "c.json": "[1]",
+        "d.json": "3",
+        "e.json": "[" * 100_000,
+        "f.toml": f"seed = {'[' * 10_000}",
+    }.items():
         (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=name):
             load_run_config(tmp_path / name)

@@ -64,6 +64,41 @@ def test_id_that_stands_twice_and_line_that_is_no_row_are_refused(tmp_path):
         load_benchmark("musique", tmp_path, whole=False)
 
 
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_takes_the_plain_layout_and_keeps_the_question(name, tmp_path):
+    listed = "Dr.\nA. Smith sees it.\nWhat next?\nA. one\nof two lines\nB. two\nC. three\nTake g = 10."
+    plain = {
+        "game24": ("Use 1, 1, 4 and 6.", "(1*1*4)*6 = 24"),
+        "gpqa": (listed, "B"),
+        "medqa": (listed, "two"),
+        "aime24": ("How many?\nAll.", 73),
+        "amc23": ("How many?\nAll.", 27.0),
+    }
+    question, answer = plain.get(name, ("How many?\nAll.", ["73", "seventy three"][: 1 if name == "gaia" else 2]))
+    file = tmp_path / (BENCHMARKS[name].file or f"{name}.jsonl")
+    file.write_text(json.dumps({"id": f"{name}-0", "question": question, "answer": answer}))
+    [task] = load_benchmark(name, tmp_path, whole=False)
+    assert task.id == f"{name}-0"
+    assert question in task.question or task.answer == "1 1 4 6"
+    assert (
+        score_answer(task, {"gpqa": "B", "medqa": "B. two", "game24": "4*6*1*1", "amc23": "27"}.get(name, "73")) == 1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "right"),
+    [
+        ("Pick.\nA. Energy is\nkept.\nB. Energy can be made.", "A", "A. Energy is kept."),
+        ("Q?\nA. x\nB. see\nA. inner\nC. z", "C", "C. z"),
+        ("Q?\r\n(A) x\r\n(B) y", "(B)", "B. y"),
+        ("Q?\nA. x\nB. y\n\nTake g = 10.", "B. y", "B. y"),
+    ],
+)
+def test_options_may_have_several_lines_and_text_around_them(question, answer, right):
+    assert read_gpqa({"question": question, "answer": answer}) == (f"{question}\nAnswer with the letter alone.", right)
+    assert stem_of(read_gpqa({"question": question, "answer": answer})[0]) == question.split("\n")[0].strip()
+
+
 def test_aliases_of_a_public_row_are_kept_one_a_line():
     row = {"id": "dev_0", "question": "Who?", "golden_answers": ["George  VI", "Albert"], "metadata": {}}
     question = "Who?\nAnswer in a few words: a name, a number, a date, yes or no."
@@ -117,6 +152,12 @@ def test_stem_is_the_question_without_options_and_form_of_the_answer():
         ("gaia", {"Final answer": None}),
         ("amc23", {"answer": None}),
         ("medqa", {"answer": "x"}),
+        ("gaia", {"answer": ["a", "b"]}),
+        ("hotpotqa", {"answer": {"value": "x"}}),
+        ("2wiki", {"answer": True}),
+        ("bamboogle", {}),
+        ("medqa", {"options": {"A": "x", "B": None}, "answer_idx": "B"}),
+        ("aime24", {"answer": "1000"}),
     ],
 )
 def test_row_without_a_usable_answer_is_refused(name, answer, tmp_path):

@@ -1,11 +1,15 @@
 """Custom tasks: from a file, from a function, and from the Hugging Face hub."""
 
+import contextlib
+import gzip
 import json
 from datetime import date
 
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from configs.envs import OwnDatasetConfig
@@ -13,7 +17,7 @@ from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from configs.run import RunConfig
 from envs.datasets.custom import CustomSources, file_tasks, module_tasks, read_source
-from envs.datasets.rows import question_key
+from envs.datasets.rows import local_rows, question_key
 from envs.datasets.sampler import (
     cold_start_tasks,
     collection_tasks,
@@ -24,6 +28,7 @@ from envs.datasets.sampler import (
     training_tasks,
 )
 from envs.types import Task
+from ray_jobs.run.task_checks import notes_before_start
 from reward.scorers import score_answer
 
 CAPITALS = [{"question": f"What is the capital of country {n}?", "answer": f"City {n}"} for n in range(20)]
@@ -56,7 +61,11 @@ def test_rows_of_a_file_become_tasks(file):
         {"id": "fr", "question": "Capital of France?", "answer": ["Paris", "City of Light"], "split": "train"},
         {"id": None, "prompt": "Two and two?", "answer": 4, "split": "train"},
         {"prompt": [message("user", "third")], "answer": "c", "split": "train"},
-        {"messages": [message("user", "cut emoji \ud83d")], "answer": "d", "split": "train"},
+        {
+            "messages": [message("user", [{"type": "text", "text": "cut emoji \ud83d"}])],
+            "answer": "d",
+            "split": "train",
+        },
         {"question": "fifth", "prompt": "kept", "answer": "e", "split": "train"},
         {"question": "held out", "answer": "x", "split": "eval"},
     )
@@ -156,8 +165,9 @@ def test_hash_of_the_question_decides_the_split_whatever_case_spacing_or_punctua
         {"prompt": [message("system"), message("user")], "answer": "a"},
         {"messages": [message("user"), message("assistant"), message("user")], "answer": "a"},
         {"messages": [{"role": "user", "content": [{"type": "text"}]}], "answer": "a"},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}], "answer": "a"},
         {"question": "q", "answer": "a", "split": "test"},
-        {"question": "What is the capital  of country 0?", "answer": "a"},
+        {"question": "another", "answer": "a", "id": 1},
     ],
 )
 def test_row_that_is_not_a_task_is_refused_with_its_file(file, row):
@@ -165,16 +175,151 @@ def test_row_that_is_not_a_task_is_refused_with_its_file(file, row):
         load_file("own_text", file(CAPITALS[0], row), split="train")
 
 
-def test_file_with_a_shared_question_an_empty_split_or_too_many_answers_is_refused(file):
-    shared = [{**CAPITALS[0], "split": "train"}, {"question": CAPITALS[0]["question"].upper(), "answer": "x"}]
-    with pytest.raises(ValueError, match="own_text-1"):
-        load_file("own_text", file(shared[0], {**shared[1], "split": "eval"}), split="train")
+def test_file_with_an_empty_split_or_too_many_answers_is_refused(file):
     with pytest.raises(ValueError, match="eval"):
         load_file("own_text", file(*({**row, "split": "train"} for row in CAPITALS)), split="eval")
     with pytest.raises(ValueError, match="answer"):
         load_file("own_integer", file({"question": "q", "answer": ["1", "2"]}), split="train")
     with pytest.raises(ValueError, match=r"envs\.data_path"):
         load_tasks("own_text", split="train", count=1, seed=0)
+
+
+def test_duplicates_are_dropped_on_the_training_side_first_and_counted(file):
+    first, second, third = CAPITALS[:3]
+    path = file(
+        *({**row, "split": "train"} for row in (first, first, second, third)),
+        {**first, "question": first["question"].upper(), "split": "eval"},
+        {"question": "in other words", "kept_with": second["question"], "answer": "x", "split": "eval"},
+    )
+    custom = CustomSources(path=path)
+    assert {part: [task.id for task in tasks] for part, tasks in custom.parts("own_text").items()} == {
+        "train": ["own_text-4"],
+        "eval": ["own_text-5", "own_text-6"],
+    }
+    assert custom.num_dropped("own_text") == 3
+    settings = ["envs.mix={own_text=1}", f"envs.data_path={path}", "evaluation.num_tasks=2"]
+    [note, *_] = notes_before_start(load_run_config(None, settings))
+    assert note.startswith("3 ")
+    parts = module_tasks("mine", source("shared_group"))
+    assert [len(parts[part]) for part in ("train", "eval")] == [0, 1]
+
+
+# Files as people have them
+
+ROW = '{"question": "q", "answer": "a"}'
+DEEP = "[" * 200 + "]" * 200
+LATE = pyarrow.table({"question": ["a", "b"], "when": pyarrow.array([0, 2**60], pyarrow.timestamp("ms"))})
+
+
+def parquet(table):
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink, compression="none")
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "place"),
+    [
+        ("a.jsonl", f'{ROW}\n{{"question": {DEEP}}}', "line 2"),
+        ("a.jsonl", f'{ROW}\r\n{{"question": {"[" * 100_000}', "line 2"),
+        ("a.jsonl", f"{ROW}\n".encode() + b'{"question": "\xff"}', "line 2"),
+        ("a.jsonl", f"[\n{ROW}\n]", "line 1"),
+        ("a.json", '{\n"question": "q"\n}', "line 1"),
+        ("a.jsonl", "9" * 5000, "line 1"),
+        ("a.jsonl", "null", "line 1"),
+        ("a.jsonl.gz", gzip.compress(ROW.encode()), "line 1"),
+        ("a.csv", "question,answer\nq,a\nq,a,b\n", "line 3"),
+        ("a.csv", 'question,answer\n"q,a\n', "line 2"),
+        ("a.csv", f"question,answer\nq,{'a' * 200_000}\n", "line 2"),
+        ("a.csv", b"question,answer\nq,\xff\n", "line 2"),
+        ("a.parquet", parquet(LATE), "row 2"),
+        ("a.parquet", b"PAR1", ""),
+        ("a.parquet", b"", ""),
+    ],
+    ids=range(15),
+)
+def test_unreadable_file_is_an_error_with_its_name_and_the_row(tmp_path, name, content, place):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"{name}.*{place}"):
+        local_rows(path)
+
+
+@given(place=st.integers(0, 2000), bit=st.integers(0, 7))
+def test_flipped_parquet_is_read_or_refused_with_its_name(tmp_path_factory, place, bit):
+    path = tmp_path_factory.getbasetemp() / "flipped.parquet"
+    content = bytearray(parquet(pyarrow.table({"question": ["q", "é"] * 9, "answer": [["a"], None] * 9})))
+    content[place % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+    with contextlib.suppress(ValueError):
+        local_rows(path)
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_byte_order_mark_and_line_ends_change_no_row(tmp_path, mark, end):
+    jsonl, table = tmp_path / "a.jsonl", tmp_path / "a.csv"
+    jsonl.write_text(f'{mark}{{"question": "Où?", "answer": "1"}}{end}{end}', encoding="utf-8", newline="")
+    table.write_text(f"{mark}question,answer,split{end}Où?,1,{end}", encoding="utf-8", newline="")
+    assert local_rows(jsonl) == local_rows(table) == [{"question": "Où?", "answer": "1"}]
+    for path in (jsonl, table):
+        path.write_bytes(b"")
+        assert local_rows(path) == []
+
+
+# When two questions are the same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Find f'(2).", "Find f(2)."),
+        ("y'' + y' = 0", "y' + y = 0"),
+        ("What is 5!?", "What is 5?"),
+        ("(n+1)!", "(n+1)"),
+        ("|x - 3|", "x - 3"),
+        ("x ≤ 9", "x ≥ 9"),
+        ("A ∪ B", "A ∩ B"),
+        ("√16", "16"),
+        ("10% of 50", "10 of 50"),
+        ("दिन", "दीन"),
+        ("ไม่", "ไม"),
+        ("5²", "52"),
+        ("log₂8", "log28"),
+        ("1½", "11/2"),
+        ("(3+4)*2", "3+4*2"),
+        ("2 * (a + b)", "2 * a + b"),
+        ("[1, 5]", "(1, 5)"),
+        ("1.5", "1,5"),
+        ("3:4", "3, 4"),
+        (".5", "5"),
+        ("C#", "C"),
+        ("£5", "€5"),
+        ("⌊x⌋", "⌈x⌉"),
+    ],
+)
+def test_signs_with_a_meaning_make_questions_different(one, other):
+    assert question_key(one) != question_key(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 2+2?", "what  is 2 + 2"),
+        ("Who wrote 'Emma'?", "who wrote “Emma”"),
+        ("Hello, world!", "hello world"),
+        ("x²", "x^2"),
+        ("2×3 − 1", "2 * 3 - 1"),
+        ("f’(2)", "f'( 2 )"),
+        ("(A) x", "A. x"),
+        ("$x$", "x"),
+        ("e\u0301", "é"),
+        ("❤️", "❤"),
+        ("1990–1995", "1990-1995"),
+    ],
+)
+def test_case_spacing_and_punctuation_make_no_difference(one, other):
+    assert question_key(one) == question_key(other)
 
 
 def test_training_never_asks_the_held_out_rows_of_a_file(file):
@@ -324,7 +469,6 @@ def test_ready_made_tasks_have_the_name_of_the_data_set_in_their_ids():
         ("no_answer", ValueError, "answer"),
         ("scored_by_an_object", ValueError, "scorer"),
         ("with_a_set", ValueError, "set"),
-        ("shared_group", ValueError, "kept_with"),
         ("broken", OwnCodeError, "OSError"),
         ("needs", OwnCodeError, r"envs\.datasets\.mine\.source"),
         ("missing", OwnCodeError, r"envs\.datasets\.mine\.source"),
@@ -438,15 +582,16 @@ def test_unloadable_data_set_of_the_hub_is_refused_in_one_line(sums, changed, pa
     assert "\n" not in str(caught.value)
 
 
-def test_broken_or_repeated_rows_of_the_hub_are_refused(sums, tmp_path):
+def test_broken_rows_of_the_hub_are_refused_and_repeated_ones_dropped(sums, tmp_path):
     folder = tmp_path / "mine" / "sums"
     write(folder / "test.jsonl", [{"other": 1}])
     with pytest.raises(ValueError, match=r"envs\.datasets\.sums"):
         module_tasks("sums", OwnDatasetConfig(**sums))
-    for name in ("train", "test"):
-        write(folder / f"{name}.jsonl", [row(1, 1), row(2, 2), row(1, 1)])
-    with pytest.raises(ValueError, match="hf:mine/sums"):
-        module_tasks("sums", OwnDatasetConfig(**sums))
+    write(folder / "train.jsonl", [row(n, 1) for n in [*range(30), 7] * 3])
+    write(folder / "test.jsonl", [row(3, 1), row(99, 1)])
+    read_source.cache_clear()
+    parts = module_tasks("sums", OwnDatasetConfig(**sums, eval_split="test"))
+    assert (len(parts["train"]) + len(parts["prm"]), len(parts["eval"])) == (29, 2)
 
 
 @pytest.mark.parametrize(

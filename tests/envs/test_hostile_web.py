@@ -21,7 +21,7 @@ from envs.tools import web_fetch
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
 from envs.tools.search import WebSearchTool
-from envs.tools.web_fetch import MAX_REDIRECTS, PageFetcher, is_public
+from envs.tools.web_fetch import MAX_REDIRECTS, PageFetcher, decode_body, is_public
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer, serving
 
@@ -315,6 +315,43 @@ async def test_a_wrong_charset_gives_text_without_control_characters(content_typ
     assert result.text.startswith("caf")
     assert not any(ord(char) < 32 and char not in "\n\t" for char in result.text)
     result.text.encode()
+
+
+@pytest.mark.parametrize(
+    ("label", "codec", "text"),
+    [
+        ("iso-8859-1", "cp1252", "“It’s” – 5 €"),
+        (" 'US-ASCII' ", "cp1252", "“It’s”"),
+        ("x-sjis", "cp932", "第①章 髙橋さん"),
+        ("ks_c_5601-1989", "cp949", "똠방각하는"),
+        ("gb2312", "gb18030", "朱镕基"),
+        ("x-x-big5", "big5hkscs", "香港㗎"),
+        ("iso-8859-9", "cp1254", "“ğ”"),
+        ("tis-620", "cp874", "“ไทย”"),
+        ("iso88592", "iso8859-2", "žluť"),
+        ("iso-8859-8-i", "iso8859-8", "שלום"),
+        ("csiso88596e", "iso8859-6", "سلام"),
+        ("866", "cp866", "привет"),
+        ("koi8-ru", "koi8-u", "привіт"),
+        ("x-mac-roman", "mac-roman", "“é”"),
+        ("csiso2022jp", "iso2022_jp", "日本"),
+        ("unicode", "utf-16-le", "é"),
+        ("unicodefffe", "utf-16-be", "é"),
+        ("x-unicode20utf8", "utf-8", "é"),
+        ("shift_jis", "utf-8-sig", "é"),
+        ("utf-8", "utf-16", "é"),
+    ],
+)
+def test_label_of_a_charset_is_read_as_browsers_do_and_a_byte_order_mark_wins(label, codec, text):
+    assert decode_body(text.encode(codec), label) == text
+
+
+def test_charset_may_stand_in_the_page_and_one_broken_byte_changes_no_other():
+    page = "<meta http-equiv=Content-Type content='text/html; charset=Shift_JIS'>日本"
+    assert decode_body(page.encode("cp932"), "") == page
+    assert decode_body('<meta charset="utf-16">é'.encode(), "") == '<meta charset="utf-16">é'
+    assert decode_body("日本".encode("euc_jp") + b"\xad\xa1\xfc\xe2", "euc-jp") == "日本①髙"
+    assert decode_body("하나".encode("cp949") + b"\xff" + "둘".encode("cp949"), "euc-kr") == "하나\ufffd둘"
 
 
 async def test_a_character_that_the_cap_cuts_in_two_is_no_wrong_charset():

@@ -1,7 +1,11 @@
+import pytest
 from ollama_protocol import ScriptedOllama, said, serving
 from scripted import decision
 
+from configs.errors import UserError
+from configs.loading import load_run_config
 from ray_jobs.cli import main
+from ray_jobs.solve import run_solve
 from rollout.codec import read_trajectories
 
 ACTIONS = 'envs.actions=["think", "answer"]'
@@ -35,3 +39,10 @@ def test_solve_removes_control_characters(capsys):
     out = capsys.readouterr().out
     assert "answer a]52;c;aGk=b31mc" in out
     assert not {"\x1b", "\x07", "\x9b"} & {*out}
+
+
+@pytest.mark.parametrize("question", ["", " \n"])
+def test_empty_question_is_refused_before_an_engine_is_loaded(question, monkeypatch):
+    monkeypatch.setattr("ray_jobs.solve.open_worker", None)
+    with pytest.raises(UserError):
+        run_solve(load_run_config(None), question, None, None)

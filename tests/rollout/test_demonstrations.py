@@ -1,5 +1,6 @@
 """Demonstrations of an agent of one's own: what a teacher or a file says becomes what the policy would have sampled."""
 
+import dataclasses
 import json
 
 import pytest
@@ -58,6 +59,8 @@ async def test_a_teacher_is_told_the_task_with_its_answer_the_messages_and_the_t
         (3, {}),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}, {}),
         (KeyError("x"), {}),
+        ("", {}),
+        ({"role": "assistant", "content": None}, {}),
     ],
 )
 async def test_what_the_policy_could_not_have_sampled_is_no_demonstration(reply, more):
@@ -102,6 +105,26 @@ async def test_a_message_whose_weight_is_zero_is_context_and_not_imitated(tmp_pa
     assert text_of(trajectory.turns[1].prompt_token_ids).startswith("<s>user:1+1?<e><s>assistant:3<e>")
 
 
+async def test_greeting_and_empty_reply_of_weight_zero_are_context_and_parts_are_text(tmp_path):
+    parts = [{"type": "text", "text": "do"}, {"type": "text", "text": "ne"}]
+    hello, nothing = ({"role": "assistant", "content": text, "weight": 0} for text in ("hello", None))
+    one = line(hello, user([parts[0]]), nothing, {"role": "user"}, {"role": "assistant", "content": parts})
+    [trajectory] = await imitated(tmp_path / "chats.jsonl", one)
+    [turn] = trajectory.turns
+    assert (turn.text, turn.trainable, trajectory.task.question) == ("done", True, "do")
+    assert text_of(turn.prompt_token_ids).startswith("<s>assistant:hello<e><s>user:do<e>")
+
+
+async def test_reply_that_thinks_is_refused_where_the_template_writes_thoughts_itself(tmp_path):
+    thinking = ChatFormat(ScriptedTokenizer())
+    thinking.pieces = dataclasses.replace(CHAT.pieces, generation=CHAT.pieces.generation + "<think>\n\n</think>\n\n")
+    (tmp_path / "a.jsonl").write_text(line(user("?"), {"role": "assistant", "content": "<think>\nhm\n</think>\n\na"}))
+    [conversation] = read_conversations(str(tmp_path / "a.jsonl"))
+    with pytest.raises(UserError, match="line 1"):
+        await recorded_trajectory(conversation, 0, thinking, RULES)
+    assert (await recorded_trajectory(conversation, 0, CHAT, RULES)).answer.endswith("a")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -111,6 +134,12 @@ async def test_a_message_whose_weight_is_zero_is_context_and_not_imitated(tmp_pa
         line(user("x"), {"role": "assistant", "tool_calls": [CALL]}),
         line(user("x"), {"role": "assistant", "content": "y" * 99}),
         line(user("x"), {"role": "assistant", "content": "y", "weight": 0}),
+        line(user("x"), {"role": "assistant", "content": "y", "weight": "0"}),
+        line(user("x"), {"role": "assistant", "content": None}),
+        line(user("x"), {"role": "assistant", "content": []}),
+        line(user("x"), {"role": "assistant", "content": " "}, user("y"), {"role": "assistant", "content": "z"}),
+        line({"role": "assistant", "content": "hello"}, user("x"), {"role": "assistant", "content": "z"}),
+        '{"messages": ' + "[" * 100_000,
     ],
 )
 async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text):
