@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.learner import LearnerConfig
 from reward.scorers import outcome_of
@@ -48,7 +49,7 @@ class OutcomeReward:
     def score(self, trajectory: Trajectory) -> Reward:
         """Return the reward of a trajectory.
 
-        Infrastructure faults, and answers that a custom scorer cannot judge, are unscorable, not wrong; so are
+        Infrastructure faults, and answers that the scorer cannot judge, are unscorable, not wrong; so are
         cut trajectories under `filter`. Raises OwnCodeError.
         """
         outcome = outcome_of(trajectory)
@@ -129,13 +130,18 @@ def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSumm
 
 def failed_summary(error: Exception) -> GroupSummary:
     """Return the facts of a group whose rollout raised."""
-    return GroupSummary(ending=None, facts={"groups": 1.0}, reason=f"{type(error).__name__}: {error}"[:MAX_REASON])
+    return GroupSummary(ending=None, facts={"groups": 1.0}, reason=_shown(f"{type(error).__name__}: {error}"))
 
 
 def _why_unscorable(group: Group) -> str:
     stops = Counter(
-        one.failure or one.stop_reason if one.stop_reason == "infrastructure" else f"{one.stop_reason}, without a score"
+        one.failure or one.stop_reason + (", without a score" if one.stop_reason != "infrastructure" else "")
         for one in group.trajectories
         if one.outcome is None
     )
-    return ", ".join(f"{num} of {len(group.trajectories)} {stop}" for stop, num in stops.items())[:MAX_REASON]
+    return _shown(", ".join(f"{num} of {len(group.trajectories)} {stop}" for stop, num in stops.items()))
+
+
+def _shown(reason: str) -> str:
+    # Cut last, because a part of a key would not be recognised.
+    return without_secrets(reason)[:MAX_REASON]

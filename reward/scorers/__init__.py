@@ -13,6 +13,7 @@ from configs.plugins import OwnCodeError
 from envs.types import Task
 from reward.scorers.custom import own_score
 from reward.scorers.math import is_solution, score_math
+from reward.scorers.process import ScoringError
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 from rollout.types import Trajectory, Turn, is_answer
 
@@ -82,10 +83,17 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:
-    """Return the raw score; None where the infrastructure failed, or a custom scorer cannot judge the answer."""
+    """Return the raw score; None where the infrastructure failed, or the scorer cannot judge the answer or fails.
+
+    Why it failed is noted in the trajectory. Raises OwnCodeError if a custom scorer cannot be loaded.
+    """
     if trajectory.stop_reason == "infrastructure":
         return None
-    return score_answer(trajectory.task, trajectory.answer, trajectory.turns)
+    try:
+        return score_answer(trajectory.task, trajectory.answer, trajectory.turns)
+    except ScoringError as error:
+        trajectory.failure = str(error)
+        return None
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:

@@ -1,24 +1,15 @@
 """Scorers of mathematical answers, which are parsed with a small grammar and compared exactly."""
 
 import ast
-import atexit
-import json
 import math
 import operator
-import os
 import re
-import resource
-import select
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import UserError
+from reward.scorers.process import ScoringProcess, scored
 
 if TYPE_CHECKING:
     from sympy import Expr
@@ -29,7 +20,7 @@ MAX_DIGITS = 1000
 """Largest estimated number of digits of a power: 9^9^9 has 370 million."""
 MAX_MEMORY = 2**30
 """Bytes of the checking process."""
-START_LIMIT_S = 120.0
+LIMIT_S = 5.0
 
 _WRAPPERS = tuple(
     re.compile(wrapper, re.DOTALL)
@@ -246,91 +237,35 @@ class _Parser:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else None
 
 
-class CheckingProcess:
-    """A process that compares expressions, and is killed if that hangs. Thread-safe; one question at a time."""
-
-    def __init__(self) -> None:
-        self._limit_s = 5.0
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def same(self, text: str, gold: str) -> bool:
-        """Return whether both are one number; False if the check hung or crashed. Raise UserError."""
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                # If it ended between two questions, this question did not cause it.
-                self._kill()
-                self._start()
-            answer = self._exchange(json.dumps({"text": text, "gold": gold}).encode() + b"\n", self._limit_s)
-            if answer is None:
-                self._kill()
-            return answer is True
-
-    def close(self) -> None:
-        with self._lock:
-            self._kill()
-
-    def _start(self) -> None:
-        # The environment is empty but for the code's path: no keys, no proxies.
-        root, command = Path(__file__).parents[2], [sys.executable, "-m", "reward.scorers.math"]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=root,
-            env={"PYTHONPATH": str(root), "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
-        )
-        if self._exchange(b"", START_LIMIT_S) is None:
-            self._kill()
-            raise UserError(f"`{' '.join(command)}` did not start within {START_LIMIT_S:.0f} s; run it by hand")
-
-    def _exchange(self, line: bytes, limit_s: float) -> object:
-        """Send a line and return the next line of the process as JSON; None without a whole one in time."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-        except OSError:
-            return None
-        # `select.select` accepts no descriptor above 1023.
-        waiting = select.poll()
-        waiting.register(process.stdout, select.POLLIN)
-        answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""
-        return json.loads(answer) if answer.endswith(b"\n") else None
-
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-
-# The process starts with the first question that needs it.
-_CHECKER = CheckingProcess()
-atexit.register(_CHECKER.close)
+_CHECKER = ScoringProcess(serial=True, memory=MAX_MEMORY)
 
 # Most answers are plain numbers and do not need SymPy.
 _PLAIN = re.compile(r"[+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{1,30})?(?:/[1-9][0-9]{0,30})?")
 
 
 def score_math(text: str, gold: str) -> float:
-    """Return 1.0 if both are the same number. Raise UserError if the checking process cannot be started."""
+    """Return 1.0 if both are the same number. Raise ScoringError if that cannot be decided in time."""
     if len(text) > MAX_CHARS:
         return 0.0
     answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))
     if answer is not None and reference is not None:
         return float(answer == reference)
-    return float(_CHECKER.same(text, gold))
+    what = "the check of a number"
+    return float(bool(scored(_checker, "", (text, gold), limit_s=LIMIT_S, what=what, processes=(_CHECKER,))))
 
 
-def same_number(question: Mapping[str, object]) -> bool:
+def _checker(_: str) -> Callable[[str, str], bool]:
+    # Imported before the first question, because the import takes longer than most checks.
+    import sympy
+
+    sympy.Integer(0)
+    return same_number
+
+
+def same_number(text: str, gold: str) -> bool:
     """Compare two expressions; this may hang, so it runs in the checking process."""
     try:
-        difference = parse_number(str(question["text"])) - parse_number(str(question["gold"]))
+        difference = parse_number(text) - parse_number(gold)
         return bool(difference == 0 or difference.equals(0))
     except (NotANumberError, ArithmeticError, TypeError, ValueError, RecursionError):
         return False
@@ -377,19 +312,3 @@ def _game24_value(node: ast.expr) -> Fraction:
             value: Fraction = _OPERATIONS[type(sign)](_game24_value(left), _game24_value(right))
             return value
     raise ValueError("only numbers, + - * / and brackets are allowed")
-
-
-def main() -> None:
-    """Answer one question per line until standard input ends."""
-    import sympy
-
-    # Imported before the first question, because the import takes longer than most checks.
-    sympy.Integer(0)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    print("true", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(same_number(json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    main()
