@@ -171,7 +171,7 @@ def test_score_of_an_answer(name, answer, score):
 
 def test_a_task_may_name_a_built_in_comparison():
     whole = Task(id="t", dataset="mine", question="?", answer="1,000", scorer="integer")
-    assert (score_answer(whole, "1000"), score_answer(whole, "1000.0")) == (1.0, 0.0)
+    assert (score_answer(whole, "1000.0"), score_answer(whole, "1000.5")) == (1.0, 0.0)
     with pytest.raises(OwnCodeError, match="integer"):
         score_answer(replace(whole, scorer="intger"), "1")
 
