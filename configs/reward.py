@@ -153,7 +153,7 @@ class RewardConfig(Config):
     """`module:name` of a custom function that scores answers, for all tasks that name no scorer themselves. It is
     called as name(task, answer) or name(task, answer, turns). None uses the data set's comparison."""
     timeout_s: MayChange[float] = Field(default=10.0, gt=0, le=3600)
-    """Wall-clock limit of one call of a custom scorer; beyond it the run ends."""
+    """Wall-clock limit of one call of a custom scorer; beyond it the attempt is unscored."""
 
     @property
     def gated(self) -> OutcomeGatedConfig | None:

@@ -50,7 +50,7 @@ class OutcomeReward:
     def score(self, trajectory: Trajectory) -> Reward:
         """Return the reward of a trajectory.
 
-        Infrastructure faults, and answers that a custom scorer cannot judge, are unscorable, not wrong; so are
+        Infrastructure faults, and answers that the scorer cannot judge, are unscorable, not wrong; so are
         cut trajectories under `filter`. Raises OwnCodeError.
         """
         outcome = outcome_of(trajectory)
@@ -136,7 +136,7 @@ def failed_summary(error: Exception) -> GroupSummary:
 
 def _why_unscorable(group: Group) -> str:
     stops = Counter(
-        one.failure or one.stop_reason if one.stop_reason == "infrastructure" else f"{one.stop_reason}, without a score"
+        one.failure or one.stop_reason + (", without a score" if one.stop_reason != "infrastructure" else "")
         for one in group.trajectories
         if one.outcome is None
     )

@@ -13,46 +13,30 @@ from configs.plugins import OwnCodeError
 from envs.types import Task
 from reward.scorers.custom import own_score
 from reward.scorers.math import is_solution, score_math
+from reward.scorers.notation import read_number
+from reward.scorers.process import ScoringError
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 from rollout.types import Trajectory, Turn, is_answer
 
 SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
 _MAX_CHARS = 64
-_BLANK = " \t\r\n"
-# [0-9] and not \d, which matches the digits of every alphabet.
-_AIME = re.compile(
-    r"""(\$\$?|)             # the wrapper, closed by the same one
-        [ \t\r\n]* (\\boxed\{)?
-        [ \t\r\n]* ([0-9]{1,16}) (?:\.0)?
-        [ \t\r\n]* (?(2)\})  # a brace if and only if one is open
-        [ \t\r\n]* \1""",
-    re.VERBOSE,
-)
 _AIME_GOLD = re.compile(r"[0-9]{1,3}")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,32}|[0-9]{1,3}(?:,[0-9]{3}){1,8})")
 
 
 def score_aime(text: str, gold: str | int) -> float:
-    """Compare a bare, boxed or $-wrapped integer; leading zeros and one trailing `.0` are allowed, a sign is not."""
+    """Compare a plain number with an integer of at most three digits."""
     if not _AIME_GOLD.fullmatch(str(gold)):
         raise ValueError(f"an AIME reference answer has 1 to 3 digits, got {gold!r}")
-    if len(text) > _MAX_CHARS:
-        return 0.0
-    match = _AIME.fullmatch(text.strip(_BLANK))
-    return float(match is not None and int(match.group(3)) == int(gold))
+    return float(len(text) <= _MAX_CHARS and read_number(text) == int(gold))
 
 
 def score_integer(text: str, gold: str) -> float:
-    """Compare a bare integer with an optional ASCII sign. Commas are only accepted as thousands separators."""
+    """Compare a plain number with an integer: it is read, never computed."""
     if not _INTEGER.fullmatch(gold):
         raise ValueError(f"the reference answer of a generated task is an integer, got {gold!r}")
-    if len(text) > _MAX_CHARS:
-        return 0.0
-    number = text.strip(_BLANK)
-    if not _INTEGER.fullmatch(number):
-        return 0.0
-    return float(int(number.replace(",", "")) == int(gold.replace(",", "")))
+    return float(len(text) <= _MAX_CHARS and read_number(text) == int(gold.replace(",", "")))
 
 
 def score_game24(text: str, gold: str) -> float:
@@ -82,10 +66,17 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:
-    """Return the raw score; None where the infrastructure failed, or a custom scorer cannot judge the answer."""
+    """Return the raw score; None where the infrastructure failed, or the scorer cannot judge the answer or fails.
+
+    Why it failed is noted in the trajectory. Raises OwnCodeError if a custom scorer cannot be loaded.
+    """
     if trajectory.stop_reason == "infrastructure":
         return None
-    return score_answer(trajectory.task, trajectory.answer, trajectory.turns)
+    try:
+        return score_answer(trajectory.task, trajectory.answer, trajectory.turns)
+    except ScoringError as error:
+        trajectory.failure = str(error)
+        return None
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:

@@ -1,31 +1,34 @@
-"""Custom scorers: functions that a recipe or a task names, called with a time limit and checked for their result."""
+"""Custom scorers: functions that a recipe or a task names, called in a process with a time limit, and their results."""
 
 import asyncio
 import inspect
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from numbers import Real
 
 import numpy as np
 
-from configs.plugins import OwnCodeError, check_call, failure, in_a_thread, load_own, own_function
+from configs.api_keys import without_secrets
+from configs.plugins import check_call, load_own, own_function
 from envs.types import Task
+from reward.scorers.process import ScoringError, scored
 from rollout.types import Group, StepScores, Trajectory, Turn
 
-Scorer = Callable[[Task, str, Sequence[Turn]], object]
+Scorer = Callable[[Task, str | None, Sequence[Turn]], object]
+
+_ADVICE = "; make it faster, or raise reward.timeout_s"
 
 
 def own_score(task: Task, answer: str, turns: Sequence[Turn]) -> float | None:
     """Return the score of an answer by the function that `task.scorer` names: from 0 to 1, or None if undecided.
 
-    Raises OwnCodeError if the function raises, takes too long, or returns anything else: such an answer is never a
-    zero.
+    Raises OwnCodeError if the function cannot be loaded, and ScoringError if it raises, takes too long, or returns
+    anything else: such an answer is never a zero.
     """
-    source = task.scorer or ""
-    call = scorer_of(source)
-    score = _call_with_limit(lambda: call(task, answer, turns), source, task, limit_s=task.scoring_limit_s)
-    return _checked(score, source, f"task '{task.id}'")
+    source, limit_s = task.scorer or "", task.scoring_limit_s
+    what = f"scorer '{source}'"
+    # It was checked in the process that computed it.
+    return scored(_answer_scorer, source, (task, answer, turns), limit_s=limit_s, what=what, advice=_ADVICE)  # type: ignore[return-value]
 
 
 class CustomTurnScorer:
@@ -35,29 +38,27 @@ class CustomTurnScorer:
         """Load the function. Raise OwnCodeError if that fails."""
         self._source = source
         self._limit_s = limit_s
-        self._call = own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns")
+        _turn_scorer(source)
 
     async def score_group(self, group: Group) -> StepScores:
         """Return a number from 0 to 1, or None, for each planner turn. Raise OwnCodeError.
 
-        An attempt that failed for lack of infrastructure has None everywhere.
+        An attempt that failed for lack of infrastructure, or at which the function fails, has None everywhere.
         """
         calls = (asyncio.to_thread(self._scores, trajectory) for trajectory in group.trajectories)
         return StepScores(raw=tuple(await asyncio.gather(*calls)), prm_digest="")
 
     def _scores(self, trajectory: Trajectory) -> tuple[float | None, ...]:
-        task, answer, turns = trajectory.task, trajectory.answer, trajectory.planner_turns
+        turns = trajectory.planner_turns
+        unscored = (None,) * len(turns)
         if trajectory.stop_reason == "infrastructure":
-            return (None,) * len(turns)
-        scores = _call_with_limit(lambda: self._call(task, answer, turns), self._source, task, limit_s=self._limit_s)
-        attempt = f"an attempt at task '{task.id}'"
-        if not isinstance(scores, Sequence) or len(scores) != len(turns):
-            raise OwnCodeError(
-                f"scorer '{self._source}' returned {scores!r:.80} for the {len(turns)} turns of {attempt}; return a "
-                "list with a number for each"
-            )
-        places = (f"turn {number} of {attempt}" for number in range(1, len(turns) + 1))
-        return tuple(_checked(score, self._source, place) for score, place in zip(scores, places, strict=True))
+            return unscored
+        arguments, what = (trajectory.task, trajectory.answer, turns), f"turn scorer '{self._source}'"
+        try:
+            return scored(_turn_scorer, self._source, arguments, limit_s=self._limit_s, what=what, advice=_ADVICE)  # type: ignore[return-value]
+        except ScoringError as error:
+            trajectory.failure = str(error)
+            return unscored
 
 
 @lru_cache(maxsize=64)
@@ -72,41 +73,40 @@ def scorer_of(source: str) -> Scorer:
     return function
 
 
-def _call_with_limit(call: Callable[[], object], source: str, task: Task, *, limit_s: float) -> object:
-    """Call the function in a thread, await its result if needed, and return it. Raise OwnCodeError."""
-
-    async def result() -> object:
-        found = await in_a_thread(call)
-        return await found if inspect.isawaitable(found) else found
-
-    future = asyncio.run_coroutine_threadsafe(result(), _loop())
-    try:
-        return future.result(timeout=limit_s)
-    except Exception as error:
-        if future.done():
-            raise OwnCodeError(f"scorer '{source}' failed on task '{task.id}' with {failure(error)}") from None
-        # A thread cannot be ended from outside; what it returns later is dropped.
-        future.cancel()
-        raise OwnCodeError(
-            f"scorer '{source}' gave no score for task '{task.id}' within {limit_s:g} s; make it faster, or raise "
-            "reward.timeout_s"
-        ) from None
+def _answer_scorer(source: str) -> Callable[..., object]:
+    return _checked(scorer_of(source), _score_of)
 
 
-@lru_cache(maxsize=1)
-def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all scorers in this process, so that clients they share keep their connections."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True, name="asynchronous scorers").start()
-    return loop
+def _turn_scorer(source: str) -> Callable[..., object]:
+    return _checked(own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns"), _scores_of)
 
 
-def _checked(score: object, source: str, place: str) -> float | None:
+def _checked(function: Scorer, check: Callable[[object, Sequence[Turn]], object]) -> Callable[..., object]:
+    """Return the function with a check of its result, which may be awaitable."""
+
+    def call(task: Task, answer: str | None, turns: Sequence[Turn]) -> object:
+        found = function(task, answer, turns)
+        return check_later(found, turns) if inspect.isawaitable(found) else check(found, turns)
+
+    async def check_later(found: Awaitable[object], turns: Sequence[Turn]) -> object:
+        return check(await found, turns)
+
+    return call
+
+
+def _score_of(score: object, turns: Sequence[Turn] = ()) -> float | None:
     if score is None:
         return None
     if isinstance(score, Real | np.bool_) and 0 <= (number := float(score)) <= 1:
         return number
-    raise OwnCodeError(
-        f"scorer '{source}' returned {score!r:.80} for {place}; a score is a number from 0 to 1, or None if it cannot "
-        "be decided"
+    raise ScoringError(
+        f"returned {without_secrets(repr(score)):.80}; a score is a number from 0 to 1, or None if it cannot be decided"
     )
+
+
+def _scores_of(scores: object, turns: Sequence[Turn]) -> tuple[float | None, ...]:
+    if not isinstance(scores, Sequence) or len(scores) != len(turns):
+        raise ScoringError(
+            f"returned {without_secrets(repr(scores)):.80} for {len(turns)} turns; return a list with a number for each"
+        )
+    return tuple(map(_score_of, scores))

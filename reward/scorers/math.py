@@ -1,24 +1,16 @@
 """Scorers of mathematical answers, which are parsed with a small grammar and compared exactly."""
 
 import ast
-import atexit
-import json
 import math
 import operator
-import os
 import re
-import resource
-import select
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.errors import UserError
+from reward.scorers.notation import bare_number, plain, read_number, unwrapped
+from reward.scorers.process import ScoringProcess, scored
 
 if TYPE_CHECKING:
     from sympy import Expr
@@ -29,69 +21,75 @@ MAX_DIGITS = 1000
 """Largest estimated number of digits of a power: 9^9^9 has 370 million."""
 MAX_MEMORY = 2**30
 """Bytes of the checking process."""
-START_LIMIT_S = 120.0
+LIMIT_S = 5.0
 
-_WRAPPERS = tuple(
-    re.compile(wrapper, re.DOTALL)
-    for wrapper in (r"\$\$(.*)\$\$", r"\$(.*)\$", r"\\\[(.*)\\\]", r"\\\((.*)\\\)", r"\\boxed\{(.*)\}")
-)
-_DELIMITER = re.compile(r"\$|\\[()\[\]]")
 _SPELLINGS = {
-    "×": "*",
-    "·": "*",
-    "÷": "/",
-    "−": "-",
-    "–": "-",
-    "π": "\\pi",
-    "√": "\\sqrt",
-    "\\cdot": "*",
-    "\\times": "*",
-    "\\div": "/",
-    "\\dfrac": "\\frac",
-    "\\tfrac": "\\frac",
-    "\\left": "",
-    "\\right": "",
+    **dict.fromkeys(("×", "·", "∙", "⋅", "∗", "\\cdot", "\\times"), "*"),
+    **dict.fromkeys(("÷", "∕", "\\div"), "/"),
+    **{"π": "\\pi", "√": "\\sqrt", "∛": "\\sqrt[3]", "∜": "\\sqrt[4]"},
+    **dict.fromkeys(("\\dfrac", "\\tfrac", "\\cfrac"), "\\frac"),
+    **dict.fromkeys(("\\left", "\\right", "\\displaystyle", "\\!"), ""),
+    **dict.fromkeys(("\\,", "\\;", "\\:", "\\ ", "\\quad", "~"), " "),
     "**": "^",
 }
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
+    r"\s*(?:(?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)"
     r"|(?P<word>\\?(?:sqrt|frac|pi))(?![A-Za-z])|(?P<sign>[-+*/^(){}\[\]]))"
 )
 _STARTS = ("word", "(", "{")
 _MIXED = ("number", "word", "{", "number", "}", "{", "number", "}")
+# A number directly before would be a factor, and what follows could belong to the denominator only.
+_ALONE, _WHOLE = r"(?<![0-9.^}\u0305\u0307])(?<![0-9)}]\s)", r"(?![0-9]|\s*[\^/⁄.(])"
+_MIXED_NUMBER = re.compile(rf"{_ALONE}(?:([0-9]+)\s+)?([0-9]+)([/⁄])([0-9]+){_WHOLE}")
+_VULGAR = re.compile(r"(?<![0-9.}])(?<![0-9)}]\s)([0-9]+)⁄([0-9]+)(?![0-9⁄])")
+_REPEATING = re.compile(rf"{_ALONE}([0-9]+)\.([0-9]*)(?:\\overline\s?\{{([0-9]+)\}}|\(([0-9]+)\))")
+_OVERLINED = re.compile("(?:[0-9]\u0305)+")
+_DOTTED = re.compile(r"(?:\\dot\s?\{([0-9])\}|([0-9])\u0307)(?:([0-9]*)(?:\\dot\s?\{([0-9])\}|([0-9])\u0307))?")
 
 
 class NotANumberError(ValueError):
     """The text is not an expression of this grammar."""
 
 
-def unwrapped(text: str) -> str:
-    r"""Remove white space and a $...$, \(...\), \[...\] or \boxed{...} around the whole text."""
-    plain = text.strip()
-    for wrapper in _WRAPPERS:
-        if (match := wrapper.fullmatch(plain)) and _closes_last(match[1]):
-            plain = match[1].strip()
-    return plain
-
-
 def parse_number(text: str) -> "Expr":
     """Return the value as a SymPy expression without symbols. Raise NotANumberError."""
     if len(text) > MAX_CHARS:
         raise NotANumberError(f"more than {MAX_CHARS} characters")
-    plain = unwrapped(text)
+    bare = bare_number(text)
+    if share := bare.endswith("%"):
+        bare = bare[:-1]
+        if re.search(r"(?<=[^eE])[-+]", bare):
+            raise NotANumberError("a percentage of a part of a sum, or of all of it")
+    value = _Parser(_with_braces(_with_fractions(_spelled(bare)).strip())).value()
+    return value / 100 if share else value
+
+
+def _spelled(text: str) -> str:
     for spelling, sign in _SPELLINGS.items():
-        plain = plain.replace(spelling, sign)
-    return _Parser(_with_braces(plain.strip())).value()
+        text = text.replace(spelling, sign)
+    return text
 
 
-def _closes_last(inside: str) -> bool:
-    r"""Return whether no brace inside closes the wrapper early: \boxed{1}\boxed{2} is two answers."""
-    depth = 0
-    for sign in inside:
-        depth += {"{": 1, "}": -1}.get(sign, 0)
-        if depth < 0:
-            return False
-    return depth == 0 and not _DELIMITER.search(inside)
+def _with_fractions(text: str) -> str:
+    r"""Write mixed numbers, ½ and repeating decimals as fractions in brackets: 1 1/4 is (5/4)."""
+    text = text.replace("\\bar{", "\\overline{")
+    text = _OVERLINED.sub(lambda found: f"\\overline{{{found[0].replace(chr(0x305), '')}}}", text)
+    text = _DOTTED.sub(lambda found: f"\\overline{{{''.join(filter(None, found.groups()))}}}", text)
+    text = _REPEATING.sub(_repeating, text)
+    text = _MIXED_NUMBER.sub(_mixed, text)
+    return _VULGAR.sub(r"(\1/\2)", text)
+
+
+def _repeating(found: re.Match[str]) -> str:
+    whole, start, period = found[1], found[2], found[3] or found[4]
+    return f"(({int(whole + start + period) - int(whole + start)})/{10 ** len(start) * (10 ** len(period) - 1)})"
+
+
+def _mixed(found: re.Match[str]) -> str:
+    above, below = int(found[2]), int(found[4])
+    if found[1] is None or above >= below:
+        return found[0]
+    return f"({int(found[1]) * below + above}/{below})"
 
 
 def _with_braces(text: str) -> str:
@@ -189,11 +187,16 @@ class _Parser:
         return name.endswith("frac") and are_whole and int(above) < int(below)
 
     def _raised(self, base: "Expr", exponent: "Expr") -> "Expr":
-        """Return base ** exponent. Raise OverflowError for an exponent beyond the range of floats."""
+        """Return base ** exponent, for a negative base and an odd root the real one. Raise OverflowError.
+
+        An exponent beyond the range of floats overflows.
+        """
         if exponent.is_finite and base.is_finite and base != 0:
             digits = abs(float(exponent)) * _num_digits(base)
             if digits > MAX_DIGITS:
                 raise NotANumberError(f"a power of some {digits:.3g} digits; at most {MAX_DIGITS} are computed")
+        if base.is_negative and exponent.is_Rational and exponent.q % 2 and exponent.q > 1:
+            return (-1) ** exponent.p * (-base) ** exponent
         return base**exponent
 
     def _operand(self) -> "Expr":
@@ -202,7 +205,7 @@ class _Parser:
             raise NotANumberError(f"brackets nest deeper than {MAX_DEPTH}")
         kind, text = self._shift()
         if kind == "number":
-            value = self._sympy.Rational(text.replace(",", ""))
+            value = self._sympy.Rational(text)
         elif kind == "word":
             value = self._named(text.removeprefix("\\"))
         else:
@@ -246,106 +249,40 @@ class _Parser:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else None
 
 
-class CheckingProcess:
-    """A process that compares expressions, and is killed if that hangs. Thread-safe; one question at a time."""
-
-    def __init__(self) -> None:
-        self._limit_s = 5.0
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def same(self, text: str, gold: str) -> bool:
-        """Return whether both are one number; False if the check hung or crashed. Raise UserError."""
-        with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                # If it ended between two questions, this question did not cause it.
-                self._kill()
-                self._start()
-            answer = self._exchange(json.dumps({"text": text, "gold": gold}).encode() + b"\n", self._limit_s)
-            if answer is None:
-                self._kill()
-            return answer is True
-
-    def close(self) -> None:
-        with self._lock:
-            self._kill()
-
-    def _start(self) -> None:
-        # The environment is empty but for the code's path: no keys, no proxies.
-        root, command = Path(__file__).parents[2], [sys.executable, "-m", "reward.scorers.math"]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=root,
-            env={"PYTHONPATH": str(root), "PATH": os.defpath, "OMP_NUM_THREADS": "1"},
-        )
-        if self._exchange(b"", START_LIMIT_S) is None:
-            self._kill()
-            raise UserError(f"`{' '.join(command)}` did not start within {START_LIMIT_S:.0f} s; run it by hand")
-
-    def _exchange(self, line: bytes, limit_s: float) -> object:
-        """Send a line and return the next line of the process as JSON; None without a whole one in time."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(line)
-            process.stdin.flush()
-        except OSError:
-            return None
-        # `select.select` accepts no descriptor above 1023.
-        waiting = select.poll()
-        waiting.register(process.stdout, select.POLLIN)
-        answer = process.stdout.readline() if waiting.poll(1000 * limit_s) else b""
-        return json.loads(answer) if answer.endswith(b"\n") else None
-
-    def _kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-
-# The process starts with the first question that needs it.
-_CHECKER = CheckingProcess()
-atexit.register(_CHECKER.close)
-
-# Most answers are plain numbers and do not need SymPy.
-_PLAIN = re.compile(r"[+-]?(?:[0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,8})(?:\.[0-9]{1,30})?(?:/[1-9][0-9]{0,30})?")
+_CHECKER = ScoringProcess(serial=True, memory=MAX_MEMORY)
 
 
 def score_math(text: str, gold: str) -> float:
-    """Return 1.0 if both are the same number. Raise UserError if the checking process cannot be started."""
+    """Return 1.0 if both are the same number. Raise ScoringError if that cannot be decided in time."""
     if len(text) > MAX_CHARS:
         return 0.0
-    answer, reference = _plain(unwrapped(text)), _plain(unwrapped(gold))
+    # Most answers are plain numbers and do not need SymPy.
+    answer, reference = read_number(text), read_number(gold)
     if answer is not None and reference is not None:
         return float(answer == reference)
-    return float(_CHECKER.same(text, gold))
+    what = "the check of a number"
+    return float(bool(scored(_checker, "", (text, gold), limit_s=LIMIT_S, what=what, processes=(_CHECKER,))))
 
 
-def same_number(question: Mapping[str, object]) -> bool:
+def _checker(_: str) -> Callable[[str, str], bool]:
+    # Imported before the first question, because the import takes longer than most checks.
+    import sympy
+
+    sympy.Integer(0)
+    return same_number
+
+
+def same_number(text: str, gold: str) -> bool:
     """Compare two expressions; this may hang, so it runs in the checking process."""
     try:
-        difference = parse_number(str(question["text"])) - parse_number(str(question["gold"]))
+        difference = parse_number(text) - parse_number(gold)
         return bool(difference == 0 or difference.equals(0))
     except (NotANumberError, ArithmeticError, TypeError, ValueError, RecursionError):
         return False
 
 
-def _plain(text: str) -> Fraction | None:
-    if not _PLAIN.fullmatch(text):
-        return None
-    number, _, divisor = text.replace(",", "").partition("/")
-    return Fraction(number) / int(divisor or 1)
-
-
 # No leading zeros, and ASCII digits only. A blank separates digits and never joins them.
 _GAME24_TOKEN = re.compile(r" *([1-9][0-9]{0,3}|[-+*/()])")
-_ASCII_OPERATORS = str.maketrans({"×": "*", "÷": "/", "−": "-", "\t": " ", "\r": " ", "\n": " "})
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -353,13 +290,13 @@ def is_solution(text: str, numbers: Sequence[int], target: int = 24) -> bool:
     """Return whether the text uses each number exactly once and equals the target; it may end with `= 24`."""
     if len(text) > MAX_CHARS:
         return False
-    plain = text.translate(_ASCII_OPERATORS).strip(" ")
-    plain = re.sub(rf"= *{target} *$", "", plain).rstrip(" ")
-    tokens = _GAME24_TOKEN.findall(plain)
+    formula = " ".join(_spelled(unwrapped(plain(text))).split())
+    formula = re.sub(rf"= *{target}$", "", formula).rstrip(" ")
+    tokens = _GAME24_TOKEN.findall(formula)
     depths = accumulate((token == "(") - (token == ")") for token in tokens)
     # Checked before anything is computed: few and small numbers bound the arithmetic.
     used = sorted(int(token) for token in tokens if token.isdigit())
-    if _GAME24_TOKEN.sub("", plain) or used != sorted(numbers) or max(depths, default=0) > MAX_DEPTH:
+    if _GAME24_TOKEN.sub("", formula) or used != sorted(numbers) or max(depths, default=0) > MAX_DEPTH:
         return False
     try:
         # Blanks keep two signs apart, so that no operator of Python appears that the rules do not know.
@@ -377,19 +314,3 @@ def _game24_value(node: ast.expr) -> Fraction:
             value: Fraction = _OPERATIONS[type(sign)](_game24_value(left), _game24_value(right))
             return value
     raise ValueError("only numbers, + - * / and brackets are allowed")
-
-
-def main() -> None:
-    """Answer one question per line until standard input ends."""
-    import sympy
-
-    # Imported before the first question, because the import takes longer than most checks.
-    sympy.Integer(0)
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    print("true", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(same_number(json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,26 +4,26 @@ import re
 import string
 import unicodedata
 from collections import Counter
+from fractions import Fraction
+
+from reward.scorers.notation import plain, read_number, ungrouped, unwrapped
 
 MAX_CHARS = 1000
 
 # An article precedes a word: the last letter of "hepatitis A" is not an article, nor is the first of "A, B".
 _ARTICLES = re.compile(r"""(?<![\w.])(?:a|an|the)(?=["')\]]*\s+[^\w,;]*\w)""")
 _ONLY_ARTICLES = frozenset(("a", "an", "the"))
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation))
 _NO_WORDS = re.compile(
     rf"""
-    # A decimal point and a minus sign belong to a number.
-    (?P<kept> (?<!\w)-(?=\.?[0-9]) | (?:(?<=[0-9])|(?<!\w))\.(?=[0-9]) )
-    | (?<=[0-9]),(?=[0-9]{{3}}(?![0-9]))
-    # Punctuation between two numbers keeps them apart, except a comma of thousands: 3/4 is not 34.
-    | (?P<between> (?<=[0-9])[{re.escape(string.punctuation.replace("_", ""))}](?=[-+]?\.?[0-9]) )
+    # A decimal point and a minus sign belong to a number, and so does what makes another value of it.
+    (?P<kept> (?<!\w)-(?=\.?[0-9]) | (?:(?<=[0-9])|(?<!\w))\.(?=[0-9]) | (?<=[0-9])[%!] | [<>](?=[ ]*[-+]?\.?[0-9])
+        | (?<=[0-9])[/^*:_](?=[\[({{]*[-+]?\.?[0-9]) )
+    # Punctuation between two numbers keeps them apart, except a comma of thousands: 3, 4 is not 34.
+    | (?P<between> (?<=[0-9])[{re.escape(string.punctuation)}](?=[-+]?\.?[0-9]) )
     | [{re.escape(string.punctuation)}]""",
     re.VERBOSE,
 )
-_TYPOGRAPHY = str.maketrans(
-    {**dict.fromkeys("‐‑‒–—−", "-"), **dict.fromkeys("‘’‚′", "'"), **dict.fromkeys("“”„″", '"')}
-)
+_BEFORE_PERCENT = re.compile(r"(?<=[0-9])(?:\s+\\?|\\)%")
 # These answers are right as a whole or not at all.
 _CLOSED = frozenset(("yes", "no", "noanswer"))
 
@@ -32,8 +32,8 @@ def exact_match(text: str, gold: str) -> float:
     """Return 1.0 if the text equals one of the aliases in `gold`, one per line; too long an answer is wrong."""
     if len(text) > MAX_CHARS:
         return 0.0
-    plain = normalize(text)
-    return float(any(plain == normalize(alias) for alias in aliases(gold)))
+    answer = normalize(text)
+    return float(any(answer == normalize(alias) for alias in aliases(gold)))
 
 
 def token_f1(text: str, gold: str) -> float:
@@ -50,13 +50,23 @@ def aliases(gold: str) -> list[str]:
 
 def normalize(text: str) -> str:
     """Remove case, punctuation and articles, except points and signs of numbers, unless nothing else is left."""
-    typed = unicodedata.normalize("NFC", text).translate(_TYPOGRAPHY).lower()
+    typed = _typed(text)
     bare, *forms = (" ".join(form.split()) for form in (_worded(_ARTICLES.sub(" ", typed)), _worded(typed), typed))
-    return next((plain for plain in forms if plain), "") if _ONLY_ARTICLES.issuperset(bare.split()) else bare
+    return next((form for form in forms if form), "") if _ONLY_ARTICLES.issuperset(bare.split()) else bare
+
+
+def _typed(text: str) -> str:
+    return _BEFORE_PERCENT.sub("%", ungrouped(unwrapped(plain(text)).replace("⁄", "/").lower()))
 
 
 def _worded(typed: str) -> str:
+    # Punctuation of other scripts is like a comma, but for the signs of per mille.
+    typed = "".join("," if sign > "\x7f" and _is_punctuation(sign) else sign for sign in typed)
     return _NO_WORDS.sub(lambda found: found["kept"] or (" " if found["between"] else ""), typed)
+
+
+def _is_punctuation(sign: str) -> bool:
+    return unicodedata.category(sign)[0] == "P" and sign not in "‰‱"
 
 
 def _f1(text: str, alias: str) -> float:
@@ -69,65 +79,56 @@ def _f1(text: str, alias: str) -> float:
     return 2 * shared / (len(found) + len(wanted)) if shared else 0.0
 
 
-# Python's float() also accepts 1_000, nan, infinity and the digits of every alphabet.
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-_SEPARATOR = re.compile(r"[,;]")
-_UNITS = str.maketrans(dict.fromkeys("$%,"))
+_SEPARATOR = re.compile("[,;、،؛]")
 
 
 def score_gaia(text: str, gold: str) -> float:
     """Return 1.0 if the answer is the reference's number, list or text by GAIA's rules.
 
-    Numbers ignore $, % and commas; lists keep their order; texts ignore white space, case and punctuation.
+    Numbers ignore $, % and commas of thousands; lists keep their order; texts ignore white space, case and punctuation,
+    except in numbers.
     """
     if len(text) > MAX_CHARS:
         return 0.0
-    if _is_number(gold):
-        return float(_number(text) == float(gold))
-    if _SEPARATOR.search(gold):
-        return float(_same_list(text, gold))
-    return float(_gaia_plain(text) == _gaia_plain(gold))
+    wanted, closed = plain(gold), _GAIA_BLANKS.sub("", _worded(_typed(gold)) or _typed(gold))
+    if _SEPARATOR.search(wanted):
+        return float(_same_list(unwrapped(plain(text)), wanted))
+    if (number := _wanted_number(wanted)) is not None:
+        return float(_number(text) == number)
+    return float(_GAIA_BLANKS.sub("", _worded(_typed(text)) or _typed(text)) == closed)
+
+
+_GAIA_BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 
 
 def _same_list(text: str, gold: str) -> bool:
     found, wanted = _SEPARATOR.split(text), _SEPARATOR.split(gold)
-    if len(found) != len(wanted):
-        return False
-    return all(
-        _number(mine) == float(theirs)
-        if _is_number(theirs)
-        # Inside a list, punctuation separates elements.
-        else _closed(mine) == _closed(theirs)
+    # Inside a list, punctuation separates elements.
+    return len(found) == len(wanted) and all(
+        _closed(mine) == _closed(theirs) if (number := _wanted_number(theirs)) is None else _number(mine) == number
         for mine, theirs in zip(found, wanted, strict=True)
     )
 
 
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text.strip()) is not None
+def _number(text: str) -> Fraction | None:
+    return read_number(plain(text).rstrip().removesuffix("%").removesuffix("\\"))
 
 
-def _number(text: str) -> float | None:
-    plain = text.translate(_UNITS).strip()
-    return float(plain) if _NUMBER.fullmatch(plain) else None
+def _wanted_number(gold: str) -> Fraction | None:
+    return None if gold.rstrip().endswith("%") else read_number(gold)
 
 
 def _closed(text: str) -> str:
-    return "".join(text.lower().split())
-
-
-def _gaia_plain(text: str) -> str:
-    closed = _closed(text)
-    return closed.translate(_PUNCTUATION) or closed
+    return _GAIA_BLANKS.sub("", text.strip().lower())
 
 
 MAX_CHOICE_CHARS = 600
 
 _GOLD = re.compile(r"([A-J])\. (.*\S)", re.DOTALL)
 _LETTER = re.compile(
-    r"""(\$?) [ ]* (?:\\boxed\{ [ ]* (?:\\text\{)?)? \(? [ ]* ([A-Ja-j]) [ ]* \)? (?:\}\}?)? [ ]* \1 [.:)]? [ ]*""",
-    re.VERBOSE,
+    r"""(?:(?:the\s+)?(?:option|choice|answer)\s*:?\s*)?[\[({<"']*\s*([A-J])\s*[])}>"']*[.:)]?""", re.IGNORECASE
 )
-_WITH_TEXT = re.compile(r"\(?([A-J])(?:\)|[.:)]|\)[.:])[ ]+(\S.*)", re.DOTALL)
+_WITH_TEXT = re.compile(r"(\*\*|)(?:(?:[Oo]ption|[Cc]hoice)\s+)?\(?([A-J])(?:\)|[.:)]|\)[.:])\1\s+(\S.*)", re.DOTALL)
 
 
 def score_choice(text: str, gold: str) -> float:
@@ -138,14 +139,14 @@ def score_choice(text: str, gold: str) -> float:
     letter, option = reference.groups()
     if len(text) > MAX_CHOICE_CHARS:
         return 0.0
-    answer = text.strip()
-    if alone := _LETTER.fullmatch(answer):
-        return float(alone[2].upper() == letter and answer.count("{") == answer.count("}"))
-    if (both := _WITH_TEXT.fullmatch(answer)) and both[1] == letter:
-        answer = both[2]
+    answer = unwrapped(plain(text))
+    if alone := _LETTER.fullmatch(re.sub(r"[*_`]", "", answer)):
+        return float(alone[1].upper() == letter)
+    if (both := _WITH_TEXT.fullmatch(answer)) and both[2] == letter:
+        answer = both[3]
     return float(_choice_plain(answer) == _choice_plain(option))
 
 
 def _choice_plain(text: str) -> str:
-    plain = " ".join(text.casefold().split())
-    return plain.rstrip(".") or plain
+    words = " ".join(unwrapped(plain(text)).casefold().split())
+    return words.rstrip(".") or words

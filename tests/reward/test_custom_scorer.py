@@ -2,8 +2,8 @@
 
 import asyncio
 import copy
+import os
 import sys
-import time
 
 import pytest
 
@@ -11,9 +11,10 @@ from configs.learner import LearnerConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, group_summary
+from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers import outcome_of, score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
+from reward.scorers.process import CUSTOM_PROCESSES, ScoringError
 from rollout.filters import ending_of
 from rollout.types import Group, Trajectory
 from tests.changed import replace
@@ -22,6 +23,8 @@ from tests.reward.test_step_text import completion, sampled
 MODULE = "custom_scorers_of_the_test"
 SCORERS = """
 import asyncio
+import os
+import re
 import time
 import numpy as np
 
@@ -47,22 +50,30 @@ def broken(task, answer):
     raise KeyError("no such word")
 
 def slow(task, answer):
-    time.sleep(5)
+    time.sleep(600)
 
 async def later(task, answer):
     await asyncio.sleep(0)
     return 0.25
 
+def told(task, answer):
+    return answer
+
 async def later_broken(task, answer):
     raise KeyError("no such word")
 
 async def never(task, answer):
-    try:
-        await asyncio.Event().wait()
-    finally:
-        ended.append(task.id)
+    await asyncio.Event().wait()
 
-ended = []
+def backtracks(task, answer):
+    return 0.5 if answer != "runaway" else re.fullmatch("(a|a)*b", "a" * 40)
+
+def dies(task, answer):
+    return 0.5 if answer != "dies" else os._exit(3)
+
+def process(task, answer):
+    return 1 / os.getpid()
+
 second_started = asyncio.Event()
 
 async def together(task, answer):
@@ -95,7 +106,7 @@ def turns_broken(task, answer, turns):
     raise KeyError("no such word")
 
 def turns_slow(task, answer, turns):
-    time.sleep(5)
+    time.sleep(600)
 """
 
 
@@ -105,6 +116,14 @@ def custom_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     scorer_of.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end_of_processes():
+    # The processes keep the module, which is the same in every test.
+    yield
+    for process in CUSTOM_PROCESSES:
+        process.close()
 
 
 def task(name, **further):
@@ -117,8 +136,9 @@ def attempt(task, answer, *texts, index=0):
     return Trajectory(id=f"g/{index}", group_id="g", task=task, turns=turns, answer=answer, stop_reason="answered")
 
 
-def judged(name, *answers):
-    attempts = (attempt(task(name), answer, index=index) for index, answer in enumerate(answers))
+def judged(name, *answers, limit_s=60.0):
+    one = task(name, scoring_limit_s=limit_s)
+    attempts = (attempt(one, answer, index=index) for index, answer in enumerate(answers))
     group = Group(id="g", trajectories=tuple(attempts))
     asyncio.run(GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100)).judge(group))
     return group
@@ -151,32 +171,52 @@ def test_score_of_an_answer(name, answer, score):
 
 def test_a_task_may_name_a_built_in_comparison():
     whole = Task(id="t", dataset="mine", question="?", answer="1,000", scorer="integer")
-    assert (score_answer(whole, "1000"), score_answer(whole, "1000.0")) == (1.0, 0.0)
+    assert (score_answer(whole, "1000.0"), score_answer(whole, "1000.5")) == (1.0, 0.0)
     with pytest.raises(OwnCodeError, match="integer"):
         score_answer(replace(whole, scorer="intger"), "1")
 
 
-@pytest.mark.parametrize("answer", ["nan", "two", "text", "list"])
-def test_an_invalid_score_is_an_error_and_never_a_zero(answer):
-    with pytest.raises(OwnCodeError, match=f"{MODULE}:invalid"):
-        score_answer(task("invalid"), answer)
+FAILING = [("invalid", answer) for answer in ("nan", "two", "text", "list")]
+FAILING += [("broken", "a"), ("later_broken", "a"), ("dies", "dies")]
 
 
-@pytest.mark.parametrize("name", ["broken", "later_broken", "alone", "number", "missing"])
-def test_a_function_that_fails_is_one_line_that_names_it(name):
+@pytest.mark.parametrize(("name", "answer"), FAILING)
+def test_a_failed_score_is_one_line_that_names_the_function_and_leaves_the_attempt_unscored(name, answer):
+    with pytest.raises(ScoringError, match=f"{MODULE}:{name}") as caught:
+        score_answer(task(name), answer)
+    group = judged(name, answer)
+    assert (group.outcomes, ending(group)) == ([None], None)
+    assert group_summary(group, duration_s=0.0, prm_s=0.0).reason == f"1 of 1 {caught.value}"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["alone", "number", "missing"])
+def test_a_function_that_cannot_be_called_ends_the_run_with_one_line_that_names_it(name):
     with pytest.raises(OwnCodeError, match=f"{MODULE}:{name}") as caught:
         score_answer(task(name), "a")
     assert "\n" not in str(caught.value)
 
 
-def test_a_function_beyond_its_time_limit_is_abandoned_and_a_coroutine_cancelled():
-    for name in ("slow", "never"):
-        with pytest.raises(OwnCodeError, match=r"reward\.timeout_s"):
-            score_answer(task(name, scoring_limit_s=0.05), "a")
-    deadline = time.monotonic() + 60
-    while not sys.modules[MODULE].ended:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+@pytest.mark.parametrize("name", ["slow", "backtracks", "never"])
+def test_what_runs_away_is_ended_at_its_limit(name):
+    """A coroutine is cancelled; for anything else the process ends, also if a regular expression holds its lock."""
+    before = score_answer(task("process"), "a")
+    with pytest.raises(ScoringError, match=r"reward\.timeout_s"):
+        score_answer(task(name, scoring_limit_s=0.05), "runaway")
+    assert os.path.exists(f"/proc/{round(1 / before)}") == (name == "never")
+
+
+@pytest.mark.parametrize(("name", "fatal"), [("backtracks", "runaway"), ("dies", "dies")])
+def test_what_ends_the_process_costs_no_other_answer_its_score(name, fatal):
+    assert judged(name, "a", fatal, "b", limit_s=2.0).outcomes == [0.5, None, 0.5]
+
+
+def test_keys_are_in_no_reason(monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "a-key-of-the-test")
+    told = replace(attempt(TASK, None), stop_reason="infrastructure", failure="x" * 280 + " a-key-of-the-test")
+    reasons = [group_summary(Group(id="g", trajectories=(told,)), duration_s=0.0, prm_s=0.0).reason]
+    reasons += [failed_summary(RuntimeError("a-key-of-the-test")).reason, judged("told", "a-key-of-the-test")]
+    assert "a-key" not in str(reasons).replace("answer='a-key-of-the-test'", "")
 
 
 def test_attempts_of_a_group_are_scored_concurrently():
@@ -206,7 +246,7 @@ PAIR = (attempt(TASK, "yes", "look", "yes"), attempt(TASK, "no", "guess", "no", 
 CREDIT = f'reward.credit={{type="outcome_gated", turn_scorer="{MODULE}:looked"}}'
 
 
-def turns_judged(name, trajectories=PAIR, limit_s=5.0):
+def turns_judged(name, trajectories=PAIR, limit_s=60.0):
     scorer = CustomTurnScorer(f"{MODULE}:{name}", limit_s=limit_s)
     judge = GroupJudge(OutcomeReward(LearnerConfig(), max_turn_tokens=100), scorer.score_group)
     group = Group(id="g", trajectories=copy.deepcopy(trajectories))
@@ -230,12 +270,17 @@ def test_groups_without_signal_and_broken_attempts_are_not_scored():
     assert raw_of(turns_judged("looked", (*PAIR, broken))) == ((1.0, 0.0), (0.0, 0.0), (None,))
 
 
-@pytest.mark.parametrize(
-    "name", ["too_few", "turns_invalid", "turns_nothing", "turns_broken", "turns_slow", "half", "missing"]
-)
-def test_invalid_scores_of_turns_are_one_line_that_names_the_function(name):
+@pytest.mark.parametrize("name", ["too_few", "turns_invalid", "turns_nothing", "turns_broken", "turns_slow"])
+def test_turns_without_valid_scores_are_unscored_for_a_reason_that_names_the_function(name):
+    group = turns_judged(name, limit_s=0.05 if name == "turns_slow" else 60.0)
+    assert (raw_of(group), ending(group)) == (((None, None),) * 2, "ready")
+    assert all(f"{MODULE}:{name}" in one.failure and "\n" not in one.failure for one in group.trajectories)
+
+
+@pytest.mark.parametrize("name", ["half", "missing"])
+def test_a_function_that_takes_no_turns_ends_the_run_with_one_line_that_names_it(name):
     with pytest.raises(OwnCodeError, match=f"{MODULE}:{name}") as caught:
-        turns_judged(name, limit_s=0.05 if name == "turns_slow" else 5.0)
+        turns_judged(name)
     assert "\n" not in str(caught.value)
 
 

@@ -1,10 +1,13 @@
 """The scorers: tables of right and wrong answers, properties, and hostile texts."""
 
 import os
+import re
 import resource
 import signal
 import time
+from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +18,7 @@ from envs.datasets.generated import generate
 from envs.types import Task
 from reward.scorers import partial_credit, score_aime, score_answer, score_integer
 from reward.scorers.math import _CHECKER, NotANumberError, is_solution, parse_number, same_number, score_math
+from reward.scorers.process import ScoringError
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
@@ -58,7 +62,7 @@ CHOICE_WRONG = [
     *cases(
         CHOICE, "", "D", "CC", "C D", "C, D", "C or D", "A. Colorectal cancer", "C. Oral ulcers", "C. cancer", "cancer"
     ),
-    *cases(CHOICE, "The answer is C", "not C", "\\boxed{C", "$C", "С", "Ｃ", "C" * 700, "C\nD", "1", "ABCD"),
+    *cases(CHOICE, "The answer is C", "not C", "\\boxed{C", "$C", "С", "C" * 700, "C\nD", "1", "ABCD"),
     *cases(CHOICE, "(C) Colorectal cancer (D) Oral ulcers"),
     *cases("A. .", "", "..."),
 ]
@@ -70,7 +74,7 @@ GAIA_RIGHT += [("$1,700", "1700"), ("35%", "35"), ("1e3", "1000"), ("Right", "ri
 GAIA_RIGHT += [("St. Petersburg", "Saint Petersburg".replace("Saint", "St")), ("seagull", "sea gull")]
 GAIA_RIGHT += [("3, 4.0, 5", "3,4,5"), ("+", "+")]
 GAIA_WRONG = [
-    *cases("17", "", "18", "17 apples", "1_7", "１７", "inf", "nan"),
+    *cases("17", "", "18", "17 apples", "1_7", "inf", "nan"),
     *cases("b,e", "b, e, f", "e, b", "b"),
     *cases("3,4,5", "3, 4, 6"),
     *cases("right", "Left", "x" * 1001),
@@ -98,9 +102,9 @@ MATH_RIGHT += [("\\sqrt3\\frac{1}{2}", "\\sqrt{3}/2"), ("$-\\dfrac 34$", "-3/4")
 MATH_RIGHT += [("\\frac{13}2", "6.5")]
 MATH_WRONG = [
     *cases("27", "\\(27\\) \\(27\\)", "\\(27\\]", "\\(27", "\\[1\\]+\\[26\\]", "", "28", "27 or 28", "27, 28"),
-    *cases("27", "\\boxed{27}\\boxed{28}", "27 miles", "x=27", "=27", "27 = 27", "2 7", "٢٧", "1/0", "0/0"),
-    *cases("27", "26.999999999", "$27", "\\boxed{27", "27)", "__import__('os')", "27!", "(" * 50 + "27" + ")" * 50),
-    *cases("27", "9" * 201, "2.7e1", "\\frac{54}", "\\sqrt"),
+    *cases("27", "\\boxed{27}\\boxed{28}", "27 miles", "x=27", "=27", "27 = 27", "2 7", "1/0", "0/0"),
+    *cases("27", "26.999999999", "\\boxed{27", "27)", "__import__('os')", "27!", "(" * 50 + "27" + ")" * 50),
+    *cases("27", "9" * 201, "\\frac{54}", "\\sqrt"),
     *cases("1", "\\frac1", "\\frac{1"),
 ]
 MATH_WRONG += [("4/5", "1\\frac{4}{5}"), ("1\\frac{4}{5}", "4/5"), ("-1\\frac{4}{5}", "-1/5")]
@@ -119,9 +123,9 @@ AIME_RIGHT = [
 AIME_WRONG = [
     *cases("204", "", " ", "205", "2 04", "20 4", "100+104", "\\boxed{100+104}", "2^2*51", "408/2", "204, 205"),
     *cases("204", "204 or 205", "204 204", "\\boxed{204}\\boxed{204}", "\\boxed{203} \\boxed{204}", "204 minutes"),
-    *cases("204", "204^\\circ", "204°", "204%", "x=204", "x = 204", "The answer is 204", "204.", "204.5", "204.00"),
-    *cases("204", "2.04e2", "0xcc", "-204", "+204", "٢٠٤", "２０４", "２04", "²⁰⁴", "204\u200b", "\\boxed{204", "204}"),
-    *cases("204", "\\boxed204", "$204", "204$", "$$204$", "$$$204$$$", "\\boxed{\\boxed{204}}", "\\fbox{204}"),
+    *cases("204", "204^\\circ", "204°", "204%", "x=204", "x = 204", "The answer is 204", "204.5"),
+    *cases("204", "0xcc", "-204", "²⁰⁴", "\\boxed{204", "204}"),
+    *cases("204", "\\boxed204", "204$", "$$204$", "$$$204$$$", "\\fbox{204}"),
     *cases("204", "{204}", "'204'", "[204]", "two hundred and four", "2_04", "204\x00", "0" * 70 + "204"),
     *cases("204", "204" * 1000),
 ]
@@ -142,10 +146,10 @@ GAME24_WRONG = [
     *cases(HAND, "24 = (10-4)*(13-9)", "(10-4)*(13-9)*1", "(10-4)*4", "(10-4)*(13-9)+4-4"),
     *cases(HAND, "The answer is (10-4)*(13-9)", "(10-4)*(13-9).", "10-4*13-9", "(10-4)(13-9)", "(10-4)x(13-9)"),
     *cases(HAND, "(10-4)**(13-9)", "(10-4)*(13-9", "10-4)*(13-9)", "()(10-4)*(13-9)", "[10-4]*[13-9]"),
-    *cases(HAND, "(10-4)*(13-9);import os", "__import__('os')", "(１０-4)*(13-9)", "(1 0-4)*(13-9)", "(010-4)*(13-9)"),
+    *cases(HAND, "(10-4)*(13-9);import os", "__import__('os')", "(1 0-4)*(13-9)", "(010-4)*(13-9)"),
     *cases(HAND, "(10.0-4)*(13-9)", "9" * 199),
     *cases((1, 1, 2, 5), "5^2-1*1", "5²-1*1"),
-    *cases((1, 1, 4, 6), "-1+1+4*6", "+4*6*1*1", "4*6--1-1", "4*6+0*(1-1)", "4*6*1*1e0", "4*6\x00*1*1", "4·6·1·1"),
+    *cases((1, 1, 4, 6), "-1+1+4*6", "+4*6*1*1", "4*6--1-1", "4*6+0*(1-1)", "4*6*1*1e0", "4*6\x00*1*1"),
     *cases((1, 1, 4, 6), "(" * 90 + "4*6*1*1" + ")" * 90, "4*6*1*1" + " " * 300),
 ]
 GAME24_WRONG += [("12*1+12", (1, 1, 2, 12)), ("4!*1*1*1", (1, 1, 1, 4)), ("4*-6*(1-2)", (1, 2, 4, 6))]
@@ -157,11 +161,53 @@ INTEGER_RIGHT = [
     *cases("0", "-0"),
 ]
 INTEGER_WRONG = [
-    *cases("1888", "", "1889", "-1888", "--1888", "+-1888", "1888.0", "1888.", "1 888", "18,88", "1,8,8,8", "1888,"),
-    *cases("1888", ",1888", "1,888,", "1_888", "1888 kg", "37*48+112", "1888 or 1889", "x = 1888", "$1888$"),
-    *cases("1888", "\\boxed{1888}", "1.888e3", "0x760", "１８８８", "١٨٨٨", "−1888", "None", "1888" * 100),
+    *cases("1888", "", "1889", "-1888", "--1888", "+-1888", "1 888", "18,88", "1,8,8,8", "1888,"),
+    *cases("1888", ",1888", "1,888,", "1_888", "1888 kg", "37*48+112", "1888 or 1889", "x = 1888"),
+    *cases("1888", "0x760", "−1888", "None", "1888" * 100),
     *cases("-60", "60"),
 ]
+AIME_RIGHT += cases("204", "204.", "204.00", "2.04e2", "+204", "٢٠٤", "２04", "204\u200b", "\\boxed{\\boxed{204}}")
+INTEGER_RIGHT += cases("1888", "1888.0", "$1888$", "\\boxed{1888}", "1.888e3", "１８８８") + cases("-60", "−60")
+GAME24_RIGHT += [*cases(HAND, "(１０−4)·(13-9)", "$(10-4)\\times(13-9)$"), ("4·6·1·1", (1, 1, 4, 6))]
+CHOICE_RIGHT += cases(
+    CHOICE, "Ｃ", "**C**", "option c", "Answer: C", "[C]", "$\\textbf{(C)}$", "**C.** colorectal cancer"
+)
+CHOICE_WRONG += cases(CHOICE, "option d", "**D**", "[C, D]", "**D.** Colorectal cancer", "\\text{C}\\text{D}")
+SHORT_WRONG += [("5²", "52"), ("5²", "5/2"), ("1½", "11/2"), ("1,2,300", "1, 2300"), ("H₁₀", "H1 0"), ("10₂", "102")]
+SHORT_WRONG += [("5%", "5"), ("5 %", "5"), ("5!", "5"), ("<5", ">5"), ("1_000", "1000"), ("5‰", "5"), ("3·4", "34")]
+SHORT_RIGHT += [
+    ("巴黎。", "巴黎"),
+    ("¿Qué?", "qué"),
+    ("m²", "m^2"),
+    ("H₂O", "h2o"),
+    ("10⁻³", "10^{-3}"),
+    ("50\\%", "50 %"),
+]
+GAIA_WRONG += [("35 kg", "3.5 kg"), ("5 °C", "-5 °C"), ("3,5", "35"), ("12", "1/2"), ("3 4", "34 "), ("50", "50%")]
+GAIA_RIGHT += [("50%", "50%"), ("3, 50%", "3,50%"), ("3、4", "3, 4"), ("1/2", "½")]
+MATH_WRONG += [
+    ("0.(3)", "0"),
+    ("0.1(6)", "0.6"),
+    ("2.5½", "1.25"),
+    ("0,123", "123"),
+    ("10₂", "102"),
+    ("2 1 1/4", "2.5"),
+]
+MATH_WRONG += [
+    ("10+5%", "0.15"),
+    ("1 1/4^2", "25/16"),
+    ("1 5/4", "9/4"),
+    ("\\$45\\$46", "45"),
+    ("**2**3**", "8"),
+    ("", "0"),
+]
+MATH_RIGHT += [
+    ("2^½", "\\sqrt{2}"),
+    ("33\\frac{1}{3}\\%", "1/3"),
+    ("0.1\\overline{6}", "1/6"),
+    ("0.\\dot{1}4285\\dot{7}", "1/7"),
+]
+MATH_RIGHT += [("5²⁄₃", "17/3"), ("(-8)^{2/3}", "4"), ("\\sqrt[5]{-32}", "-2"), ("10⁻³", "0.001"), ("-1 1/4", "-5/4")]
 RIGHT = {
     exact_match: SHORT_RIGHT,
     token_f1: SHORT_RIGHT,
@@ -200,6 +246,58 @@ def test_wrong_answers_score_zero(scorer):
 def test_a_malformed_reference_is_an_error_and_not_a_zero(scorer, gold):
     with pytest.raises(ValueError):
         scorer("80", gold)
+
+
+def table_of_the_docs():
+    page = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+    lines = page.partition("<!-- table: scorers -->\n")[2].partition("\n\n")[0].splitlines()
+    head, _, *rows = (re.split(r"\s*\|\s*", line)[1:-1] for line in lines)
+    for texts, gold, *marks in rows:
+        for name, mark in zip(head[2:], marks, strict=True):
+            if mark:
+                yield from ((name, text, gold.strip("`"), mark) for text in re.findall("`([^`]+)`", texts))
+
+
+SCORERS = {"text": exact_match, "integer": score_integer, "math": score_math, "gaia": score_gaia}
+
+
+def test_scorers_accept_what_the_table_of_the_docs_says():
+    rows = list(table_of_the_docs())
+    assert len(rows) > 150
+    assert [row for row in rows if SCORERS[row[0]](row[1], row[2]) != {"yes": 1.0, "no": 0.0}[row[3]]] == []
+
+
+def notations(value):
+    """Return what every scorer of numbers reads, and what only maths does."""
+    text = f"{value:f}".rstrip("0").rstrip(".") if value % 1 else str(int(value))
+    sign, size = text[:1] * (value < 0), text.removeprefix("-")
+    wide = "".join(chr(0xFEE0 + ord(one)) for one in text)
+    grouped = f"{sign}{int(size):,}" if "." not in size else text
+    read = [text, wide, f"${text}$", f"**{text}**", f"\\boxed{{{text}}}", text.replace("-", "−"), f"{text}e0", grouped]
+    read += [grouped.replace(",", one) for one in ("{,}", "\\,", "\u202f")] + [
+        f"{Decimal(value) * 100:f}\\%",
+        f"\\${text}",
+    ]
+    exact = Fraction(value)
+    whole, (above, below) = divmod(abs(exact), 1)[0], (abs(exact) % 1).as_integer_ratio()
+    mixed = [f"{sign}{whole} {above}/{below}", f"{sign}{whole}\\frac{{{above}}}{{{below}}}"] if whole and above else []
+    return read, [f"{exact}", f"\\frac{{{exact.numerator}}}{{{exact.denominator}}}", *mixed]
+
+
+NUMBERS = st.decimals(-3000, 3000, allow_nan=False, places=2) | st.integers(-(10**7), 10**7).map(Decimal)
+
+
+@settings(max_examples=60, deadline=None)
+@given(NUMBERS, NUMBERS)
+def test_equal_numbers_and_no_others_are_equal_in_all_notations(one, other):
+    for value in (one, other, one * 10, one / 10, -one):
+        read, computed = notations(value)
+        gold = notations(one)[0][0]
+        assert {score_math(text, gold) for text in read} == {float(value == one)}
+        assert {same_number(text, gold) for text in computed} == {value == one}
+        assert value == one or not any(
+            exact_match(text, gold) or exact_match(text, notations(one)[1][-1]) for text in read
+        )
 
 
 LETTERS, SIGNS = ("A", "B", "C", "D"), ("+", "-", "*", "/", "%", "...")
@@ -255,30 +353,30 @@ TOWERS = [
 def test_power_of_too_many_digits_is_rejected_before_it_is_computed(text):
     with pytest.raises((NotANumberError, OverflowError)):
         parse_number(text)
-    assert same_number({"text": text, "gold": "3"}) is False
+    assert same_number(text, "3") is False
 
 
 def test_tower_costs_the_checking_process_nothing():
     assert score_math("9*3", "27") == 1.0
-    process = _CHECKER._process
+    process = _CHECKER._child
     assert [score_math(tower, "27") for tower in TOWERS] == [0.0] * len(TOWERS)
     assert score_math("9*3", "27") == 1.0
-    assert _CHECKER._process is process
+    assert _CHECKER._child is process
 
 
-def test_check_that_hangs_is_wrong_after_the_limit_and_the_next_one_is_checked(monkeypatch):
+def test_check_that_hangs_is_unscored_after_the_limit_and_the_next_one_is_checked(monkeypatch):
     assert score_math("9*3", "27") == 1.0
-    _CHECKER._process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr(_CHECKER, "_limit_s", 0.2)
-    assert score_math("9*3", "27") == 0.0
+    _CHECKER._child._process.send_signal(signal.SIGSTOP)
+    monkeypatch.setattr("reward.scorers.process.START_LIMIT_S", 0.2)
+    with pytest.raises(ScoringError):
+        score_math("9*3", "27")
     monkeypatch.undo()
     assert score_math("9*3", "27") == 1.0
 
 
 def test_checking_process_that_died_between_two_answers_costs_neither():
     assert score_math("9*3", "27") == 1.0
-    _CHECKER._process.kill()
-    _CHECKER._process.wait()
+    _CHECKER.close()
     assert score_math("9*3", "27") == 1.0
 
 
@@ -309,7 +407,7 @@ def test_no_text_makes_a_scorer_raise(text, formula):
         (is_solution, (1, 1, 1, 8)),
     ):
         assert 0.0 <= scorer(text, gold) <= 1.0
-    assert same_number({"text": formula, "gold": "27"}) in (True, False)
+    assert same_number(formula, "27") in (True, False)
 
 
 def test_only_short_answers_have_partial_credit():
