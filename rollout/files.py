@@ -6,13 +6,16 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from configs.errors import UserError
+from envs import kernel
+from rollout.agent.keeper import REMOVE
 
 TOKENIZER = "tokenizer.json"
 """Copy of the model's tokenizer in a run folder, with which the token ids of its trajectories can be read."""
@@ -76,18 +79,18 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file so that a reader sees the old one or the new one, also after a power cut. Raises OSError."""
     partial = path.with_suffix(_PARTIAL)
     with named(path):
         try:
             with partial.open("wb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             partial.rename(path)
             sync(path.parent)
-        except OSError:
+        except BaseException:
             partial.unlink(missing_ok=True)
             raise
 
@@ -105,22 +108,39 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         sync_tree(partial)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        _put(partial, target)
         sync(target.parent)
         sync(target.parent.parent)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
         raise
+
+
+def _put(partial: Path, target: Path) -> None:
+    """Move a folder to its place, in which there is a folder at any time if there was one."""
+    old = partial
+    if target.exists():
+        try:
+            kernel.exchange(str(partial), str(target))
+        except OSError:
+            # Some network file systems cannot; there is a moment without either.
+            old = partial.with_name(f"{partial.name}.old{_PARTIAL}")
+            target.rename(old)
+            partial.rename(target)
+        remove_tree(old)
+    else:
+        partial.rename(target)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file, a link or a folder, however deep the folder is. What cannot be deleted stays."""
+    subprocess.run((*REMOVE, path), stderr=subprocess.DEVNULL, check=False)
 
 
 def sweep_partials(folder: Path, name: str = "*") -> None:
     """Delete what writers that died left half written of `name` in a folder. Call it where no other writes there."""
     for path in folder.glob(f".{name}.*{_PARTIAL}"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove_tree(path)
 
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
@@ -195,19 +215,24 @@ class MemoryFolder:
             sweep(place)
         in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
         place = MEMORY if in_memory else disk
-        # Under a name that no sweep looks at, until it is locked.
-        started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
-        # The system lets go of it when the process ends, however it ends. A process id would not do: containers may
-        # share memory but not ids.
-        self._lock = (started / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._home = started.rename(place / started.name.removeprefix("."))
+        self._home, self._lock = held_folder(place)
         self.path = self._home / "files"
         self.path.mkdir()
 
     def close(self) -> None:
         self._lock.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        remove_tree(self._home)
+
+
+def held_folder(place: Path) -> tuple[Path, TextIO]:
+    """Make a folder that a sweep deletes once the file with it is closed, or this process has ended."""
+    # Under a name that no sweep looks at, until it is locked.
+    started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
+    # The system lets go of it when the process ends, however it ends. A process id would not do: containers may
+    # share memory but not ids.
+    lock = (started / _LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return started.rename(place / started.name.removeprefix(".")), lock
 
 
 def sweep(place: Path) -> None:
@@ -215,4 +240,4 @@ def sweep(place: Path) -> None:
     for lock in place.glob(f"agentflow-*/{_LOCK}"):
         with suppress(OSError), lock.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            remove_tree(lock.parent)

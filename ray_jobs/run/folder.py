@@ -298,9 +298,9 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             for row in read_records(metrics)
             if all(self._metric_stays(name, row["step"], step) for name in row if "/" in name)
         ]
-        _rewrite(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
+        write_whole(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
         for log in (self.path / TRAJECTORIES, self.path / GROUPS):
-            _rewrite(log, self._lines_up_to(log, step))
+            write_whole(log, self._lines_up_to(log, step))
         self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
@@ -335,13 +335,3 @@ def fingerprint_of(folder: Path) -> str:
     """Return the SHA-256 digest of a run's provenance, which includes its start time; empty without a run."""
     provenance_file = folder / "provenance.json"
     return hashlib.sha256(provenance_file.read_bytes()).hexdigest() if provenance_file.is_file() else ""
-
-
-def _rewrite(path: Path, lines: Iterable[bytes]) -> None:
-    """Replace the lines of a file atomically, once all new ones are on disk."""
-    partial = path.with_suffix(".partial")
-    with named(path), partial.open("wb") as file:
-        file.writelines(lines)
-    sync(partial)
-    partial.rename(path)
-    sync(path.parent)

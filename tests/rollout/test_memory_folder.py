@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -24,6 +25,15 @@ def memory(tmp_path, monkeypatch):
     return tmp_path
 
 
+def nest(folder, depth):
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        above, here = here, os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(above)
+    os.close(here)
+
+
 def die(memory):
     subprocess.run([sys.executable, "-c", DIES, str(memory)], check=False)
 
@@ -31,7 +41,8 @@ def die(memory):
 def test_what_a_dead_process_left_goes_when_the_next_one_begins(memory):
     die(memory)
     die(memory)
-    assert len(list(memory.iterdir())) == 1
+    [left] = memory.iterdir()
+    nest(left, 2500)
     folder = MemoryFolder()
     assert list(memory.iterdir()) == [folder.path.parent]
     folder.close()
@@ -54,3 +65,36 @@ def test_folder_that_is_being_made_is_not_taken_for_one_that_was_left(memory, mo
     folder = MemoryFolder()
     assert list(memory.iterdir()) == [folder.path.parent]
     folder.close()
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_folder_that_is_replaced_is_there_at_any_time(tmp_path, monkeypatch, can_exchange):
+    target, seen = tmp_path / "prm", []
+    for content in ("old", "new"):
+        with disk.whole_folder(target) as partial:
+            (partial / "weights").write_text(content)
+            if not can_exchange:
+                monkeypatch.setattr(disk.kernel, "exchange", refuse)
+            remove = disk.remove_tree
+            monkeypatch.setattr(disk, "remove_tree", lambda path: (seen.append(target.exists()), remove(path)))
+    assert (target / "weights").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+    assert all(seen[1:])
+
+
+def refuse(*paths):
+    raise OSError
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_lines_that_cannot_be_written_leave_the_old_file_and_no_part_of_a_new_one(tmp_path, error):
+    def lines():
+        yield b"new\n"
+        raise error
+
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"old\n")
+    with pytest.raises(type(error)):
+        disk.write_whole(path, lines())
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"old\n"
