@@ -9,6 +9,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
@@ -108,6 +109,7 @@ _PATH_BENEATH = 1
 _READ = 0b1101  # execute (shared libraries), read file, read directory
 _OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: the rights that a rule for a single file may have
 _TCP = 0b11  # bind and connect
+_CAPABILITIES_THAT_READ_MEMORY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, whatever landlock says
 _SCOPES, _SIGNALS = 0b11, 0b10  # abstract sockets and signals
 SCOPED_VERSION = 6
 """First version of Landlock that confines signals and abstract sockets, in Linux 6.12."""
@@ -150,8 +152,11 @@ def restrict_files(
 def restrict_processes() -> None:
     """Forbid to signal or trace processes other than descendants, and so to read their environment and memory.
 
-    Needs no_new_privs and SCOPED_VERSION: a limit of files would also forbid mounts, which sandboxes need.
+    Complete after the next exec. Needs no_new_privs and SCOPED_VERSION: a limit of files would also forbid mounts.
     """
+    for capability in _CAPABILITIES_THAT_READ_MEMORY:
+        with suppress(OSError):  # only root has these, and may drop them
+            _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
     ruleset = system_call("landlock_create_ruleset", _CREATE_RULESET, struct.pack("=QQQ", 0, 0, _SIGNALS), 24, 0)
     system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
