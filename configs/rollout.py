@@ -116,12 +116,14 @@ class RolloutConfig(Config):
     max_attempts: MayChange[int] = Field(default=6, ge=1)
     """Attempts at one group whose worker dies or that cannot be scored, before the group has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
-    """Time limit of one trajectory, without the time that it waits for the engine. A trajectory that exceeds it is
-    unscored, not wrong."""
+    """Time limit of one trajectory, without the time that it waits for the engine."""
     wall_timeout_s: float = Field(default=7200.0, gt=0)
     """Time limit of one trajectory with the time that it waits for the engine."""
     max_calls: int = Field(default=64, ge=1)
     """Model calls of one trajectory of a custom agent. A further call is refused and ends the trajectory."""
+    count_failed: bool = True
+    """Count an attempt as wrong that goes beyond a limit of its own, such as `episode_timeout_s`, or whose agent fails
+    after a reply; otherwise it is unscored. Faults of the engine, of tools and of the machine are always unscored."""
     engine: EngineConfig = EngineConfig()
 
 
@@ -218,6 +220,8 @@ class CommandAgentConfig(CustomAgentConfig):
     """The program and its arguments; relative files are found beside the recipe. It reads the task as JSON from its
     input and prints the answer as its last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the
     endpoint."""
+    max_memory_mb: int = Field(default=4096, ge=1)
+    """Resident memory of all processes of one attempt together, in MiB; an attempt that takes more is ended."""
 
     @field_validator("command")
     @classmethod

@@ -29,5 +29,5 @@ async def solve(task: GivenTask, client: AsyncOpenAI) -> str:
     try:
         result = await Runner.run(CLERK, task.question, max_turns=4, run_config=run)
     except (MaxTurnsExceeded, ModelBehaviorError):
-        return ""  # an error of the model, so the answer is wrong; any other error leaves the attempt unscored
+        return ""  # an error of the model, so the answer is wrong; any other error counts as wrong, too
     return str(result.final_output).strip()

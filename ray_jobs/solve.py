@@ -26,7 +26,7 @@ _REASONS: Mapping[str, str] = {
     "format": "the replies were malformed, or the last step was no answer",
     "context": "the context is full; raise rollout.engine.max_model_len, or lower agent.max_steps",
     "calls": "the agent made as many model calls as rollout.max_calls allows",
-    "infrastructure": "the engine or a tool failed, or it took longer than rollout.episode_timeout_s",
+    "infrastructure": "the engine or a tool failed",
 }
 """Why a trajectory has no answer."""
 

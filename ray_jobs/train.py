@@ -126,7 +126,7 @@ def train_step(run: Run, training: Training) -> bool:
         group_rows(batch, result),
         version_ages=batch.version_ages,
     )
-    run.tell(batch.warning, result.skipped, *training.add(step, metrics))
+    run.tell(batch.warning, result.skipped, *training.add(step, metrics), *training.rises())
     if config.evaluates_after(step):
         evaluate_step(run, step)
     ray.get(run.sampling.mark_trained.remote(step, result.policy_version, refused=result.skipped))

@@ -35,6 +35,8 @@ def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
         "rollout/truncated_share": sums["truncated"] / num,
         "rollout/tool_errors": sums["tool_errors"] / num,
         "rollout/repeat_share": sums["repeats"] / max(sums["turns"], 1),
+        "rollout/failed_share": sums["failed"] / num,
+        "rollout/unscored_share": 1 - sums["scored"] / num,
         "rollout/infrastructure_failures": float(sums["infrastructure"]),
         **_prm_metrics(sums),
     }
@@ -79,6 +81,7 @@ def group_facts(group: Group) -> Facts:
         "truncated": sum(trajectory.truncated for trajectory in trajectories),
         "tool_errors": sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
         "repeats": sum(map(_num_repeats, trajectories)),
+        "failed": sum(trajectory.stop_reason == "failed" for trajectory in trajectories),
         "infrastructure": sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
         "generate_s": sum(turn.generate_s for turn in turns),
         "tool_s": sum(turn.tool_s for turn in turns),

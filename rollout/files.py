@@ -1,19 +1,21 @@
 """Files that are written whole or not at all, files of JSON, and files in memory that end with their process."""
 
-import ctypes
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from configs.errors import UserError
+from envs import kernel
+from rollout.agent.keeper import REMOVE
 
 TOKENIZER = "tokenizer.json"
 """Copy of the model's tokenizer in a run folder, with which the token ids of its trajectories can be read."""
@@ -106,27 +108,32 @@ def whole_folder(target: Path) -> Iterator[Path]:
         partial.mkdir()
         yield partial
         sync_tree(partial)
-        if target.exists():
-            _exchange(partial, target)
-        else:
-            partial.rename(target)
+        _put(partial, target)
         sync(target.parent)
         sync(target.parent.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
 
 
-def _exchange(new: Path, old: Path) -> None:
-    """Swap two folders in one step, so that a process that is killed leaves one of them in place."""
-    at_paths, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
-    if ctypes.CDLL(None).renameat2(at_paths, os.fsencode(new), at_paths, os.fsencode(old), exchange) == 0:
+def _put(partial: Path, target: Path) -> None:
+    """Move a folder to its place; what was there is then at `partial`. A process that is killed leaves one in place."""
+    if not target.exists():
+        partial.rename(target)
         return
-    # Network file systems cannot. No sweep deletes the folder that is moved aside.
-    aside = old.with_name(f".{old.name}.replaced")
-    shutil.rmtree(aside, ignore_errors=True)
-    old.rename(aside)
-    new.rename(old)
-    aside.rename(new)
+    try:
+        kernel.exchange(str(partial), str(target))
+    except OSError:
+        # Some network file systems cannot. No sweep deletes the folder that is moved aside.
+        aside = target.with_name(f".{target.name}.replaced")
+        remove_tree(aside)
+        target.rename(aside)
+        partial.rename(target)
+        aside.rename(partial)
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a file, a link or a folder, however deep the folder is. What cannot be deleted stays."""
+    subprocess.run((*REMOVE, path), stderr=subprocess.DEVNULL, check=False)
 
 
 def sweep_partials(folder: Path, name: str | None = None) -> None:
@@ -135,12 +142,8 @@ def sweep_partials(folder: Path, name: str | None = None) -> None:
     Call it where no other process writes it.
     """
     for path in folder.glob(f".*.*{_PARTIAL}"):
-        if name not in (None, path.stem[1:].rpartition(".")[0]):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        if name in (None, path.stem[1:].rpartition(".")[0]):
+            remove_tree(path)
 
 
 def append_record(path: Path, record: Mapping[str, object]) -> None:
@@ -215,19 +218,24 @@ class MemoryFolder:
             sweep(place)
         in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
         place = MEMORY if in_memory else disk
-        # Under a name that no sweep looks at, until it is locked.
-        started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
-        # The system lets go of it when the process ends, however it ends. A process id would not do: containers may
-        # share memory but not ids.
-        self._lock = (started / _LOCK).open("w")
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._home = started.rename(place / started.name.removeprefix("."))
+        self._home, self._lock = held_folder(place)
         self.path = self._home / "files"
         self.path.mkdir()
 
     def close(self) -> None:
         self._lock.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        remove_tree(self._home)
+
+
+def held_folder(place: Path) -> tuple[Path, TextIO]:
+    """Make a folder that a sweep deletes once the file with it is closed, or this process has ended."""
+    # Under a name that no sweep looks at, until it is locked.
+    started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
+    # The system lets go of it when the process ends, however it ends. A process id would not do: containers may
+    # share memory but not ids.
+    lock = (started / _LOCK).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return started.rename(place / started.name.removeprefix(".")), lock
 
 
 def sweep(place: Path) -> None:
@@ -235,4 +243,4 @@ def sweep(place: Path) -> None:
     for lock in place.glob(f"agentflow-*/{_LOCK}"):
         with suppress(OSError), lock.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            remove_tree(lock.parent)

@@ -18,7 +18,9 @@ from envs.types import Task, ToolCall, ToolResult
 Role = Literal["planner", "verifier", "generator"]
 ChatRole = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
-StopReason = Literal["answered", "verified", "format", "context", "calls", "infrastructure"]
+StopReason = Literal["answered", "verified", "format", "context", "calls", "failed", "infrastructure"]
+"""How an attempt ended. `failed` is wrong: the agent's own code failed, or it went beyond a limit of the attempt.
+`infrastructure` is unscored: the engine, a tool or the machine failed."""
 Ending = Literal["ready", "all_right", "all_wrong", "overlong", "unscored"]
 """How a group ended: with a difference to learn from, or one of the ways to be filtered."""
 
@@ -249,7 +251,7 @@ class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", t
     """None where the agent gave no answer."""
     stop_reason: StopReason
     failure: str | None = None
-    """Why it could not be scored, where that is known."""
+    """Why it failed or could not be scored, where that is known."""
     reward: Reward | None = None
     prm_digest: str | None = None
     """Weights of the process reward model that scored its turns; empty where none could be reached."""

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from msgspec import structs
 
@@ -41,7 +41,18 @@ if TYPE_CHECKING:
     from rollout.engines.base_weights import ExportedBase
 
 AnyAgent: TypeAlias = Agent | CustomAgent
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
+
+
+async def together(runs: Iterable[Coroutine[object, object, T]]) -> list[T]:
+    """Return the results of coroutines that run side by side. The first error ends the others, and is raised then."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(run) for run in runs]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [one.result() for one in running]
 
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
@@ -49,11 +60,9 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
 
     Failed ones are returned as failed.
     """
-    trajectories = await asyncio.gather(
-        *(
-            agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
-            for index in range(group_size)
-        )
+    trajectories = await together(
+        agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
+        for index in range(group_size)
     )
     return Group(id=group_id, trajectories=tuple(trajectories))
 
@@ -135,6 +144,7 @@ class Solver:
             rules=rules_of(self._config),
             timeout_s=self._config.rollout.episode_timeout_s,
             wall_timeout_s=self._config.rollout.wall_timeout_s,
+            count_failed=self._config.rollout.count_failed,
         )
 
 
@@ -209,7 +219,7 @@ class Worker(Solver):
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
             return as_replay(end, recorded)
 
-        ends = await asyncio.gather(*map(run, range(count)))
+        ends = await together(map(run, range(count)))
         return [end for end in ends if repeats(end, trajectory, num_turns)]
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
@@ -242,7 +252,7 @@ class Worker(Solver):
                 planner = self._config.planner.model_copy(update={"verifier": "rule", "generator": "rule"})
                 agents.append(replace(agent, config=self._config.model_copy(update={"agent": planner})))
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
-        return list(await asyncio.gather(*played))
+        return await together(played)
 
 
 def as_replay(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NoReturn
 
-from envs.sandbox import kernel
+from envs import kernel
 from envs.sandbox.protocol import ALLOWED_IMPORTS, BORN, READY, SandboxSettings, encode_frame, send_frame, split_frame
 
 _FILE_NAME = "<code>"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from envs.sandbox import kernel
+from envs import kernel
 
 UNPRIVILEGED_ID = 65534
 PACKAGES_DIR = "/python/site"

@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from envs.kernel import SCOPED_VERSION
+
 Tier = Literal["namespaces", "landlock"]
 """`namespaces` hides the host's files and processes, and has landlock too where the kernel has it. `landlock` denies
 access to them and works under a container's default profile. Both have rlimits and seccomp."""
 WantedTier = Literal["auto", "namespaces", "landlock"]
 
-MIN_LANDLOCK_VERSION = 6
-"""First version that confines signals and abstract sockets, in Linux 6.12."""
-
 _ADVICE = {
     "namespaces": "allow user namespaces to this user or container",
-    "landlock": f"use Linux 6.12 or later, which has landlock {MIN_LANDLOCK_VERSION}",
+    "landlock": f"use Linux 6.12 or later, which has landlock {SCOPED_VERSION}",
     "seccomp": "allow the system call seccomp to this user or container",
 }
 

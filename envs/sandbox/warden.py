@@ -9,7 +9,7 @@ import socket
 import time
 from typing import NoReturn
 
-from envs.sandbox import kernel
+from envs import kernel
 from envs.sandbox.cell import NONCE_BYTES, Cell, CellPlan, start_cell
 from envs.sandbox.jail import TMP_DIR, enter_cell
 from envs.sandbox.protocol import (

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import NoReturn
 
-from envs.sandbox import jail, kernel
+from envs import kernel
+from envs.sandbox import jail
 from envs.sandbox.cell import CellPlan
 from envs.sandbox.protocol import (
     ALLOWED_IMPORTS,
     LAYERS,
-    MIN_LANDLOCK_VERSION,
     READY,
     SandboxSettings,
     Tier,
@@ -198,10 +198,10 @@ def _missing_layers(packages: Mapping[str, str], landlock_version: int) -> dict[
     """Return the missing layers of each tier, the stronger one first, with the reasons."""
     common = {} if kernel.seccomp_available() else {"seccomp": "this kernel has none"}
     jail_fault = _jail_refusal(packages)
-    old = f"this kernel has version {landlock_version}, not {MIN_LANDLOCK_VERSION}"
+    old = f"this kernel has version {landlock_version}, not {kernel.SCOPED_VERSION}"
     return {
         "namespaces": common | ({"namespaces": jail_fault} if jail_fault else {}),
-        "landlock": common | ({"landlock": old} if landlock_version < MIN_LANDLOCK_VERSION else {}),
+        "landlock": common | ({"landlock": old} if landlock_version < kernel.SCOPED_VERSION else {}),
     }
 
 

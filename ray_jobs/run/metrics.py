@@ -33,6 +33,8 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("truncated_share", "share", "Trajectories with a turn that the token limit cut off"),
         ("tool_errors", "number", "Tool calls per trajectory that ended in an error"),
         ("repeat_share", "share", "Planner turns that repeat a tool call of the same trajectory"),
+        ("failed_share", "share", "Trajectories whose agent failed or went beyond its own limits: counted wrong"),
+        ("unscored_share", "share", "Trajectories without a score, without retried groups"),
         ("infrastructure_failures", "count", "Trajectories left unscored by a tool or engine, without retried groups"),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),

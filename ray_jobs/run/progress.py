@@ -5,7 +5,7 @@ Totals are computed from the rows of metrics.jsonl, so that a resumed run has th
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 import ray
 from msgspec import structs
@@ -26,6 +26,9 @@ from rollout.types import Group, Trajectory
 
 VERDICT_WINDOW = 3
 """Train steps over which the shown verdict is averaged, because single steps vary."""
+
+RISE_WINDOW, RISE = 4, 0.1
+"""Train steps over which shares of attempts without an answer are averaged, and the rise of one that is a warning."""
 
 
 def step_metrics(
@@ -119,6 +122,20 @@ class Training:
         self.num_steps = step
         self.rows.append(row)
         return self.monitor.observe(step, row) if self.scored else []
+
+    def rises(self) -> list[str]:
+        """Return warnings about shares that rose above their lowest window: the policy may learn to break its agent."""
+        warnings = []
+        for name in ("rollout/failed_share", "rollout/unscored_share"):
+            shares = [row[name] for row in self.rows if name in row]
+            means = [fmean(shares[at : at + RISE_WINDOW]) for at in range(0, len(shares), RISE_WINDOW)]
+            rise = means[-1] - min(means[:-1], default=0.0) if means else 0.0
+            if len(shares) % RISE_WINDOW == 0 and rise > RISE:
+                warnings.append(
+                    f"warning: {name} over the last {RISE_WINDOW} steps is {means[-1]:.3g}, {rise:.3g} above its "
+                    "lowest; the reasons are under `failure` in trajectories.jsonl"
+                )
+        return warnings
 
     @property
     def progress_fields(self) -> dict[str, float | str]:

@@ -64,8 +64,8 @@ class Agent:
     ) -> Trajectory:
         """Run one attempt, with `hints` in the planner's prompt.
 
-        A broken engine or tool, the time limit, or any other error ends it as `infrastructure`: recorded up to there
-        and unscored, without affecting other attempts.
+        A broken engine or tool, or any other error, ends it as `infrastructure`: recorded up to there and unscored,
+        without affecting other attempts. The time limit ends it as `failed`.
         """
         turns: list[Turn] = []
         answer: str | None = None
@@ -77,8 +77,13 @@ class Agent:
                 async with episode.limit.running():
                     played = await episode.play()
             answer, stop_reason = played
-        except (EngineError, TimeoutError):
+        except EngineError:
             pass
+        except TimeoutError:
+            rollout = self.config.rollout
+            failure = f"the attempt took longer than rollout.episode_timeout_s = {rollout.episode_timeout_s:g}"
+            # What happens before the first reply is not the policy's doing.
+            stop_reason = "failed" if turns and rollout.count_failed else "infrastructure"
         except ToolUnavailableError as error:
             _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
         except (Exception, asyncio.CancelledError) as error:

@@ -12,21 +12,18 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import psutil
 
 from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.plugins import failure, in_a_thread, own_function
 from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 from configs.run import RunConfig
-from envs.types import Task
+from envs import kernel
+from envs.types import Task, ToolUnavailableError
 from rollout.agent.agent import TurnListener
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt, Bound
@@ -34,7 +31,8 @@ from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer
 from rollout.engines.engine import TimeLimit
-from rollout.types import Trajectory
+from rollout.files import held_folder, remove_tree
+from rollout.types import StopReason, Trajectory, Turn
 
 GRACE_S = 5.0
 """Time that a cancelled function has to end."""
@@ -42,6 +40,9 @@ INHERITED = ("LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
 """Variables of the worker that a program inherits besides PATH. None of them is a secret."""
 MAX_ERROR_CHARS = 300
 ENDING_S = 5.0
+"""Time that a worker waits for the end of a program's processes and the deletion of its folder."""
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from rollout.agent import keeper; keeper.main()"
+_KEEPER = (sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parents[2]))
 _INTERPRETER = re.compile(r"python[0-9.]*|bash|sh|node|ruby|perl")
 _log = logging.getLogger(__name__)
 
@@ -58,12 +59,13 @@ class GivenTask:
 class AgentError(RuntimeError):
     """An agent that gave no answer.
 
-    The attempt is unscored, unless `bound` names what the policy used up.
+    `bound` names what the policy used up. `fault`: because the engine, a tool or the machine failed.
     """
 
-    def __init__(self, message: str, *, bound: Bound | None = None) -> None:
+    def __init__(self, message: str, *, bound: Bound | None = None, fault: bool = False) -> None:
         super().__init__(message)
         self.bound = bound
+        self.fault = fault
 
 
 Solve = Callable[[GivenTask, Attempt, Endpoint], Awaitable[str]]
@@ -91,13 +93,22 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
             return await in_a_thread(function, task, client)
 
     async def solve(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
+        from openai import APIConnectionError, InternalServerError
+
+        faults = (ToolUnavailableError, APIConnectionError, InternalServerError)
         try:
             answer = await called(task, attempt, endpoint)
-        except (Exception, SystemExit) as error:
-            # The error that the client raised may be the cause of the agent's own error.
-            chain = "".join(traceback.format_exception(error))
-            bound = attempt.used_up if attempt.refusal and attempt.refusal in chain else None
-            raise AgentError(f"agent.function: {config.function} failed with {failure(error)}", bound=bound) from error
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
+            # The error that the client or a tool raised may be the cause of the agent's own error.
+            causes = _causes(error)
+            is_refused = any(attempt.refusal and attempt.refusal in str(one) for one in causes)
+            raise AgentError(
+                f"agent.function: {config.function} failed with {failure(error)}",
+                bound=attempt.used_up if is_refused else None,
+                fault=any(isinstance(one, faults) for one in causes),
+            ) from error
         if not isinstance(answer, str):
             if inspect.iscoroutine(answer):
                 answer.close()
@@ -108,6 +119,18 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
         return answer
 
     return solve
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error with all that it contains, was raised from, or was raised while handling."""
+    causes, waiting = [], [error]
+    while waiting:
+        one = waiting.pop()
+        if one not in causes:
+            causes.append(one)
+            inside = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+            waiting += filter(None, (one.__cause__, one.__context__, *inside))
+    return causes
 
 
 class Program:
@@ -140,111 +163,94 @@ class Program:
                 f"agent.command: the file '{script}' is neither beside the recipe nor in the current folder"
             )
 
-    async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, mark: str) -> str:
+    async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, max_memory_mb: int) -> str:
         """Run the program with `task` as JSON on its input, and return the last line that it prints.
 
-        Its environment holds `variables` and what is in INHERITED. At the end its process group is killed, and every
-        process that has `mark` in its environment. Raises UserError.
+        Its environment holds `variables` and what is in INHERITED. At the end every process that descends from it is
+        killed. Raises AgentError.
         """
-        with tempfile.TemporaryDirectory(prefix="agentflow-attempt-", ignore_cleanup_errors=True) as name:
-            folder = Path(name)
-            work = folder / "work"
-            work.mkdir()
-            (folder / "task").write_text(json.dumps(dict(task)))
-            inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-            environment = {**inherited, "PATH": self._path, "HOME": str(work), "TMPDIR": str(work), **variables}
-            with (
-                (folder / "task").open("rb") as stdin,
-                (folder / "out").open("wb") as out,
-                (folder / "err").open("wb") as err,
-            ):
+        home, lock = held_folder(Path(tempfile.gettempdir()))
+        try:
+            with lock, tempfile.TemporaryFile() as stdin:
+                work = home / "work"
+                work.mkdir()
+                stdin.write(json.dumps(dict(task)).encode())
+                stdin.seek(0)
+                inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
                 process = await asyncio.create_subprocess_exec(
-                    *self._words,
+                    *(*_KEEPER, str(os.getpid()), str(home), str(max_memory_mb), *self._words),
                     stdin=stdin,
-                    stdout=out,
-                    stderr=err,
-                    cwd=work,
-                    env=environment,
+                    stdout=asyncio.subprocess.PIPE,
+                    env={**inherited, "PATH": self._path, "HOME": str(work), "TMPDIR": str(work), **variables},
                     start_new_session=True,
                 )
-            try:
-                status = await process.wait()
-            finally:
-                await asyncio.shield(asyncio.to_thread(end_all, process.pid, mark))
-            if status != 0:
-                line = without_secrets(_last_line(folder / "err"))[:MAX_ERROR_CHARS]
-                ending = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
-                raise UserError(f"the agent {ending}{line and f': {line}'}")
-            return _last_line(folder / "out")
+                try:
+                    told, _ = await process.communicate()
+                finally:
+                    await asyncio.shield(_ended(process))
+        finally:
+            if home.exists():
+                await asyncio.shield(asyncio.to_thread(remove_tree, home))
+        return _answer(told)
 
 
-def end_all(group: int, mark: str) -> None:
-    """Kill a process group, and every process with `mark` in its environment.
-
-    A daemon leaves its process group but keeps its environment.
-    """
-    deadline = time.monotonic() + ENDING_S
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-    while time.monotonic() < deadline and (marked := [*filter(lambda one: _has(one, mark), psutil.process_iter())]):
-        for process in marked:
-            # psutil makes sure that the number still belongs to this process.
-            with suppress(psutil.Error):
-                process.kill()
-        time.sleep(0.01)
-
-
-def _has(process: psutil.Process, mark: str) -> bool:
-    # A process that has ended, or belongs to another user, cannot be read.
+def _answer(told: bytes) -> str:
+    """Return the answer of a program from what its keeper told. Raises AgentError."""
     try:
-        return mark in str(process.environ())
-    except (psutil.Error, OSError):
-        return False
+        end = json.loads(told)
+    except ValueError:
+        raise AgentError("the processes that keep the program were killed", fault=True) from None
+    line = without_secrets(end["err"])[:MAX_ERROR_CHARS]
+    status, said = end["status"], line and f": {line}"
+    if end["over"]:
+        raise AgentError(f"the agent {end['over']}")
+    if status:
+        ending = f"ended with exit status {status}" if status > 0 else f"was ended by signal {-status}"
+        # The system kills where memory is short.
+        raise AgentError(f"the agent {ending}{said}", fault=status in (os.EX_TEMPFAIL, -signal.SIGKILL))
+    if not end["out"]:
+        raise AgentError(f"the agent printed nothing and posted no answer{said}")
+    return str(end["out"])
 
 
-def _last_line(path: Path) -> str:
-    """Return the last line of a file that is not blank."""
-    last = b""
-    with path.open("rb") as file:
-        # Line by line, since a program may print more than fits into memory.
-        for line in file:
-            last = line if line.strip() else last
-    # Texts have more line separators than bytes; a progress bar ends its lines by a carriage return.
-    lines = [text for line in last.splitlines() if (text := line.decode(errors="replace").strip())]
-    return lines[-1] if lines else ""
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """End a keeper, and wait until it has ended the program. What takes longer than ENDING_S goes on by itself."""
+    with suppress(ProcessLookupError, TimeoutError):
+        if process.returncode is None:
+            process.terminate()
+            await asyncio.wait_for(process.wait(), ENDING_S)
 
 
-def command_solving(program: Program, model: str) -> Solve:
-    """Return what starts a program for each attempt, and ends it once it has posted its answer."""
+def command_solving(config: CommandAgentConfig, code_path: str | None) -> Solve:
+    """Return what starts a program for each attempt, and ends it once it has posted its answer. Raises UserError."""
+    program = Program(config.command, code_path)
+    if kernel.landlock_version() < kernel.SCOPED_VERSION:
+        # Programs of this user could read this process's environment, which holds keys.
+        kernel.set_dumpable(False)
 
     async def solve(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> str:
         variables = {
             "OPENAI_BASE_URL": endpoint.base_url,
             "OPENAI_API_KEY": attempt.key,
-            "OPENAI_MODEL": model,
+            "OPENAI_MODEL": config.model,
             # Anthropic's clients add the version to the path themselves.
             "ANTHROPIC_BASE_URL": endpoint.base_url.removesuffix("/v1"),
             "ANTHROPIC_API_KEY": attempt.key,
         }
-        running = asyncio.ensure_future(program.run(asdict(task), variables, mark=attempt.key))
+        running = asyncio.ensure_future(program.run(asdict(task), variables, max_memory_mb=config.max_memory_mb))
         try:
             await asyncio.wait((running, attempt.posted), return_when=asyncio.FIRST_COMPLETED)
         finally:
             running.cancel()
             await asyncio.wait((running,))
-        printed, wrong = "", "the agent printed nothing and posted no answer"
-        try:
-            printed = "" if running.cancelled() else running.result()
-        except UserError as error:
-            wrong = str(error)
-        except OSError as error:
-            wrong = f"the agent could not be started: {error.strerror or error}"
         if attempt.posted.done():
             return attempt.posted.result()
-        if not printed:
+        try:
+            return running.result()
+        except AgentError as error:
             # A program's output does not show reliably why it failed.
-            raise AgentError(wrong, bound=attempt.used_up)
-        return printed
+            error.bound = attempt.used_up
+            raise
 
     return solve
 
@@ -261,37 +267,50 @@ class CustomAgent:
     rules: Rules
     timeout_s: float
     wall_timeout_s: float = math.inf
+    count_failed: bool = True
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
-        """Run one attempt. An agent that fails or exceeds the time limit leaves it unscored."""
-        limit = TimeLimit(self.timeout_s, self.wall_timeout_s)
-        attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
-        await self.endpoint.admit(attempt)
-        answer, wrong, bound = None, None, None
+        """Run one attempt. One whose agent fails or goes beyond a limit gives no answer; a fault leaves it unscored."""
+        attempt: Attempt | None = None
+        answer, wrong, bound, fault = None, None, None, False
+        turns: list[Turn] = []
         try:
-            answer = await self._in_time(task, attempt)
+            limit = TimeLimit(self.timeout_s, self.wall_timeout_s)
+            attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
+            await self.endpoint.admit(attempt)
+            try:
+                answer = await self._in_time(task, attempt)
+            finally:
+                self.endpoint.dismiss(attempt)
+                turns = await attempt.end()
         except AgentError as error:
-            wrong, bound = str(error), error.bound
-        finally:
-            self.endpoint.dismiss(attempt)
-            turns = await attempt.end()
+            wrong, bound, fault = str(error), error.bound, error.fault
+        except Exception as error:
+            # Whatever it is, the other attempts of the group go on.
+            wrong, fault = f"the attempt failed with {failure(error)}", True
         if on_turn:
             for turn in turns:
                 on_turn(turn)
-        wrong = attempt.broken or (None if bound else wrong)
-        if wrong is None and answer is not None and not turns:
+        if attempt and attempt.broken:
+            wrong, fault = attempt.broken, True
+        elif bound:
+            wrong = None
+        elif wrong is None and not turns:
             wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
+        stop: StopReason = bound or "answered"
         if wrong is not None:
-            _log.warning("trajectory %s ends unscored: %s", trajectory_id, wrong)
+            # What an agent does before the first reply is not the policy's doing.
+            stop = "infrastructure" if fault or not turns or not self.count_failed else "failed"
+            _log.warning("trajectory %s ends as %s: %s", trajectory_id, stop, wrong)
         return Trajectory(
             id=trajectory_id,
             group_id=group_id,
             task=task,
             turns=tuple(turns),
             answer=None if wrong else answer,
-            stop_reason="infrastructure" if wrong else bound or "answered",
+            stop_reason=stop,
             failure=wrong,
         )
 
@@ -326,7 +345,7 @@ def build_solving(config: AgentConfig, code_path: str | None) -> Solve:
     """Load a custom agent. Raises UserError."""
     assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
-        return command_solving(Program(config.command, code_path), config.model)
+        return command_solving(config, code_path)
     return function_solving(config)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from configs.plugins import OwnCodeError
 from envs.datasets.rows import question_key
-from envs.types import Task
+from envs.types import Task, ToolUnavailableError
 
 try:
     import verifiers.v1 as vf
@@ -126,7 +126,7 @@ class VerifiersEnvironment:
     async def solve(self, task: "GivenTask", client: "AsyncOpenAI") -> str:
         """Play one episode, and return JSON with its `reward` and `reply`, the model's last reply.
 
-        Raises RuntimeError for a failed episode, which leaves the attempt unscored.
+        Raises ToolUnavailableError for a failed episode, which leaves the attempt unscored.
         """
         row = self._rows[int(task.id.rpartition("-")[2])]
         environment = vf.load_environment(row.config)
@@ -137,9 +137,11 @@ class VerifiersEnvironment:
             episode = await environment.run_episode(row.task, context)
         if not episode.ok:
             errors = [*episode.errors, *chain.from_iterable(trace.errors for trace in episode.traces)]
-            raise RuntimeError("; ".join(f"{one.type}: {one.message}" for one in errors) or "the episode has no end")
+            raise ToolUnavailableError(
+                "; ".join(f"{one.type}: {one.message}" for one in errors) or "the episode has no end"
+            )
         if len(episode.traces) != 1:
-            raise RuntimeError(f"{row.config.env_id} played {len(episode.traces)} agents; one can be trained")
+            raise ToolUnavailableError(f"{row.config.env_id} played {len(episode.traces)} agents; one can be trained")
         [trace] = episode.traces
         return _answer(trace.reward, trace.last_reply)
 

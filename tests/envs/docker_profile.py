@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from envs.sandbox import kernel
-from envs.sandbox.kernel import restrict_calls
+from envs import kernel
+from envs.kernel import restrict_calls
 
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, SETPCAP, NET_BIND_SERVICE, NET_RAW, SYS_CHROOT, MKNOD,
 # AUDIT_WRITE, SETFCAP

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from envs.sandbox import kernel
+from envs import kernel
 
 USER = 1000
 """User of the command inside; outside it is the caller."""

@@ -1,3 +1,5 @@
+import pytest
+
 from configs.loading import load_run_config
 from ray_jobs.run.progress import Training
 
@@ -8,3 +10,21 @@ def test_alarms_require_step_scores():
     for scored, alarms in ((True, ["solve rate"]), (False, [])):
         training = Training.of(load_run_config(None), rows, num_steps=len(rows), scored=scored)
         assert [one.name for one in training.monitor.alarms] == alarms
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        ([0.3] * 4, True),
+        ([0.3] * 8, False),
+        ([0.05] * 4, False),
+        ([0.05] * 4 + [0.1] * 4 + [0.2] * 4, True),
+        ([0.05] * 4 + [0.5] * 3, False),
+        ([], False),
+    ],
+)
+@pytest.mark.parametrize("name", ["rollout/failed_share", "rollout/unscored_share"])
+def test_a_share_of_attempts_without_an_answer_that_rises_is_told(name, shares, told):
+    rows = [{"step": step, name: share} for step, share in enumerate(shares, 1)]
+    warnings = Training.of(load_run_config(None), rows, num_steps=len(rows), scored=False).rises()
+    assert [name in one for one in warnings] == [True] * told

@@ -4,18 +4,22 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from endpoint_play import RULES, GatedEngine
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
-from configs.rollout import FunctionAgentConfig
-from rollout.agent.custom import CustomAgent, Program, command_solving, function_solving
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig
+from envs import kernel
+from reward.scorers import outcome_of
+from rollout.agent.custom import CustomAgent, command_solving, function_solving
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import engine_writers
@@ -23,6 +27,7 @@ from rollout.endpoint.writer import engine_writers
 FUNCTIONS = """
 import asyncio
 import time
+from envs.types import ToolUnavailableError
 
 async def solve(task, client):
     messages = [{"role": "user", "content": task.question}]
@@ -98,6 +103,21 @@ async def exits(task, client):
 def exits_its_thread(task, client):
     raise SystemExit("enough")
 
+class Stop(BaseException):
+    pass
+
+ERRORS = {
+    "group": ExceptionGroup("two", [ValueError("no number")]), "stop": Stop(), "recursion": RecursionError(),
+    "interrupt": KeyboardInterrupt(), "tool": ToolUnavailableError("down"),
+    "tools": ExceptionGroup("two", [ValueError(), ToolUnavailableError("down")]),
+}
+
+async def fails_after_a_reply(task, client):
+    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "?"}])
+    if task.question in ERRORS:
+        raise ERRORS[task.question]
+    await asyncio.sleep(3600)
+
 def sleeps(task, client):
     time.sleep(3600)
 """
@@ -134,12 +154,21 @@ def program(tmp_path):
     def written(ending, start=PROGRAM):
         path = tmp_path / "agent.py"
         path.write_text(start + textwrap.dedent(ending))
-        return command_solving(Program("python agent.py", str(tmp_path)), "policy")
+        return command_solving(CommandAgentConfig(command="python agent.py", max_memory_mb=256), str(tmp_path))
 
     return written
 
 
-async def attempt(solve, *texts, timeout_s=60.0, told=None, engine=None, wall_timeout_s=60.0):
+async def attempt(
+    solve,
+    *texts,
+    timeout_s=60.0,
+    told=None,
+    engine=None,
+    wall_timeout_s=60.0,
+    question="What is 6*7?",
+    count_failed=True,
+):
     endpoint = Endpoint()
     agent = CustomAgent(
         solve,
@@ -149,15 +178,18 @@ async def attempt(solve, *texts, timeout_s=60.0, told=None, engine=None, wall_ti
         rules=RULES,
         timeout_s=timeout_s,
         wall_timeout_s=wall_timeout_s,
+        count_failed=count_failed,
     )
-    trajectory = await agent.run(make_task(), trajectory_id="g/0", group_id="g", on_turn=told)
+    trajectory = await agent.run(
+        replace(make_task(), question=question), trajectory_id="g/0", group_id="g", on_turn=told
+    )
     endpoint.close()
     return trajectory
 
 
 async def failure_of(*arguments, **settings):
     trajectory = await attempt(*arguments, **settings)
-    assert (trajectory.stop_reason, trajectory.answer) == ("infrastructure", None)
+    assert (trajectory.stop_reason, trajectory.answer) == ("failed" if trajectory.turns else "infrastructure", None)
     assert "\n" not in trajectory.failure
     return trajectory.failure
 
@@ -194,6 +226,32 @@ async def test_a_key_in_an_error_is_not_written_down(functions, monkeypatch):
     said = await failure_of(functions("tells_its_key"), "1")
     assert "mine-123" not in said
     assert "appid=[WEATHER_API_KEY]" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "stop"),
+    [
+        *((error, "failed") for error in ("group", "stop", "recursion", "interrupt", "none: it takes too long")),
+        *((error, "infrastructure") for error in ("tool", "tools")),
+    ],
+)
+@pytest.mark.parametrize("count_failed", [True, False])
+async def test_a_function_that_fails_after_a_reply_is_wrong_unless_a_tool_failed(functions, error, stop, count_failed):
+    solve = functions("fails_after_a_reply")
+    trajectory = await attempt(
+        solve, "1", question=error, timeout_s=1 if " " in error else 60, count_failed=count_failed
+    )
+    assert (trajectory.stop_reason, trajectory.answer) == (stop if count_failed else "infrastructure", None)
+    assert trajectory.failure
+    assert outcome_of(trajectory) == (0.0 if trajectory.stop_reason == "failed" else None)
+
+
+async def test_whatever_ends_an_attempt_its_siblings_go_on(functions, monkeypatch):
+    async def no_port(endpoint, attempt):
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(Endpoint, "admit", no_port)
+    assert "OSError" in await failure_of(functions("solve"), "1", "2")
 
 
 @pytest.mark.parametrize("name", ["never_ends", "sleeps"])
@@ -256,9 +314,111 @@ async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_w
     assert not {"Program.run", "Event.wait"} & {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
 
 
-@pytest.mark.parametrize("ending", ["raise SystemExit('no luck')", "os.kill(os.getpid(), 15)", ""])
-async def test_a_program_that_fails_is_reported_in_one_line_and_scores_nothing(program, ending):
-    assert await failure_of(program(ending), "42")
+EATS = "kept = bytearray(600 << 20)\nfor place in range(0, len(kept), 4096): kept[place] = 1\ntime.sleep(600)"
+FORKS = "for _ in range(600): os.fork() or (os.execv('/bin/sleep', ['sleep', '600']))\ntime.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("ending", "stop", "says"),
+    [
+        *(("raise SystemExit('no luck')", "failed", "no luck"), ("os.kill(os.getpid(), 15)", "failed", "15")),
+        *(("", "failed", "nothing"), ("raise SystemExit(os.EX_TEMPFAIL)", "infrastructure", "75")),
+        *(("os.kill(os.getpid(), 9)", "infrastructure", "9"), ("print('x' * 2_000_000)", "failed", "524288")),
+        *((EATS, "failed", "agent.max_memory_mb"), ("sys.setrecursionlimit(9); f()", "failed", "NameError")),
+        pytest.param(FORKS, "failed", ("512", "agent.max_memory_mb"), id="forks"),
+        ("open('big', 'wb').truncate(2 << 30)", "failed", "OSError"),
+    ],
+)
+async def test_a_program_that_fails_is_reported_in_one_line_and_gives_no_answer(program, ending, stop, says):
+    trajectory = await attempt(program("import time\n" + ending), "42")
+    assert (trajectory.stop_reason, trajectory.answer) == (stop, None)
+    assert any(word in trajectory.failure for word in ([says] if isinstance(says, str) else says))
+    assert "\n" not in trajectory.failure
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "for name in os.listdir('..'): os.path.isdir('../' + name) or os.remove('../' + name)",
+        "for name in ('out', 'err', 'task'): os.mkfifo('../' + name)",
+        "for name in ('out', 'err'): os.symlink('/dev/zero', '../' + name)",
+        "for _ in range(3000): os.mkdir('d'); os.chdir('d')",
+        "for number in range(20_000): open(str(number), 'w')",
+        "os.mkdir('closed'); open('closed/x', 'w'); os.chmod('closed', 0); os.chmod('.', 0)",
+        "sys.stdout.write('x\\n' * 10_000_000)",
+        "os.close(0)",
+        "os.set_blocking(1, False)",
+    ],
+)
+async def test_what_a_program_does_to_its_folder_and_output_harms_nobody(program, does):
+    before = set(os.listdir(tempfile.gettempdir()))
+    wrote = "\nprint('\\n' + said); sys.stdout.flush(); os.write(1, b'\\n' * 1000)"
+    assert (await attempt(program(f"import sys\n{does}{wrote}"), "42")).answer == "42"
+    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if "agentflow" in name]
+
+
+@pytest.mark.skipif(kernel.landlock_version() < kernel.SCOPED_VERSION, reason="the kernel cannot confine signals")
+async def test_a_program_reads_the_environment_of_no_other_process_and_signals_none(program):
+    tries = """
+        read = []
+        for name in filter(str.isdecimal, os.listdir("/proc")):
+            try:
+                if int(name) != os.getpid() and open(f"/proc/{name}/environ", "rb").read():
+                    read.append(name)
+            except OSError:
+                pass
+        try:
+            os.kill(os.getppid(), 0)
+            read.append("signalled")
+        except PermissionError:
+            pass
+        print(said, read)
+    """
+    assert (await attempt(program(tries), "42")).answer == "42 []"
+
+
+KILLED = """
+import asyncio, os, signal, sys
+import psutil
+from rollout.agent.custom import Program
+
+async def main():
+    running = asyncio.ensure_future(Program("python agent.py", sys.argv[1]).run({}, {}, max_memory_mb=512))
+    while not os.path.exists(sys.argv[1] + "/whole"):
+        await asyncio.sleep(0.01)
+    if sys.argv[2] == "as Ray does":
+        for child in psutil.Process().children():
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "as Ray does"])
+def test_a_worker_that_is_killed_leaves_nothing_of_its_programs(tmp_path, how):
+    (tmp_path / "agent.py").write_text(
+        textwrap.dedent(f"""
+        import os, time
+        os.chdir({str(tmp_path)!r})
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.closerange(0, 3)
+                open("pids", "w").write(f"{{os.getpid()}} {{os.getppid()}} {{os.environ['HOME']}}")
+                os.rename("pids", "whole")
+                os.execve("/bin/sleep", ["sleep", "600"], {{}})
+        time.sleep(600)
+    """)
+    )
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), how], cwd=Path(__file__).parents[2], check=False)
+    *pids, home = (tmp_path / "whole").read_text().split()
+    (tmp_path / "pids").write_text(" ".join(pids))
+    assert_gone(tmp_path / "pids")
+    deadline = time.monotonic() + 20
+    while Path(home).parent.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not Path(home).parent.exists()
 
 
 async def test_a_daemon_that_left_its_process_group_ends_with_the_attempt(program, tmp_path):
@@ -269,7 +429,7 @@ async def test_a_daemon_that_left_its_process_group_ends_with_the_attempt(progra
             os.setsid()
             if os.fork() == 0:
                 open({str(note)!r}, "w").write(str(os.getpid()))
-                time.sleep(600)
+                os.execve("/bin/sleep", ["sleep", "600"], {{}})
             os._exit(0)
         while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()):
             time.sleep(0.01)

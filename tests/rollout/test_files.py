@@ -1,5 +1,4 @@
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,21 +12,25 @@ def fill(target, text):
         (partial / "file").write_text(text)
 
 
+def refuse(*paths):
+    raise OSError
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_folder_that_is_replaced_is_there_at_every_moment_or_comes_back(tmp_path, monkeypatch, exchange):
     """Where the file system cannot exchange two folders, the old one is kept aside between two renames."""
     target = tmp_path / "prm"
     fill(target, "old")
     if not exchange:
-        monkeypatch.setattr(files.ctypes, "CDLL", lambda _: type("FakeC", (), {"renameat2": lambda *_: -1}))
-    rename, remove, states = Path.rename, shutil.rmtree, []
+        monkeypatch.setattr(files.kernel, "exchange", refuse)
+    rename, remove, states = Path.rename, files.remove_tree, []
 
     def see():
         found = [path for path in (target, target.with_name(".prm.replaced")) if (path / "file").exists()]
         states.append({(path / "file").read_text() for path in found})
 
     monkeypatch.setattr(Path, "rename", lambda *given: (see(), rename(*given), see())[1])
-    monkeypatch.setattr(shutil, "rmtree", lambda *given, **more: (see(), remove(*given, **more), see())[1])
+    monkeypatch.setattr(files, "remove_tree", lambda path: (see(), remove(path), see())[1])
     fill(target, "new")
     assert all(states)
     assert (target / "file").read_text() == "new"

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -24,6 +25,15 @@ def memory(tmp_path, monkeypatch):
     return tmp_path
 
 
+def nest(folder, depth):
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        above, here = here, os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(above)
+    os.close(here)
+
+
 def die(memory):
     subprocess.run([sys.executable, "-c", DIES, str(memory)], check=False)
 
@@ -31,7 +41,8 @@ def die(memory):
 def test_what_a_dead_process_left_goes_when_the_next_one_begins(memory):
     die(memory)
     die(memory)
-    assert len(list(memory.iterdir())) == 1
+    [left] = memory.iterdir()
+    nest(left, 2500)
     folder = MemoryFolder()
     assert list(memory.iterdir()) == [folder.path.parent]
     folder.close()

@@ -9,6 +9,7 @@ import os
 import stat
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
@@ -16,7 +17,8 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = 1 << 5, 1 << 12, 1 << 14, 1 << 18, 1 << 21
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _SYS_CAPSET, _SYS_PIVOT_ROOT = 126, 155
 _CAPABILITY_VERSION_3 = 0x20080522
 _NUM_CAPABILITIES = 64
@@ -55,6 +57,11 @@ def pivot_root(new_root: str, old_root: str) -> None:
     system_call("pivot_root", _SYS_PIVOT_ROOT, new_root.encode(), old_root.encode())
 
 
+def exchange(first: str, second: str) -> None:
+    """Exchange two files or folders, so that both names exist at any time. Not every file system can."""
+    _checked("renameat2", _libc.renameat2(_AT_FDCWD, first.encode(), _AT_FDCWD, second.encode(), _RENAME_EXCHANGE))
+
+
 def _prctl(name: str, option: int, value: int) -> None:
     words = [ctypes.c_ulong(word) for word in (value, 0, 0, 0)]
     _checked(name, _libc.prctl(option, *words))
@@ -63,6 +70,11 @@ def _prctl(name: str, option: int, value: int) -> None:
 def die_with_parent(signal_number: int) -> None:
     """Send this signal at the death of the parent's thread. A change of user clears it, so set it last."""
     _prctl("PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, signal_number)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own. A fork does not inherit this."""
+    _prctl("PR_SET_CHILD_SUBREAPER", _PR_SET_CHILD_SUBREAPER, 1)
 
 
 def set_dumpable(dumpable: bool) -> None:
@@ -97,7 +109,10 @@ _PATH_BENEATH = 1
 _READ = 0b1101  # execute (shared libraries), read file, read directory
 _OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: the rights that a rule for a single file may have
 _TCP = 0b11  # bind and connect
-_SCOPES = 0b11  # abstract sockets and signals
+_CAPABILITIES_THAT_READ_MEMORY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, whatever landlock says
+_SCOPES, _SIGNALS = 0b11, 0b10  # abstract sockets and signals
+SCOPED_VERSION = 6
+"""First version of Landlock that confines signals and abstract sockets, in Linux 6.12."""
 _ADD = 0b1110 | 1 << 8 | 1 << 14  # read, write, truncate and make plain files
 _WRITE = _ADD | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 13  # remove and rename, too, and directories; no devices, fifos, links
 
@@ -125,11 +140,24 @@ def restrict_files(
     num_access_bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
     handled = (1 << num_access_bits) - 1
     attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES if scoped else 0)
-    size = 8 if version < 4 else 16 if version < 6 else 24
+    size = 8 if version < 4 else 16 if version < SCOPED_VERSION else 24
     ruleset = system_call("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
     for paths, access in ((readable, _READ), (writable, _WRITE), (addable, _ADD)):
         for path in paths:
             _allow(ruleset, path, access & handled)
+    system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def restrict_processes() -> None:
+    """Forbid to signal or trace processes other than descendants, and so to read their environment and memory.
+
+    Complete after the next exec. Needs no_new_privs and SCOPED_VERSION: a limit of files would also forbid mounts.
+    """
+    for capability in _CAPABILITIES_THAT_READ_MEMORY:
+        with suppress(OSError):  # only root has these, and may drop them
+            _prctl("PR_CAPBSET_DROP", _PR_CAPBSET_DROP, capability)
+    ruleset = system_call("landlock_create_ruleset", _CREATE_RULESET, struct.pack("=QQQ", 0, 0, _SIGNALS), 24, 0)
     system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 

@@ -1,0 +1,184 @@
+"""The processes between a worker and the program of an attempt: they bound the program, and leave nothing of it.
+
+`main` is run by an interpreter without site-packages, as two processes, of which one outlives the other: Ray kills the
+children of a worker, and no others. Both adopt orphans, so that a daemon does not escape.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from envs import kernel
+
+MAX_FILE_BYTES = 1 << 30
+MAX_PROCESSES = 512
+MAX_LINE_BYTES = 1 << 19
+LOOK_EVERY_S = 0.25
+REMOVE = ("sh", "-c", 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }')
+"""Command that deletes the folder that is named after it: however deep, and also where rights were taken away."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_CHUNK_BYTES = 1 << 16
+_MAX_PIPE_CHUNKS = 64
+"""More than a pipe can hold."""
+
+
+def main() -> NoReturn:
+    """Run a program in `folder`/work, tell its end on standard output, and delete the folder.
+
+    SIGTERM ends it; so does the end of the worker. The arguments are the import path, the worker's number, the folder,
+    the limit of memory, and the command.
+    """
+    _, _, worker, folder, max_memory_mb, *words = sys.argv
+    first = os.getpid()
+    try:
+        kernel.adopt_orphans()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        worker_end = os.pidfd_open(int(worker))
+        if os.getppid() != int(worker):
+            raise ProcessLookupError("the worker has ended")
+        if second := os.fork():
+            signal.signal(signal.SIGTERM, lambda *_: os.kill(second, signal.SIGKILL))
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.waitpid(second, 0)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        else:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            kernel.adopt_orphans()
+            _keep(words, f"{folder}/work", int(max_memory_mb), (os.pidfd_open(first), worker_end))
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        end_all()
+        os.execvp(REMOVE[0], (*REMOVE, folder))
+
+
+def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, int]) -> None:
+    """Run the program until it ends, goes beyond a limit, or one of `ends` is ready."""
+    pipes = os.pipe(), os.pipe()
+    program = os.fork()
+    if not program:
+        _start(words, work, pipes[0][1], pipes[1][1])
+    kept: dict[int, bytearray] = {}
+    poll = select.poll()
+    for reader, writer in pipes:
+        os.close(writer)
+        os.set_blocking(reader, False)
+        kept[reader] = bytearray()
+    ends = (*ends, os.pidfd_open(program))
+    for descriptor in (*kept, *ends):
+        poll.register(descriptor, select.POLLIN)
+    over, due, ready = "", 0.0, set[int]()
+    while not over and not ready & set(ends):
+        ready = {descriptor for descriptor, _ in poll.poll(LOOK_EVERY_S * 1000)}
+        for reader in ready & kept.keys():
+            if chunk := os.read(reader, _CHUNK_BYTES):
+                _add(kept[reader], chunk)
+            else:
+                poll.unregister(reader)
+        if time.monotonic() >= due:
+            over, due = _excess(max_memory_mb), time.monotonic() + LOOK_EVERY_S
+    with suppress(ProcessLookupError):
+        os.killpg(program, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(end_all()[program])
+    for reader in kept:
+        with suppress(BlockingIOError):
+            for _ in range(_MAX_PIPE_CHUNKS):
+                _add(kept[reader], os.read(reader, _CHUNK_BYTES))
+    out, err = map(_last_line, kept.values())
+    if out is None:
+        over = over or f"printed a last line of more than {MAX_LINE_BYTES} bytes"
+    # The worker may have ended.
+    with suppress(BrokenPipeError):
+        print(json.dumps({"status": status, "over": over, "out": out or "", "err": err or ""}), flush=True)
+
+
+def _start(words: list[str], work: str, out: int, err: int) -> NoReturn:
+    """Become the program, with its limits."""
+    try:
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        kernel.die_with_parent(signal.SIGKILL)
+        os.setsid()
+        os.chdir(work)
+        for name, bound in ((resource.RLIMIT_FSIZE, MAX_FILE_BYTES), (resource.RLIMIT_CORE, 0)):
+            hard = resource.getrlimit(name)[1]
+            resource.setrlimit(name, (bound, bound) if hard == resource.RLIM_INFINITY else (min(bound, hard),) * 2)
+        kernel.forbid_new_privileges()
+        if kernel.landlock_version() >= kernel.SCOPED_VERSION:
+            kernel.restrict_processes()
+        # Python ignores these two.
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.execvp(words[0], words)
+    except Exception as error:
+        os.write(2, f"cannot be started: {error}".encode(errors="replace"))
+    finally:
+        os._exit(127)
+
+
+def end_all() -> dict[int, int]:
+    """Kill all descendants, and return the wait statuses of this process's children.
+
+    Only children are killed: their numbers are theirs until they are waited for. The others become children in turn.
+    """
+    statuses: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while True:
+            for child in _children(os.getpid()):
+                for kill in (os.killpg, os.kill):
+                    with suppress(OSError):
+                        kill(child, signal.SIGKILL)
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended:
+                statuses[ended] = status
+            else:
+                time.sleep(0.002)
+    return statuses
+
+
+def _children(process: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _excess(max_memory_mb: int) -> str:
+    """Return the limit that the descendants are beyond; empty within all of them."""
+    num_processes, num_pages, waiting = 0, 0, _children(os.getpid())
+    while waiting:
+        process = waiting.pop()
+        num_processes += 1
+        if num_processes > MAX_PROCESSES:
+            return f"ran more than {MAX_PROCESSES} processes"
+        with suppress(OSError, IndexError), open(f"/proc/{process}/statm", encoding="ascii") as file:
+            num_pages += int(file.read().split()[1])
+        waiting += _children(process)
+    if num_pages * _PAGE_BYTES > max_memory_mb << 20:
+        return f"took more memory than agent.max_memory_mb = {max_memory_mb}"
+    return ""
+
+
+def _add(kept: bytearray, chunk: bytes) -> None:
+    """Append a part of the output, and keep what may hold the last line."""
+    kept += chunk
+    if len(kept) > 2 * MAX_LINE_BYTES:
+        # White space after the last line is as long as the program likes.
+        words = kept.rstrip()
+        kept[:] = (words if len(words) == len(kept) else words + b"\n")[-MAX_LINE_BYTES - 2 :]
+
+
+def _last_line(text: bytearray) -> str | None:
+    """Return the last line that is not blank; None for one that is longer than MAX_LINE_BYTES."""
+    # Texts have more line separators than bytes. A progress bar ends its lines by a carriage return.
+    lines = (line for line in reversed(text.splitlines()) if line.decode(errors="replace").strip())
+    line = next(lines, bytearray())
+    return None if len(line) > MAX_LINE_BYTES else line.decode(errors="replace").strip()
