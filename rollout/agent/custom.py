@@ -123,7 +123,8 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return an error with all that it contains, was raised from, or was raised while handling."""
-    causes, waiting = [], [error]
+    causes: list[BaseException] = []
+    waiting = [error]
     while waiting:
         one = waiting.pop()
         if one not in causes:

@@ -58,7 +58,7 @@ def main() -> NoReturn:
         os.execvp(REMOVE[0], (*REMOVE, folder))
 
 
-def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, int]) -> None:
+def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, ...]) -> None:
     """Run the program until it ends, goes beyond a limit, or one of `ends` is ready."""
     pipes = os.pipe(), os.pipe()
     program = os.fork()
@@ -108,7 +108,8 @@ def _start(words: list[str], work: str, out: int, err: int) -> NoReturn:
         os.chdir(work)
         for name, bound in ((resource.RLIMIT_FSIZE, MAX_FILE_BYTES), (resource.RLIMIT_CORE, 0)):
             hard = resource.getrlimit(name)[1]
-            resource.setrlimit(name, (bound, bound) if hard == resource.RLIM_INFINITY else (min(bound, hard),) * 2)
+            least = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+            resource.setrlimit(name, (least, least))
         kernel.forbid_new_privileges()
         if kernel.landlock_version() >= kernel.SCOPED_VERSION:
             kernel.restrict_processes()

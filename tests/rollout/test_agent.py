@@ -7,7 +7,7 @@ import pytest
 from scripted import ScriptedTool, decision, make_agent, run, text_of
 
 from envs.tools.toolbox import AnswerTool
-from envs.types import ToolUnavailableError
+from envs.types import ToolResult, ToolUnavailableError
 from rollout.engines.engine import EngineError
 from tests.changed import replace
 
@@ -59,13 +59,21 @@ async def test_whatever_else_is_raised_ends_the_attempt_alone_and_the_engine_is_
 
 
 class SlowTool(ScriptedTool):
+    num_quick = 0
+
     async def call(self, arguments):
-        await asyncio.sleep(60)
+        self.num_quick -= 1
+        await asyncio.sleep(60 if self.num_quick < 0 else 0)
+        return ToolResult(text="")
 
 
-async def test_tool_that_hangs_ends_the_attempt_at_its_time_limit():
-    trajectory = await run(make_agent([CODE], tools=[SlowTool("code", {})], timeout_s=0.05))
-    assert (trajectory.answer, trajectory.stop_reason) == (None, "infrastructure")
+@pytest.mark.parametrize(("num_quick", "stop"), [(0, "infrastructure"), (1, "failed")])
+async def test_tool_that_hangs_ends_the_attempt_at_its_time_limit(num_quick, stop):
+    tool = SlowTool("code", {})
+    tool.num_quick = num_quick
+    trajectory = await run(make_agent([CODE, CODE], tools=[tool], timeout_s=1))
+    assert (trajectory.answer, trajectory.stop_reason) == (None, stop)
+    assert "rollout.episode_timeout_s" in trajectory.failure
 
 
 async def test_attempt_that_is_cancelled_from_outside_is_and_the_engine_is_released():
