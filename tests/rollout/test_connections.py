@@ -49,6 +49,7 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(half, monkeypatc
             writer.write(text.encode())
         await closed(reader)
         writer.close()
+        monkeypatch.undo()
         assert (await p.ask(user("1"))).choices[0].message.content == "a"
 
 
