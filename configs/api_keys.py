@@ -159,7 +159,7 @@ def _write_redacted(write: Callable[[str], int], text: str) -> int:
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
     for name in {*secret_files(), *named, *_used}:
-        # The file may exist on other machines only. A pipe is left alone: it gives its content only to the first reader.
+        # The file may exist on other machines only. A pipe is left to its first reader, who gets its content.
         if (path := key_file(name)) is None or path.is_file():
             with suppress(ApiKeyError):
                 values[name] = find_key(name) or ""
