@@ -158,12 +158,11 @@ def _write_redacted(write: Callable[[str], int], text: str) -> int:
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
     values = {name: value.strip() for name, value in os.environ.items() if names_a_secret(name)}
-    # A pipe is left alone: it gives its content only to the first reader.
-    in_files = [name for name, path in secret_files().items() if path.is_file()]
-    for name in (*in_files, *named, *_used):
-        # The file may exist on other machines only.
-        with suppress(ApiKeyError):
-            values[name] = find_key(name) or ""
+    for name in {*secret_files(), *named, *_used}:
+        # The file may exist on other machines only. A pipe is left to its first reader, who gets its content.
+        if (path := key_file(name)) is None or path.is_file():
+            with suppress(ApiKeyError):
+                values[name] = find_key(name) or ""
     return {name: value for name, value in values.items() if len(value) >= _SHORTEST}
 
 

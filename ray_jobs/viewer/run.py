@@ -186,7 +186,8 @@ def _number(value: object) -> float | None:
 
 def read_json_if_there(path: Path) -> Row:
     """Return the JSON object in a file, and an empty one without the file. Raises UserError."""
-    return read_json(path) if path.exists() else {}
+    found: Any = in_whole_letters(read_json(path)) if path.exists() else {}
+    return found
 
 
 class ViewedRun:
@@ -238,11 +239,12 @@ class ViewedRun:
 
     def about(self) -> Row:
         """Return name, settings and results of the run, and the values of each filter with their numbers."""
-        config, summary, held_out = {}, {}, []
+        config, summary = Row(), Row()
+        held_out: list[Row] = []
         with self._faults_of(self.folder / "config.json"):
-            config = in_whole_letters(read_json_if_there(self.folder / "config.json"))
+            config = read_json_if_there(self.folder / "config.json")
         with self._faults_of(self.folder / "summary.json"):
-            summary = in_whole_letters(read_json_if_there(self.folder / "summary.json"))
+            summary = read_json_if_there(self.folder / "summary.json")
             held_out = [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None]
         report, rows = self.folder.resolve() / "report.html", self.trajectories.rows
         facets = {
