@@ -49,6 +49,7 @@ def _signed(low: int, high: int, places: int, bounds: Bounds) -> str:
         raise ValueError(f"no number is within {', '.join(f'{name!r} {bound}' for name, bound in bounds.items())}")
     parts = [f'"-" ({_positive(max(1, -high), -low, places)})'] if low < 0 else []
     parts += [_positive(max(0, low), high, places)] if high >= 0 else []
+    parts += ['"-0"'] if low <= 0 <= high else []
     return f"({' | '.join(parts)})"
 
 
