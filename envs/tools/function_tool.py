@@ -17,8 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs.api_keys import required_key, without_secrets
 from configs.envs import EnvsConfig, ToolConfig
-from configs.errors import UserError, in_whole_letters
+from configs.errors import UserError
 from configs.plugins import failure, in_a_thread, load_own
+from envs.tools.arguments import arguments_of
 from envs.types import Schema, Tool, ToolResult, ToolUnavailableError
 
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
@@ -83,14 +84,9 @@ class FunctionTool:
             return ToolResult(text=str(returned))
 
     def _parsed(self, text: str) -> dict[str, object]:
-        if self._takes_text:
-            return dict.fromkeys(self._schemas, text)
-        try:
-            values = in_whole_letters(json.loads(text))
-        except (ValueError, RecursionError):
-            values = None
-        if not isinstance(values, dict):
-            raise ValueError("not a JSON object")
+        values = arguments_of(
+            text, {"properties": self._schemas, "required": [*self._schemas] if self._takes_text else []}
+        )
         try:
             self._signature.bind(**values)
         except TypeError as error:

@@ -5,7 +5,7 @@ import contextlib
 import json
 import logging
 import shlex
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,8 +16,9 @@ from fastmcp.client.transports import ClientTransport, StdioTransport, Streamabl
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from configs.errors import MAX_JSON_DEPTH, check_depth, in_whole_letters, whole_letters
+from configs.errors import whole_letters
 from envs.sandbox.protocol import cut_middle, printable_text
+from envs.tools.arguments import arguments_of
 from envs.types import ToolResult, ToolUnavailableError
 
 SCHEME = "mcp:"
@@ -39,8 +40,8 @@ _closing: set[asyncio.Task[None]] = set()
 class McpTool:
     """A tool of an MCP server, made for one episode, so that a server's memory never passes from task to task.
 
-    It connects at its first call and keeps the connection until `close`. A tool with one string parameter gets the
-    planner's input as it is; any other a JSON object. A result is foreign, has no control characters, and is cut in the
+    It connects at its first call and keeps the connection until `close`. `arguments_of` turns the planner's
+    input into arguments. A result is foreign, has no control characters, and is cut in the
     middle.
 
     Args:
@@ -74,7 +75,7 @@ class McpTool:
         self._time_limit_s = time_limit_s
         self._max_chars = max(MIN_KEPT_CHARS, max_chars)
         self._client: Client[ClientTransport] | None = None
-        self._parameters: Mapping[str, object] | None = None
+        self._parameters: dict[str, object] | None = None
 
     async def call(self, arguments: str) -> ToolResult:
         try:
@@ -102,9 +103,10 @@ class McpTool:
     async def _call(self, text: str) -> ToolResult:
         if self._parameters is None:
             self._parameters = await self._connect()
-        arguments = _arguments(text, self._parameters)
-        if isinstance(arguments, ToolResult):
-            return arguments
+        try:
+            arguments = arguments_of(text, self._parameters)
+        except ValueError as error:
+            return ToolResult(text=f"Wrong arguments: {error}", error="bad_arguments")
         assert self._client is not None
         try:
             answer = await self._client.call_tool(self._tool, arguments, raise_on_error=False)
@@ -184,35 +186,6 @@ async def _close(client: Client[ClientTransport]) -> None:
     with contextlib.suppress(Exception):
         async with asyncio.timeout(_CLOSING_S):
             await client.close()
-
-
-def _arguments(text: str, schema: Mapping[str, object]) -> dict[str, object] | ToolResult:
-    """Return the planner's text as arguments of a tool with this schema, or the result that says what is wrong."""
-    properties, required = schema.get("properties"), schema.get("required")
-    properties = properties if isinstance(properties, dict) else {}
-    needed = [name for name in (required if isinstance(required, list) else ()) or properties if name in properties]
-    if len(needed) == 1 and _type_of(properties[needed[0]]) in ("string", "any"):
-        return {needed[0]: text}
-    if not properties:
-        return {}
-    try:
-        value = in_whole_letters(json.loads(text))
-        # Rejects infinite numbers, which are not JSON.
-        json.dumps(value, allow_nan=False)
-        check_depth(value)
-        if isinstance(value, dict):
-            return value
-    except (ValueError, RecursionError):
-        pass
-    fields = ", ".join(f"{name} ({_type_of(kind)})" for name, kind in list(properties.items())[:20])
-    return ToolResult(
-        text=f"The tool takes a JSON object, nested at most {MAX_JSON_DEPTH} deep, with the fields {fields}.",
-        error="bad_arguments",
-    )
-
-
-def _type_of(schema: object) -> str:
-    return str(schema.get("type", "any")) if isinstance(schema, dict) else "any"
 
 
 def _text_of(answer: CallToolResult) -> str:

@@ -1,16 +1,13 @@
 """A model request of any protocol: its checks, its functions and its grammar."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_parts, fields_of, unsupported
-
-if TYPE_CHECKING:
-    from xgrammar import Grammar
+from rollout.json_grammar import JsonGrammar, quoted
 
 Body: TypeAlias = Mapping[str, object]
 Function: TypeAlias = Mapping[str, object]
@@ -114,7 +111,7 @@ def build_request(
 
     `form` is the form that the field `param` asks for, `limit` the field with the most tokens.
     """
-    tools, grammar = _tools_and_grammar(given, form_grammar(form, param), rules)
+    tools, grammar = _tools_and_grammar(given, _form_schema(form, param), rules, param)
     return ModelRequest(
         body=given,
         messages=tuple(messages),
@@ -186,11 +183,11 @@ def _choice(given: Body) -> tuple[str, object, str | None]:
     raise RequestError(f"tool_choice = {choice!r} is neither auto, none, required nor a function", param="tool_choice")
 
 
-def _tools_and_grammar(given: Body, words: str | None, rules: Rules) -> tuple[tuple[str, ...], str | None]:
+def _tools_and_grammar(given: Body, form: str | None, rules: Rules, param: str) -> tuple[tuple[str, ...], str | None]:
     """Return the JSON of the functions that may be called, and the grammar of the reply.
 
-    The grammar forces calls if they are required. Otherwise it is `words`, the grammar of text, or calls; None allows
-    any text. Raises RequestError.
+    The grammar forces calls if they are required. Otherwise it is that of `form`, the schema of a text as JSON, or of
+    calls; None allows any text. Raises RequestError.
     """
     kind, name, single = _choice(given)
     functions = _functions(given) if kind != "none" else {}
@@ -206,62 +203,47 @@ def _tools_and_grammar(given: Body, words: str | None, rules: Rules) -> tuple[tu
     if kind in ("named", "required") and not called:
         raise RequestError(f"tool_choice requires a call, but tools hold no {name or 'function'}", param="tool_choice")
     tools = tuple(json.dumps(function, ensure_ascii=False) for function in functions.values())
-    if not called or (words is None and kind == "auto"):
-        return tools, words
-    calls = _compiled("calls", json.dumps(called), 1 if single or kind == "named" else MAX_PARALLEL_CALLS)
-    return tools, calls if words is None or kind != "auto" else _either(words, calls)
+    if form is None and (not called or kind == "auto"):
+        return tools, None
+    if not called:
+        return tools, _grammar(form, "[]", 1, param)
+    most = 1 if single or kind == "named" else MAX_PARALLEL_CALLS
+    return tools, _grammar(form if kind == "auto" else None, json.dumps(called), most, param)
 
 
-def form_grammar(form: object, param: str) -> str | None:
-    """Return the grammar of a requested form, or None for any text. Raises RequestError that names `param`."""
+def _form_schema(form: object, param: str) -> str | None:
+    """Return the JSON of a requested form's schema, or None for any text. Raises RequestError that names `param`."""
     fields = fields_of(form if form is not None else {"type": "text"})
     match {**fields, **fields_of(fields.get("json_schema")), "type": fields.get("type")}:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
-            return _compiled("object", "", 1)
+            return '{"type": "object"}'
         case {"type": "json_schema", "schema": schema}:
-            return _compiled("schema", json.dumps(schema), 1)
+            return json.dumps(schema)
     raise RequestError(f"{param} must be text, json_object or json_schema with a schema", param=param.partition(".")[0])
 
 
 @lru_cache(maxsize=256)
-def _either(one: str, other: str) -> str:
-    from xgrammar import Grammar
-
-    return _source(Grammar.union(Grammar.from_ebnf(one), Grammar.from_ebnf(other)))
-
-
-_ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|.)")
-
-
-def _source(grammar: "Grammar") -> str:
-    r"""Return the EBNF. xgrammar writes `é` as `\xe9` but reads `\xe9e` as one letter; `\u00e9` has a fixed length."""
-    return _ESCAPE.sub(lambda escape: rf"\u00{escape[1]}" if escape[1] else escape[0], str(grammar))
-
-
-@lru_cache(maxsize=256)
-def _compiled(form: str, source: str, most: int) -> str:
-    """Return EBNF without optional white space. Raises RequestError for an unsupported schema."""
-    from xgrammar import Grammar
-
+def _grammar(form: str | None, functions: str, most: int, param: str) -> str:
+    """Return the EBNF of a form or of calls, without optional white space. Raises RequestError."""
+    grammar = JsonGrammar()
+    where, choices, calls = param, [], []
     try:
-        match form:
-            case "object":
-                return _source(Grammar.from_json_schema({"type": "object"}, any_whitespace=False, strict_mode=False))
-            case "schema":
-                return _source(Grammar.from_json_schema(source, any_whitespace=False))
-        calls = []
-        for function in json.loads(source):
-            opening = json.dumps(f'{OPEN}{{"name": {json.dumps(function["name"])}, "arguments": ')
-            closing = json.dumps(f"}}{CLOSE}")
-            parameters = function.get("parameters") or {"type": "object", "properties": {}}
-            arguments = Grammar.from_json_schema(json.dumps(parameters), any_whitespace=False)
-            parts = (Grammar.from_ebnf(f"root ::= {opening}"), arguments, Grammar.from_ebnf(f"root ::= {closing}"))
-            calls.append(Grammar.concat(*parts))
-        # No rule refers to the root of a union, so it can be renamed.
-        call = re.sub(r"^root ::=", "one_call ::=", _source(Grammar.union(*calls)), flags=re.MULTILINE)
-        return rf'root ::= one_call ("\n" one_call){{0,{most - 1}}}' + f"\n{call}"
-    except Exception as error:
-        # xgrammar has no error class for unsupported schemas.
-        raise RequestError(f"no grammar can be made of this schema: {' '.join(str(error).split())[:300]}") from error
+        if form is not None:
+            choices.append(grammar.value(json.loads(form)))
+        for function in json.loads(functions):
+            where = f"tools, the parameters of {function['name']}"
+            parameters = fields_of(function.get("parameters")) or {"properties": {}}
+            opening = quoted(f'{OPEN}{{"name": {json.dumps(function["name"])}, "arguments": ')
+            calls.append(f"{opening} {grammar.arguments(parameters)} {quoted(f'}}{CLOSE}')}")
+    except ValueError as error:
+        raise RequestError(
+            f"{where}: no grammar enforces this schema: {error}; leave it out and check the reply yourself",
+            code="unsupported_schema",
+            param=where.partition(",")[0].partition(".")[0],
+        ) from error
+    if calls:
+        call = grammar.new_rule(" | ".join(calls))
+        choices.append(rf'{call} ("\n" {call}){{0,{most - 1}}}')
+    return grammar.text(" | ".join(choices))

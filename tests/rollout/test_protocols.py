@@ -20,6 +20,7 @@ BODIES = {
     "messages": {"messages": [user("1")], "max_tokens": 64},
 }
 JSON_SCHEMA = {"type": "json_schema", "schema": SCHEMA}
+UNENFORCED = {"type": "json_schema", "schema": SCHEMA | {"not": {"required": ["b"]}}}
 ONE, TWO = called('{"a": 1}'), called('{"a": 1}', '{"a": 2}')
 
 
@@ -60,6 +61,7 @@ async def test_requested_form_is_the_grammar_of_sampling_and_of_the_record(path,
 REFUSED = {
     "chat/completions": [
         *({"temperature": 0.2}, {"top_p": 0.9}, {"presence_penalty": 0.5}, {"logit_bias": {"5": 1}}, {"n": 2}),
+        {"response_format": {"type": "json_schema", "json_schema": UNENFORCED}},
         *({"top_k": 5}, {"messages": []}, {"messages": [{"role": ["user"], "content": "1"}]}),
         {"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]},
         {"messages": [user("1"), {"role": "assistant", "content": "a", "reasoning_content": "Hm."}, user("2")]},
@@ -68,6 +70,7 @@ REFUSED = {
         *({"temperature": 0.2}, {"top_p": 0.5}, {"background": True}, {"conversation": "conv_1"}, {"input": []}),
         *({"tools": [{"type": "web_search"}]}, {"tool_choice": "required"}, {"text": {"verbosity": "low"}}),
         {"tools": [RESPONSES_TOOL], "tool_choice": {"type": "function", "name": "sub"}},
+        {"text": {"format": UNENFORCED}},
         {"input": [{"type": "function_call", "name": "a", "arguments": "{}", "namespace": "n"}]},
         *({"max_output_tokens": 0}, {"previous_response_id": "resp_of_another_attempt"}),
         {"input": [user([{"type": "input_text", "text": "1", "style": "bold"}])]},
@@ -75,6 +78,7 @@ REFUSED = {
     "messages": [
         *({"temperature": 0.2}, {"top_k": 5}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
         *({"container": "c"}, {"max_tokens": None}, {"output_config": {"effort": "low"}}, {"messages": []}),
+        {"output_config": {"format": UNENFORCED}},
         {"tools": [{"type": "web_search_20250305", "name": "w"}]},
         {"tools": [MESSAGES_TOOL | {"defer_loading": True}]},
         {"messages": [user("1"), {"role": "assistant", "content": "It"}]},
