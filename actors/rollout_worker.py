@@ -184,6 +184,8 @@ class RolloutWorkerActor:
             task = self._tasks.task(permit.draw.played(permit.task), permit.draw.family)
             group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
+            # Weights that are loaded while a group runs may turn out wrong; then it is lost with the worker.
+            await self._follower.reach(self._worker.engine.policy_version)
             prm_s = await self._judge.judge(group)
             if self._config.planner.memory.type != "none":
                 await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])

@@ -200,10 +200,10 @@ def test_workers_are_let_go_and_come_back_as_the_file_says(tmp_path):
         training = stage.reinforce()
         wait_until(lambda: events(tmp_path, "gated"))
         (stage.folder / "workers").write_text("1")
-        open_gate(tmp_path)
         wait_until(lambda: "rollout worker 1 left" in stage.said)
         (stage.folder / "workers").write_text("2")
         wait_until(lambda: "rollout worker 1 joined" in stage.said)
+        open_gate(tmp_path)
         facts = stage.finish(training)
         check_law(stage.folder, facts)
     assert facts["restarts"] == 0
@@ -237,5 +237,4 @@ def test_worker_joins_where_a_node_is_added_and_its_groups_go_back_when_that_is_
         wait_until(lambda: "without rollout worker 1" in stage.said)
         open_gate(tmp_path)
         finish(stage, training, restarts=1)
-    assert "was lost with the rollout workers 1" in stage.said
     assert {one["worker"] for one in events(tmp_path, "end")} == {0}
