@@ -75,34 +75,29 @@ def test_exactly_the_integers_within_the_bounds_are_admitted(bounds, others):
         assert {number: admits(str(number)) for number in valid} == valid
 
 
+CIRCLE = {"B": {"anyOf": [A, {"$ref": "#/$defs/C"}]}, "C": {"$ref": "#/$defs/B"}}
+KEYWORDS = [
+    (TEXT, {"pattern": ["^a$"], "format": ["date"], "maxLength": [10**6], "minLength": [-1, True], "enum": [[1], []]}),
+    (LIST, {"uniqueItems": [True], "contains": [A], "items": [[A], False], "prefixItems": [[A]], "minItems": [0.5]}),
+    (
+        OF_A,
+        {"patternProperties": [{}], "additionalProperties": [True, TEXT], "required": [["b"]], "minProperties": [1]},
+    ),
+    (OF_A, {"dependentRequired": [{"a": []}], "anyOf": [[{"required": ["a"]}]], "properties": [{"a": False}, []]}),
+    (A, {"minimum": ["5", True, 1e300, 0.5, MAX_BOUND + 1], "exclusiveMinimum": [True], "not": [A], "if": [A]}),
+    (A, {"multipleOf": [2], "oneOf": [[A]], "$anchor": ["a"], "$id": ["a"], "type": ["strng", [], 5]}),
+    (A | {"minimum": 1}, {"maximum": [0]}),
+    ({"type": ["integer", "number"]}, {"exclusiveMinimum": [1]}),
+    ({"type": "object"}, {"required": [["a"]]}),
+    ({}, {"anyOf": [[], A], "allOf": [[OF_A, A]], "oneOf": [[A]], "required": [["a"]], "minimum": [1]}),
+    ({}, {"$ref": ["https://x.example/y.json", "y.json#/a", "#/$defs/B", "#", "#B", 5]}),
+    ({"$defs": CIRCLE}, {"$ref": ["#/$defs/B"]}),
+    ({"$defs": {"B": A}, "minimum": 5}, {"$ref": ["#/$defs/B"]}),
+    ({"type": "object"}, {"properties": [{f"p{number}": {} for number in range(MAX_RULES)}]}),
+]
 REFUSED = [
-    *((name, TEXT | {name: value}) for name, value in (("pattern", "^a$"), ("format", "date"), ("maxLength", 10**6))),
-    *(
-        (name, TEXT | {name: value})
-        for name, value in (("minLength", -1), ("enum", [1]), ("enum", []), ("minLength", True))
-    ),
-    *((name, LIST | {name: value}) for name, value in (("uniqueItems", True), ("contains", A), ("items", [A]))),
-    *((name, LIST | {name: value}) for name, value in (("prefixItems", [A]), ("minItems", 0.5))),
-    *((name, OF_A | {name: {"a": ["b"]}}) for name in ("dependentRequired", "patternProperties", "minProperties")),
-    *((name, A | {name: A}) for name in ("not", "if", "$anchor", "$id", "multipleOf", "oneOf")),
-    *(
-        ("required", {"required": ["a"]} | more)
-        for more in ({}, {"type": "object"}, {"type": "object", "properties": {}})
-    ),
-    *(("additionalProperties", OF_A | {"additionalProperties": value}) for value in (True, TEXT)),
-    *(("anyOf", schema) for schema in (OF_A | {"anyOf": [{"required": ["a"]}]}, {"anyOf": []}, {"anyOf": A})),
-    *((name, {name: [OF_A, A]}) for name in ("allOf", "oneOf")),
-    *(("$ref", {"$ref": to}) for to in ("https://x.example/y.json", "y.json#/a", "#/$defs/B", "#", "#B", 5)),
-    ("$ref", {"$ref": "#/$defs/B", "minimum": 5, "$defs": {"B": A}}),
-    ("$ref", {"$ref": "#/$defs/B", "$defs": {"B": {"anyOf": [A, {"$ref": "#/$defs/C"}]}, "C": {"$ref": "#/$defs/B"}}}),
-    *(("minimum", A | {"minimum": bound}) for bound in ("5", True, 1e300, 0.5, MAX_BOUND + 1)),
-    *(("exclusiveMinimum", {"type": kind, "exclusiveMinimum": 1}) for kind in ("number", ["integer", "number"])),
-    ("exclusiveMinimum", A | {"minimum": 1, "exclusiveMinimum": True}),
-    *(("type", {"type": value}) for value in ("strng", [], 5)),
-    ("type", {"properties": {"a": A}}),
-    *(("false", schema) for schema in (False, OF_A | {"properties": {"a": False}})),
-    ("properties", {"type": "object", "properties": {f"p{number}": {} for number in range(MAX_RULES)}}),
-    (str(MAX_SCHEMA_CHARS), {"enum": ["x" * MAX_SCHEMA_CHARS]}),
+    *((name, base | {name: value}) for base, given in KEYWORDS for name in given for value in given[name]),
+    *(("false", False), (str(MAX_SCHEMA_CHARS), {"enum": ["x" * MAX_SCHEMA_CHARS]})),
     *(("JSON", {"const": value}) for value in (float("inf"), "\ud800")),
 ]
 
@@ -140,42 +135,31 @@ def test_arguments_are_an_object(name, schema):
 
 
 COUNT = st.integers(0, 4)
-NUMBERS = st.sampled_from(["integer", "number"]).flatmap(
-    lambda kind: BOUNDS.map(lambda bounds: {"type": kind} | bounds)
-)
+NUMBERS = st.tuples(st.sampled_from(["integer", "number"]), BOUNDS).map(lambda pair: {"type": pair[0], **pair[1]})
 TEXTS = st.fixed_dictionaries({"type": st.just("string")}, optional={"minLength": COUNT, "maxLength": COUNT})
 CONSTANTS = st.none() | st.booleans() | st.integers() | st.floats(-9, 9) | st.text(max_size=4) | st.just({"a": [1]})
 NAMES = st.sampled_from(["a", "ab", "", 'q"', "\\", "é", "]"]) | st.text(max_size=3)
-ODD = [{"not": A}, {"pattern": "^a"}, {"uniqueItems": True}, {"format": "date"}, {"required": ["a"]}, {"enum": [1]}]
+ODD = st.sampled_from([{"not": A}, {"pattern": "^a"}, {"uniqueItems": True}, {"required": ["a"]}, {"enum": [1]}])
+OTHERS = st.sampled_from([{"type": ["null", "boolean"]}, {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b", "title": "b"}])
+LEAVES = NUMBERS | TEXTS | OTHERS | st.lists(CONSTANTS, min_size=1, max_size=3).map(lambda values: {"enum": values})
+
+
+def object_of(given):
+    required = [name for name, (_, is_required) in given.items() if is_required]
+    return {"type": "object", "properties": {name: one for name, (one, _) in given.items()}, "required": required}
 
 
 def larger(inner):
-    lists = {"items": inner | st.booleans(), "minItems": COUNT, "maxItems": COUNT}
-    objects = st.dictionaries(NAMES, inner, max_size=4).flatmap(
-        lambda properties: st.fixed_dictionaries(
-            {"type": st.just("object")},
-            optional={
-                "properties": st.just(properties),
-                "required": st.lists(st.sampled_from([*properties, "a"]), unique=True),
-                "additionalProperties": inner | st.booleans(),
-            },
-        )
-    )
     several = st.tuples(st.sampled_from(["anyOf", "oneOf", "allOf"]), st.lists(inner, min_size=1, max_size=3))
+    fields = {"items": inner, "minItems": COUNT, "maxItems": COUNT, "additionalProperties": inner}
     return st.one_of(
-        st.fixed_dictionaries({"type": st.just("array")}, optional=lists),
-        objects,
+        st.fixed_dictionaries({"type": st.just(["array", "object"])}, optional=fields),
+        *[st.dictionaries(NAMES, st.tuples(inner, st.booleans()), min_size=1, max_size=3).map(object_of)] * 2,
         several.map(lambda pair: dict([pair])),
-        st.tuples(inner, st.sampled_from(ODD)).map(lambda pair: {**pair[0], **pair[1]}),
+        st.tuples(inner, ODD).map(lambda pair: {**pair[0], **pair[1]}),
     )
 
 
-LEAVES = st.one_of(
-    NUMBERS,
-    TEXTS,
-    st.lists(CONSTANTS, min_size=1, max_size=3).map(lambda values: {"enum": values}),
-    st.sampled_from([{}, {"type": ["null", "boolean"]}, {"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b", "title": "b"}]),
-)
 SCHEMAS = st.tuples(*[st.recursive(LEAVES, larger, max_leaves=6)] * 3).map(
     lambda three: {**three[0], "$defs": {"a": three[1], "b": three[2]}}
 )
