@@ -145,7 +145,7 @@ class JsonGrammar:
         for name in fields.keys() - {"type"}.union(*(_KEYWORDS[kind] for kind in kinds)):
             raise ValueError(f"'{name[:80]}' is not supported for {', '.join(kinds)}")
         if "type" not in fields:
-            raise ValueError(f"{listed(fields, 'and')} needs a 'type' beside it")
+            raise ValueError(f"{listed(fields, 'and')} without a 'type' is not supported")
         choices = []
         for kind in kinds:
             given = {name: fields[name] for name in fields if name in _KEYWORDS[kind]}
