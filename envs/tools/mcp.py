@@ -40,9 +40,8 @@ _closing: set[asyncio.Task[None]] = set()
 class McpTool:
     """A tool of an MCP server, made for one episode, so that a server's memory never passes from task to task.
 
-    It connects at its first call and keeps the connection until `close`. `arguments_of` turns the planner's
-    input into arguments. A result is foreign, has no control characters, and is cut in the
-    middle.
+    It connects at its first call and keeps the connection until `close`. A result is foreign, has no control
+    characters, and is cut in the middle.
 
     Args:
         source: `mcp:https://host/path#tool` or `mcp:command with arguments#tool`; a server's only tool needs no name.

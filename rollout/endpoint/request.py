@@ -203,12 +203,12 @@ def _tools_and_grammar(given: Body, form: str | None, rules: Rules, param: str) 
     if kind in ("named", "required") and not called:
         raise RequestError(f"tool_choice requires a call, but tools hold no {name or 'function'}", param="tool_choice")
     tools = tuple(json.dumps(function, ensure_ascii=False) for function in functions.values())
-    if form is None and (not called or kind == "auto"):
+    if kind in ("named", "required"):
+        form = None
+    elif form is None:
         return tools, None
-    if not called:
-        return tools, _grammar(form, "[]", 1, param)
     most = 1 if single or kind == "named" else MAX_PARALLEL_CALLS
-    return tools, _grammar(form if kind == "auto" else None, json.dumps(called), most, param)
+    return tools, _grammar(form, json.dumps(called), most, param)
 
 
 def _form_schema(form: object, param: str) -> str | None:
@@ -234,9 +234,9 @@ def _grammar(form: str | None, functions: str, most: int, param: str) -> str:
             choices.append(grammar.value(json.loads(form)))
         for function in json.loads(functions):
             where = f"tools, the parameters of {function['name']}"
-            parameters = fields_of(function.get("parameters")) or {"properties": {}}
             opening = quoted(f'{OPEN}{{"name": {json.dumps(function["name"])}, "arguments": ')
-            calls.append(f"{opening} {grammar.arguments(parameters)} {quoted(f'}}{CLOSE}')}")
+            arguments = grammar.arguments(function.get("parameters") or {"properties": {}})
+            calls.append(f"{opening} {arguments} {quoted(f'}}{CLOSE}')}")
     except ValueError as error:
         raise RequestError(
             f"{where}: no grammar enforces this schema: {error}; leave it out and check the reply yourself",

@@ -24,11 +24,11 @@ UNENFORCED = {"type": "json_schema", "schema": SCHEMA | {"not": {"required": ["b
 ONE, TWO = called('{"a": 1}'), called('{"a": 1}', '{"a": 2}')
 
 
-async def post(p, path, **changes):
-    headers = {"authorization": f"Bearer {p.attempt.key}"}
-    body = {"model": "policy", **BODIES[path], **changes}
+async def post(p, path, *, content=None, **changes):
+    headers = {"authorization": f"Bearer {p.attempt.key}", "content-type": "application/json"}
+    content = content or json.dumps({"model": "policy", **BODIES[path], **changes})
     async with httpx.AsyncClient(trust_env=False) as client:
-        return await client.post(f"{p.endpoint.base_url}/{path}", json=body, headers=headers)
+        return await client.post(f"{p.endpoint.base_url}/{path}", content=content, headers=headers)
 
 
 FORMS = [
@@ -110,10 +110,8 @@ async def test_a_full_context_is_recorded(path):
 async def test_half_a_surrogate_pair_becomes_a_question_mark(path):
     """JSON can hold one, and no tokenizer can read it."""
     half = {"input": "half \ud83d"} if path == "responses" else {"messages": [user("half \ud83d")]}
-    async with play("4") as p, httpx.AsyncClient(trust_env=False) as client:
-        content = json.dumps({"model": "policy", **BODIES[path], **half})
-        headers = {"authorization": f"Bearer {p.attempt.key}", "content-type": "application/json"}
-        assert (await client.post(f"{p.endpoint.base_url}/{path}", headers=headers, content=content)).is_success
+    async with play("4") as p:
+        assert (await post(p, path, **half)).is_success
         (turn,) = await p.attempt.end()
         assert text_of(turn.prompt_token_ids) == "<s>user:half ?<e><s>assistant:"
 
@@ -187,11 +185,9 @@ async def test_a_call_too_many_is_refused_as_forbidden(path, stream):
 @pytest.mark.parametrize("path", [*BODIES, "answer"])
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 async def test_a_body_with_what_is_no_number_of_json_is_refused(path, number):
-    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
-        content = json.dumps({"model": "policy", "answer": "4", **BODIES.get(path, {}), "metadata": {"a": ["x"]}})
-        headers = {"authorization": f"Bearer {p.attempt.key}"}
-        url = f"{p.endpoint.base_url}/{path}"
-        assert (await client.post(url, headers=headers, content=content.replace('"x"', number))).status_code == 400
+    content = json.dumps({"model": "policy", "answer": "4", **BODIES.get(path, {}), "metadata": {"a": ["x"]}})
+    async with play("a") as p:
+        assert (await post(p, path, content=content.replace('"x"', number))).status_code == 400
         assert (p.engine.requests, p.attempt.posted.done()) == ([], False)
 
 
@@ -217,10 +213,8 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(p
         for _ in range(3):
             yield b" " * (MAX_BODY_BYTES // 2)
 
-    async with play("a") as p, httpx.AsyncClient(trust_env=False) as client:
-        headers = {"authorization": f"Bearer {p.attempt.key}"}
-        content = b" " * (MAX_BODY_BYTES + 1) if is_declared else pieces()
-        refused = await client.post(f"{p.endpoint.base_url}/{path}", headers=headers, content=content)
+    async with play("a") as p:
+        refused = await post(p, path, content=b" " * (MAX_BODY_BYTES + 1) if is_declared else pieces())
         assert refused.status_code == 413
         assert (await post(p, "chat/completions")).status_code == 200
 
