@@ -113,8 +113,8 @@ def test_what_a_recipe_names_travels_or_is_refused_by_its_name(ignored, argument
 KEY_FILES = """
 .ssh/id_ed25519 id_rsa ID_RSA.bak .aws/credentials .git-credentials .npmrc .pypirc .pgpass .envrc .kube/config a.p12
 .docker/config.json .huggingface/token .vault-token .ray/auth_token b.PFX Prod.Env SERVER.PEM .Env.local token
-kubeconfig credentials.json Secrets.toml service-account.json deep/er/Service_Account_prod.JSON .Netrc client_secret_1.json
-store.JKS
+kubeconfig credentials.json Secrets.toml service-account.json deep/er/Service_Account_prod.JSON .Netrc store.JKS
+client_secret_1.json
 """
 
 
