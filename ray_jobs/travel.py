@@ -118,8 +118,8 @@ class Package:
                 continue
             for part in word.split("=", 1):
                 place = next((place for place in places if os.path.exists(place / part)), self.folder)
-                exists = os.path.exists(part) or os.path.exists(place / part)
-                if exists or Path(part).suffix in (".py", ".sh"):
+                is_script = Path(part).suffix in (".py", ".sh") and "://" not in part
+                if is_script or os.path.exists(part) or os.path.exists(place / part):
                     self._check_path(setting, part, place)
 
     def _check_path(self, setting: str, value: str, place: Path) -> None:

@@ -18,7 +18,7 @@ BODY = "q8Zr4Tn1Vb7Kx2LmPw5Y"
 TASKS = "def load():\n    return [{'question': f'q{n}', 'answer': '1'} for n in range(40)]\n"
 OWN_MIX = """envs.mix={own=1.0} "envs.datasets={own={source='my_tasks:load'}}" """
 OWN_AGENT = "cold_start.num_demonstrations=0 agent"
-MCP_NAME = "source='mcp:weather',description='x'"
+MCP_URL = "source='mcp:https://host/weather.py',description='x'"
 MCP = "source='mcp:python recipes/agent.py#t',description='x'"
 PLAIN = "envs.mix={own_text=1.0} envs.data_path=data/tasks.jsonl"
 PATTERNS = st.sampled_from(
@@ -95,7 +95,7 @@ OWN_REWARD = "reward.scorer=my_reward:score"
         ("runs/old/v1: ", "--phase evaluate --options='--adapter runs/old'", "runs/old/v1"),
         (".gitignore: *.log\n.cache", f"{PLAIN} {OWN_REWARD} model.path=owner/name", None),
         (".gitignore: __pycache__", f"{OWN_AGENT}.command='python agent.py . host:80 {'long ' * 99}{'x' * 999}'", None),
-        ("", f'"envs.tools={{t={{{MCP_NAME}}}}}" "envs.datasets={{a={{source=\'hf:gsm8k\'}}}}"', None),
+        ("", f'"envs.tools={{t={{{MCP_URL}}}}}" "envs.datasets={{a={{source=\'hf:gsm8k\'}}}}"', None),
         ("", "reward.scorer=not_here:score --runtime-env pip.yaml", None),
         ("", "model.path=/mnt/models/qwen envs.data_path=/mnt/data.jsonl envs.mix={own_text=1.0}", None),
     ],
