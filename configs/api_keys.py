@@ -4,9 +4,10 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote, quote_plus
@@ -138,22 +139,42 @@ def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
 
 def without_secrets(text: str) -> str:
     """Replace the values of secret variables and key files by `[NAME]`, also where a URL or JSON holds them escaped."""
-    for name, value in sorted(_secrets().items(), key=lambda item: -len(item[1])):
-        for spelling in (value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1], repr(value)[1:-1]):
-            text = text.replace(spelling, f"[{name}]")
-    return text
+    return _replaced(text, _spellings())
 
 
 def redact_output() -> None:
     """Redact what this process prints and logs from now on, also through loggers that hold its streams already."""
     for stream in (sys.stdout, sys.stderr):
-        if "write" not in getattr(stream, "__dict__", {"write": None}):
+        if hasattr(stream, "__dict__") and "write" not in vars(stream):
             vars(stream)["write"] = partial(_write_redacted, stream.write)
 
 
 def _write_redacted(write: Callable[[str], int], text: str) -> int:
-    write(without_secrets(text))
+    # Programs print many short texts, so what to look for is found again only when it may be different.
+    state = (*vars(os.environ)["_data"].items(), len(_used), int(time.monotonic()))
+    write(_replaced(text, _spellings_at(state)))
     return len(text)
+
+
+def _replaced(text: str, spellings: Iterable[tuple[str, str]]) -> str:
+    for spelling, name in spellings:
+        text = text.replace(spelling, f"[{name}]")
+    return text
+
+
+def _spellings() -> list[tuple[str, str]]:
+    """Return what occurs in texts for the values of secrets, the longest first, with the names of the secrets."""
+    found = {}
+    for name, value in _secrets().items():
+        raw = os.fsencode(value)  # a variable may hold any bytes
+        for spelling in (value, quote(raw, safe=""), quote_plus(raw), json.dumps(value)[1:-1], repr(value)[1:-1]):
+            found[spelling] = name
+    return sorted(found.items(), key=lambda item: -len(item[0]))
+
+
+@lru_cache(maxsize=1)
+def _spellings_at(state: tuple[object, ...]) -> list[tuple[str, str]]:
+    return _spellings()
 
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:

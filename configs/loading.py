@@ -58,17 +58,13 @@ def _validated(values: dict[str, object], written: Mapping[str, str]) -> RunConf
         return RunConfig.model_validate(values)
     except ValidationError as error:
         wrong = {_dotted_key(one["loc"]): one["input"] for one in error.errors() if one["type"] == "string_type"}
-        texts = [key for key, value in wrong.items() if key in written and _is_scalar(value)]
+        # A boolean for a text is a mistake more likely than a name.
+        texts = [key for key, value in wrong.items() if key in written and not isinstance(value, bool | list | dict)]
         if not texts:
             raise
         for key in texts:
             _set(values, key, written[key])
         return RunConfig.model_validate(values)
-
-
-def _is_scalar(value: object) -> bool:
-    # A boolean for a text is a mistake more likely than a name.
-    return isinstance(value, int | float | date | time) and not isinstance(value, bool)
 
 
 def find_recipe(recipe: Path) -> Path:

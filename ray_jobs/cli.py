@@ -137,9 +137,6 @@ def show_sandbox(state: "SandboxState | None") -> None:
         print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
-# ---------------------------------------------------------------------------------------- commands
-
-
 def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; the run gets its name")], /) -> None:
     """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it."""
     from configs.loading import load_run_config
@@ -181,10 +178,7 @@ def train(
 def resume(
     run: RunFolder,
     /,
-    *overrides: Annotated[
-        str,
-        Parameter(name="key=value", help="settings that may change on resume, for this start: cluster.patience_s=600"),
-    ],
+    *overrides: Annotated[str, Parameter(name="key=value", help="settings that may change: cluster.patience_s=600")],
 ) -> None:
     """Continue an interrupted run from its folder, at the newest valid checkpoint."""
     from ray_jobs.run.origin import saved_config, started_in
@@ -425,8 +419,6 @@ def serve_tools(
 
     run_serve_tools(config, transport=transport, host=host, port=port)
 
-
-# -------------------------------------------------------------------------------------- the program
 
 COMMANDS: tuple[Callable[..., int | None], ...] = (
     *(init, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),

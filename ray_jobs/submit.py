@@ -38,8 +38,6 @@ from ray_jobs.travel import LEFT_BEHIND, Package, check_no_key_travels, travelli
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
 """The program that runs on the cluster: the code of the working directory, otherwise the installed package."""
-_INSTALLING = {"pip", "uv", "conda", "py_modules", "image_uri", "container"}
-"""Entries of a runtime environment that may bring modules."""
 POLL_S = 2.0
 
 
@@ -87,9 +85,8 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
         raise
     except (OSError, aiohttp.ClientError, AuthenticationError, RuntimeError, ValueError, TypeError) as error:
         # An address may hold a password. Ray's servers answer with tracebacks, whose last line is the message.
-        lines = printable(re.sub(r"://[^/\s?#]*@", "://", without_secrets(str(error)))).strip(". \n").splitlines() or [
-            ""
-        ]
+        text = printable(without_secrets(re.sub(r"://[^/\s?#]*@", "://", str(error))))
+        lines = text.strip(". \n").splitlines() or [""]
         raise UserError(
             f"the job server failed ({lines[-1 if 'Traceback' in lines[0] else 0][:300]}); give --address "
             "http://HOST:8265 of a running dashboard, or start a cluster here: `ray start --head`. A cluster with a "
@@ -183,9 +180,12 @@ def check_package(config: RunConfig, request: SubmitRequest, runtime_env: Mappin
     folder, excludes = Path(runtime_env["working_dir"]), runtime_env["excludes"]
     files = travelling(folder, excludes)
     if request.phase != "resume":
-        code = Path(config.code_path or folder).resolve()
-        installs = not _INSTALLING.isdisjoint(runtime_env)
-        package = Package(folder=folder, files=files, code=code, installs=installs)
+        package = Package(
+            folder=folder,
+            files=files,
+            code=Path(config.code_path or folder).resolve(),
+            installs=not runtime_env.keys().isdisjoint(("pip", "uv", "conda", "py_modules", "image_uri", "container")),
+        )
         if request.recipe.exists():
             package.check_file("recipe", request.recipe.resolve())
         package.check(config, request.phase_options)

@@ -173,17 +173,6 @@ def shortened(text: object) -> str | None:
     return whole if len(whole) <= _SHORT else f"{whole[: _SHORT - 1]}…"
 
 
-def _inside(value: object, *names: str) -> object:
-    """Return a part of nested tables; None where one of them is missing or no table."""
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) else None
-
-
 def read_json_if_there(path: Path) -> Row:
     """Return the JSON object in a file, and an empty one without the file. Raises UserError."""
     found: Any = in_whole_letters(read_json(path)) if path.exists() else {}
@@ -239,35 +228,35 @@ class ViewedRun:
 
     def about(self) -> Row:
         """Return name, settings and results of the run, and the values of each filter with their numbers."""
-        config, summary = Row(), Row()
-        held_out: list[Row] = []
-        with self._faults_of(self.folder / "config.json"):
-            config = read_json_if_there(self.folder / "config.json")
-        with self._faults_of(self.folder / "summary.json"):
-            summary = read_json_if_there(self.folder / "summary.json")
-            held_out = [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None]
         report, rows = self.folder.resolve() / "report.html", self.trajectories.rows
         facets = {
             name: Counter(row[name] for row in rows if row[name] is not None)
             for name in ("phase", "verdict", "dataset")
         }
-        return {
+        about: Row = {
             "name": self.folder.resolve().name,
-            "settings": {
-                **{name: _inside(config, name) for name in _SETTINGS},
-                "model": _inside(config, "model", "path"),
-                "credit": _inside(config, "reward", "credit", "type"),
-                "objective": _inside(config, "learner", "loss", "type"),
-            },
-            **{name: _inside(summary, name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
-            "solved": {
-                name: _number(_inside(summary, f"solve_rate_{name}")) for name in ("untouched", "before", "after")
-            },
-            "held_out": held_out,
             "report": str(report) if report.exists() else None,
-            "alarms": alarms if isinstance(alarms := _inside(summary, "alarms"), list) else [],
             "facets": facets | {"changed": len(self._changed())},
+            **{"settings": {}, "solved": {}, "held_out": [], "alarms": []},
         }
+        with self._faults_of(path := self.folder / "config.json"):
+            config = read_json_if_there(path)
+            about["settings"] = {
+                **{name: config.get(name) for name in _SETTINGS},
+                "model": config.get("model", {}).get("path"),
+                "credit": config.get("reward", {}).get("credit", {}).get("type"),
+                "objective": config.get("learner", {}).get("loss", {}).get("type"),
+            }
+        with self._faults_of(path := self.folder / "summary.json"):
+            summary = read_json_if_there(path)
+            rates = {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")}
+            about |= {
+                **{name: summary.get(name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
+                "solved": msgspec.convert(rates, dict[str, float | None]),
+                "held_out": [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None],
+                "alarms": msgspec.convert(summary.get("alarms", []), list[Row]),
+            }
+        return about
 
     def page(self, asked: Asked, offset: int, limit: int) -> Row:
         """Return a page of the selected trajectories, and their total number.

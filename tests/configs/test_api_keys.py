@@ -70,13 +70,19 @@ def test_a_key_from_a_file_is_redacted(monkeypatch, tmp_path):
 
 SAID = """
 import logging, os, sys
+from rich.console import Console
 from configs.api_keys import find_key, redact_output
 logging.basicConfig()
 redact_output()
 find_key("MY_SERVICE")
-for name in ("HF_TOKEN", "MY_SERVICE"):
+print("plain")
+os.environb[b"DB_PASSWORD"] = b"no UTF-8: \\xe4"
+os.environ["LATE_TOKEN"] = os.environ["HF_TOKEN"][::-1]
+for name in ("HF_TOKEN", "MY_SERVICE", "LATE_TOKEN"):
     print(os.environ[name], {"quoted": os.environ[name]})
     print(os.environ[name], file=sys.stderr)
+    sys.stdout.writelines([os.environ[name]])
+    Console(soft_wrap=True).print(os.environ[name], markup=False)
     logging.warning("%s", os.environ[name])
 raise RuntimeError(os.environ["HF_TOKEN"])
 """
@@ -85,9 +91,9 @@ raise RuntimeError(os.environ["HF_TOKEN"])
 def test_output_logs_and_tracebacks_of_a_process_hold_no_key():
     keys = {"HF_TOKEN": f"{KEY}-\\-'", "MY_SERVICE": f"{KEY}-service"}
     ran = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, env=os.environ | keys)
-    assert "[HF_TOKEN]" in ran.stderr
-    assert "[MY_SERVICE]" in ran.stdout
-    assert KEY not in ran.stdout + ran.stderr
+    assert ran.stderr.endswith("RuntimeError: [HF_TOKEN]\n")
+    assert ran.stdout.count("[MY_SERVICE]") == ran.stdout.count("[LATE_TOKEN]") == 4
+    assert not any(key in ran.stdout + ran.stderr for key in (KEY, KEY[::-1]))
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,11 @@ def test_name_that_looks_like_a_number_or_a_date_stays_as_it_is_written(name):
     config = load_run_config(None, [f"name={name}", f"envs.data_path={name}"])
     assert (config.name, config.envs.data_path) == (name, name)
     assert load_run_config(None, ["envs.datasets.a.source=m:f", f"envs.datasets.a.answer={name}"])
-    with pytest.raises(UserError, match=r"^seed: "):
-        load_run_config(None, ["seed=2024-01-01", f"name={name}"])
 
 
 def test_recipe_may_begin_with_a_byte_order_mark(tmp_path):
-    for name, text in {"a.toml": 'name = "é"', "a.json": '{"name": "é"}'}.items():
-        (tmp_path / name).write_text(text.replace("é", "e") + "\r\n", encoding="utf-8-sig")
+    for name, text in {"a.toml": 'name = "e"\r\n', "a.json": '{"name": "e"}'}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
         assert load_run_config(tmp_path / name).name == "e"
 
 

@@ -63,7 +63,7 @@ def test_modules_next_to_the_recipe_are_found(recipe, monkeypatch):
     ("overrides", "error", "says"),
     [
         ([], UserError, r"envs\.datasets\.mine\.scorer"),
-        (["reward.scorer=scorers_beside_the_recipe:wild"], OwnCodeError, "mine-"),
+        (["reward.scorer=scorers_beside_the_recipe:wild"], UserError, "scorers_beside_the_recipe:wild"),
         (["envs.datasets.mine.source=no_such_module:load"], OwnCodeError, "envs.datasets.mine"),
         (
             ['learner.loss={type="custom", function="no_such_module:loss"}'],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from ray._private.runtime_env.packaging import _get_excludes, get_uri_for_directory
+from ray._private.runtime_env.packaging import _get_excludes
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus
 from scripted_jobs import SECRET, ScriptedClient, job_for
@@ -16,6 +16,7 @@ from ray_jobs import submit
 from ray_jobs.cli import main
 from ray_jobs.run.preflight import key_variables
 from ray_jobs.submit import follow_job
+from ray_jobs.travel import travelling
 
 WRITTEN_KEY = "tvly-dev-q8Zr4Tn1Vb7Kx2Lm"
 """A key of no variable, recognised by its first letters."""
@@ -132,26 +133,13 @@ def test_key_in_settings_or_options_is_rejected(argument, variable, project, ser
     assert server.submitted == []
 
 
-def packed(folder, excludes):
-    """Return the names of the files that change Ray's package of a folder."""
-    before = get_uri_for_directory(str(folder), include_gitignore=True, excludes=excludes)
-    names = set()
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        text = path.read_bytes()
-        path.write_bytes(text + b"changed")
-        if get_uri_for_directory(str(folder), include_gitignore=True, excludes=excludes) != before:
-            names.add(path.name)
-        path.write_bytes(text)
-    return names
-
-
 def test_pattern_of_the_user_cannot_include_secrets_or_weights(project):
     (project / "src").mkdir()
     for name in ("code.py", ".env", "tls.pem", "w.safetensors"):
         (project / "src" / name).write_text(SECRET)
     (project / "env.yaml").write_text("excludes: ['!src/.env', '!src/*.pem', '!*.safetensors', 'env.yaml', 'recipes']")
     excludes = job_for(runtime_env=Path("env.yaml"))["runtime_env"]["excludes"]
-    assert packed(project, excludes) == {"code.py"}
+    assert {file.name for file in travelling(project, excludes)} == {"code.py"}
 
 
 def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_path_factory, monkeypatch):
@@ -164,7 +152,7 @@ def test_key_file_is_excluded_however_its_path_reaches_the_folder(project, tmp_p
         monkeypatch.setenv(f"{variable}_FILE", f"{link}/keys/{name}")
     (project / "keys" / "notes").write_text("")
     excludes = job_for("envs.search=tavily")["runtime_env"]["excludes"]
-    assert packed(project, excludes) == {"mine.toml", "notes"}
+    assert {file.name for file in travelling(project, excludes)} == {"mine.toml", "notes"}
     assert _get_excludes(project, excludes)(project / "keys" / "a")
 
 

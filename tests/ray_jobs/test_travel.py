@@ -18,6 +18,7 @@ BODY = "q8Zr4Tn1Vb7Kx2LmPw5Y"
 TASKS = "def load():\n    return [{'question': f'q{n}', 'answer': '1'} for n in range(40)]\n"
 OWN_MIX = """envs.mix={own=1.0} "envs.datasets={own={source='my_tasks:load'}}" """
 OWN_AGENT = "cold_start.num_demonstrations=0 agent"
+MCP_URL = "source='mcp:https://host/weather.py',description='x'"
 MCP = "source='mcp:python recipes/agent.py#t',description='x'"
 PLAIN = "envs.mix={own_text=1.0} envs.data_path=data/tasks.jsonl"
 PATTERNS = st.sampled_from(
@@ -44,51 +45,64 @@ def test_files_that_travel_are_those_that_ray_packs(tmp_path_factory, ignores):
     assert {str(file.relative_to(folder)) for file in travelling(folder, LEFT_BEHIND)} == packed
 
 
+OWN_CODE = {
+    "recipes/my_reward.py": "import math\nfrom helpers.units import metre\n",
+    "recipes/helpers/__init__.py": "from .units import *\n",
+    "recipes/helpers/units.py": "metre = 1\n",
+    "recipes/agent.py": "import side\nfrom plain.deep import one\n",
+    "recipes/side.py": "",
+    "plain/deep/one.py": "from ..other import x\nfrom ......... import y\nbroken = [",
+    "tool/__init__.py": "",
+    "tool/__main__.py": "def run():\n    from . import start\n",
+    "tool/start.py": "",
+    "my_tasks.py": TASKS,
+    "conf/a.yaml": "",
+    "data/tasks.jsonl": "{}",
+    "pip.yaml": "pip: [polars]",
+}
+OWN_REWARD = "reward.scorer=my_reward:score"
+
+
 @pytest.mark.parametrize(
     ("ignored", "arguments", "named"),
     [
-        ({".gitignore": ".*\n!.gitignore\n"}, "", "recipe"),
-        ({"recipes/.gitignore": "*\n!.gitignore\n!*.toml\n"}, "", "recipe"),
-        ({"env.yaml": "excludes: ['*', '!recipes', '!recipes/']"}, "--runtime-env env.yaml", "recipe"),
-        ({".gitignore": "my_*.py"}, "reward.scorer=my_reward:score", "my_reward.py"),
-        ({".gitignore": "my_tasks.py"}, OWN_MIX, "my_tasks.py"),
-        ({".gitignore": "recipes/helpers/"}, "reward.scorer=my_reward:score", "recipes/helpers/units.py"),
-        ({".rayignore": "__init__.py"}, "reward.scorer=my_reward:score", "recipes/helpers/__init__.py"),
-        ({}, "reward.scorer=absent_module:score", "absent_module"),
-        ({}, "reward.scorer=recipes.absent:score", "recipes.absent"),
-        ({"outside/elsewhere.py": ""}, "reward.scorer=elsewhere:score --working-dir recipes", "recipe"),
-        ({".gitignore": "agent.py"}, f"{OWN_AGENT}.command='python agent.py'", "agent.py"),
-        ({".gitignore": "side.py"}, f"{OWN_AGENT}.command='python agent.py --quiet'", "recipes/side.py"),
-        ({".gitignore": "conf"}, f"{OWN_AGENT}.command='python agent.py --conf=conf/a.yaml'", "conf/a.yaml"),
-        ({}, f"{OWN_AGENT}.command='python absent.py'", "absent.py"),
-        ({".gitignore": "my_tasks.py"}, f"{OWN_AGENT}.command='python -m my_tasks'", "my_tasks.py"),
-        ({".gitignore": "my_tasks.py"}, f"{OWN_AGENT}.function=my_tasks:load", "my_tasks.py"),
-        (
-            {".gitignore": "agent.py"},
-            f'"envs.tools={{t={{{MCP}}}}}"',
-            "agent.py",
-        ),
-        ({".gitignore": "*.jsonl"}, PLAIN, "data/tasks.jsonl"),
-        ({}, PLAIN.replace("data/", "absent/"), "absent/tasks.jsonl"),
-        ({}, PLAIN.replace("data/", "../"), "../tasks.jsonl"),
-        ({".gitignore": "data"}, "envs.web.blocked_questions=data/tasks.jsonl", "blocked_questions"),
-        ({"model/config.json": "{}", "model/w.safetensors": ""}, "model.path=model", "model/w.safetensors"),
-        ({"runs/old/prm/prm.json": "{}"}, "reward.credit.prm_path=runs/old/prm", "runs/old/prm/prm.json"),
-        ({"runs/old/v1": ""}, "--phase evaluate --options='--adapter runs/old'", "runs/old/v1"),
-        ({"secrets.toml": "", "recipes/my_reward.py": "import token_store, secrets.toml"}, "", None),
-        ({".gitignore": "*.log\n.cache\n"}, f"{PLAIN} reward.scorer=my_reward:score model.path=owner/name", None),
-        ({}, "reward.scorer=not_here:score --runtime-env pip.yaml", None),
-        ({}, "model.path=/mnt/models/qwen envs.data_path=/mnt/data.jsonl envs.mix={own_text=1.0}", None),
+        (".gitignore: .*\n!.gitignore", "", "recipe"),
+        ("recipes/.gitignore: *\n!.gitignore\n!*.toml", "", "recipe"),
+        ("env.yaml: excludes: ['*', '!recipes', '!recipes/']", "--runtime-env env.yaml", "recipe"),
+        (".gitignore: my_*.py", OWN_REWARD, "my_reward.py"),
+        (".gitignore: my_tasks.py", OWN_MIX, "my_tasks.py"),
+        (".gitignore: recipes/helpers/units.py", OWN_REWARD, "recipes/helpers/units.py"),
+        (".rayignore: __init__.py", OWN_REWARD, "recipes/helpers/__init__.py"),
+        (".gitignore: side.py", "reward.scorer=recipes.agent:score", "recipes/side.py"),
+        ("", "reward.scorer=absent_module:score", "absent_module"),
+        ("", "reward.scorer=recipes.absent:score", "recipes.absent"),
+        ("outside/elsewhere.py: ", "reward.scorer=elsewhere:score --working-dir recipes", "'elsewhere'"),
+        (".gitignore: agent.py", f"{OWN_AGENT}.command='python agent.py'", "agent.py"),
+        (".gitignore: side.py", f"{OWN_AGENT}.command='python agent.py {'long ' * 99}'", "recipes/side.py"),
+        (".gitignore: one.py", f"{OWN_AGENT}.command='python agent.py'", "plain/deep/one.py"),
+        (".gitignore: conf", f"{OWN_AGENT}.command='python agent.py . --conf=conf/a.yaml'", "conf/a.yaml"),
+        ("", f"{OWN_AGENT}.command='python absent.py'", "absent.py"),
+        (".gitignore: my_tasks.py", f"{OWN_AGENT}.command='python -m my_tasks'", "my_tasks.py"),
+        (".gitignore: start.py", f"{OWN_AGENT}.command='python -m tool'", "tool/start.py"),
+        (".gitignore: my_tasks.py", f"{OWN_AGENT}.function=my_tasks:load", "my_tasks.py"),
+        (".gitignore: agent.py", f'"envs.tools={{t={{{MCP}}}}}"', "agent.py"),
+        (".gitignore: *.jsonl", PLAIN, "data/tasks.jsonl"),
+        ("", PLAIN.replace("data/", "absent/"), "absent/tasks.jsonl"),
+        ("", PLAIN.replace("data/", "../"), "../tasks.jsonl"),
+        (".gitignore: data", "envs.web.blocked_questions=data/tasks.jsonl", "blocked_questions"),
+        ("model/w.safetensors: ", "model.path=model", "model/w.safetensors"),
+        ("runs/old/prm/prm.json: {}", "reward.credit.prm_path=runs/old/prm", "runs/old/prm/prm.json"),
+        ("runs/old/v1: ", "--phase evaluate --options='--adapter runs/old'", "runs/old/v1"),
+        (".gitignore: *.log\n.cache", f"{PLAIN} {OWN_REWARD} model.path=owner/name", None),
+        (".gitignore: __pycache__", f"{OWN_AGENT}.command='python agent.py . host:80 {'long ' * 99}{'x' * 999}'", None),
+        ("", f'"envs.tools={{t={{{MCP_URL}}}}}" "envs.datasets={{a={{source=\'hf:gsm8k\'}}}}"', None),
+        ("", "reward.scorer=not_here:score --runtime-env pip.yaml", None),
+        ("", "model.path=/mnt/models/qwen envs.data_path=/mnt/data.jsonl envs.mix={own_text=1.0}", None),
     ],
 )
 def test_what_a_recipe_names_travels_or_is_refused_by_its_name(ignored, arguments, named, project, server, capsys):
-    own = {
-        "my_reward.py": "import math\nfrom helpers.units import metre\n",
-        "helpers/__init__.py": "from .units import *\n",
-    }
-    own |= {"helpers/units.py": "metre = 1\n", "agent.py": "import side\n", "side.py": "", "pip.yaml": "pip: [polars]"}
-    files = {f"recipes/{name}": text for name, text in own.items()} | {"my_tasks.py": TASKS, "conf/a.yaml": ""}
-    write(project, files | {"data/tasks.jsonl": "{}", "pip.yaml": "pip: [polars]"} | ignored)
+    name, _, text = ignored.partition(": ")
+    write(project, OWN_CODE | ({name: text} if name else {}))
     credit = () if "credit" in arguments else ("reward.credit=outcome",)
     code = main(["submit", "recipes/mine.toml", *credit, *shlex.split(arguments)])
     error = capsys.readouterr().err
@@ -96,35 +110,18 @@ def test_what_a_recipe_names_travels_or_is_refused_by_its_name(ignored, argument
     assert named is None or named in error
 
 
-KEY_FILES = (
-    *(
-        ".ssh/id_ed25519",
-        "id_rsa",
-        "ID_RSA.bak",
-        ".aws/credentials",
-        ".git-credentials",
-        ".npmrc",
-        ".pypirc",
-        ".pgpass",
-    ),
-    *(
-        ".envrc",
-        ".kube/config",
-        ".docker/config.json",
-        ".huggingface/token",
-        ".vault-token",
-        ".ray/auth_token",
-        "a.p12",
-    ),
-    *("b.PFX", "Prod.Env", "SERVER.PEM", ".Env.local", "credentials.json", "Secrets.toml", "service-account.json"),
-    *("deep/er/Service_Account_prod.JSON", ".Netrc", "token", "kubeconfig", "client_secret_1.json", "store.JKS"),
-)
+KEY_FILES = """
+.ssh/id_ed25519 id_rsa ID_RSA.bak .aws/credentials .git-credentials .npmrc .pypirc .pgpass .envrc .kube/config a.p12
+.docker/config.json .huggingface/token .vault-token .ray/auth_token b.PFX Prod.Env SERVER.PEM .Env.local token
+kubeconfig credentials.json Secrets.toml service-account.json deep/er/Service_Account_prod.JSON .Netrc store.JKS
+client_secret_1.json
+"""
 
 
 def test_key_files_stay_whatever_their_case_and_the_patterns_of_the_user(tmp_path):
-    write(tmp_path, dict.fromkeys([*KEY_FILES, "tokenizer.json", "keys.py", "monkey.key.md", "environment.yaml"], "x"))
-    left = travelling(tmp_path, ["!*", "!**", *LEFT_BEHIND])
-    assert {file.name for file in left} == {"tokenizer.json", "keys.py", "monkey.key.md", "environment.yaml"}
+    harmless = {"tokenizer.json", "keys.py", "monkey.key.md", "environment.yaml"}
+    write(tmp_path, dict.fromkeys([*KEY_FILES.split(), *harmless], "x"))
+    assert {file.name for file in travelling(tmp_path, ["!*", "!**", *LEFT_BEHIND])} == harmless
 
 
 CERTAIN = (

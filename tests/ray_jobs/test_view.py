@@ -1,6 +1,8 @@
 """The viewer's server: data of a run folder, and rejected requests."""
 
+import functools
 import json
+import operator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -147,22 +149,14 @@ def test_odd_rows_and_files_are_left_out_and_the_rest_is_shown(tmp_path_factory,
     folder = make_run(tmp_path_factory.mktemp("odd") / "demo")
     (folder / "summary.json").write_text(json.dumps({"solve_rate_after": 0.5, "num_eval_tasks": 4, "num_steps": 3}))
     name = data.draw(st.sampled_from(FILES))
-    lines = (folder / name).read_text().splitlines() if name.endswith("l") else [(folder / name).read_text()]
-    row = json.loads(data.draw(st.sampled_from(lines)))
-    *parents, last = data.draw(st.sampled_from([*places_in(row)])) or (None,)
-    odd = data.draw(st.sampled_from(ODD))
-    part = row
-    for key in parents:
-        part = part[key]
-    if last is None:
-        row = odd
-    elif data.draw(st.booleans()):
-        part[last] = odd
-    else:
+    lines = (folder / name).read_text().splitlines() if name.endswith("l") else []
+    whole = {"row": json.loads(data.draw(st.sampled_from(lines or [(folder / name).read_text()])))}
+    *parents, last = data.draw(st.sampled_from([*places_in(whole)][1:]))
+    part = functools.reduce(operator.getitem, parents, whole)
+    part[last] = data.draw(st.sampled_from(ODD))
+    if data.draw(st.booleans()):
         del part[last]
-    (folder / name).write_text(
-        "".join(f"{line}\n" for line in [*(lines if name.endswith("l") else ()), json.dumps(row)])
-    )
+    (folder / name).write_text("\n".join([*lines, json.dumps(whole.get("row")), ""]))
     client = client_of(folder)
     answers = {path: client.get(f"/api/{path}") for path in ASKED}
     assert {answer.status_code for answer in answers.values()} == {200}
