@@ -3,7 +3,6 @@
 import os
 import re
 import resource
-import signal
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -364,10 +363,8 @@ def test_tower_costs_the_checking_process_nothing():
     assert _CHECKER._child is process
 
 
-def test_check_that_hangs_is_unscored_after_the_limit_and_the_next_one_is_checked(monkeypatch):
-    assert score_math("9*3", "27") == 1.0
-    _CHECKER._child._process.send_signal(signal.SIGSTOP)
-    monkeypatch.setattr("reward.scorers.process.START_LIMIT_S", 0.2)
+def test_check_beyond_its_limit_is_unscored_and_the_next_one_is_checked(monkeypatch):
+    monkeypatch.setattr("reward.scorers.math.LIMIT_S", 0.0)
     with pytest.raises(ScoringError):
         score_math("9*3", "27")
     monkeypatch.undo()
