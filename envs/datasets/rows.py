@@ -157,20 +157,15 @@ def plain_rows(table: "pyarrow.Table") -> list[Row]:
     Dates and decimals become texts. Empty values, and values that JSON cannot hold such as pictures, are left out.
     Raises ValueError, which names the row, for a value that Python cannot hold, such as a date after the year 9999.
     """
-    try:
-        return _python_rows(table)
-    except Exception:
-        for number in range(table.num_rows):
-            try:
-                _python_rows(table.slice(number, 1))
-            except Exception as error:
-                raise ValueError(f"row {number + 1}: {reason(error)}") from None
-        raise
-
-
-def _python_rows(table: "pyarrow.Table") -> list[Row]:
-    text = json.dumps(table.to_pylist(), default=_as_text)
-    return [{name: value for name, value in row.items() if value is not None} for row in json.loads(text)]
+    rows = []
+    for number, values in enumerate(zip(*table.columns, strict=True), start=1):
+        try:
+            row = {name: value.as_py() for name, value in zip(table.column_names, values, strict=True)}
+            plain = json.loads(json.dumps(row, default=_as_text))
+        except Exception as error:
+            raise ValueError(f"row {number}: {reason(error)}") from None
+        rows.append({name: value for name, value in plain.items() if value is not None})
+    return rows
 
 
 def _as_text(value: object) -> str | None:

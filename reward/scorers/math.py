@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from reward.scorers.notation import bare_number, plain, read_number, unwrapped
-from reward.scorers.process import ScoringProcess, scored
+from reward.scorers.process import scored
 
 if TYPE_CHECKING:
     from sympy import Expr
@@ -251,7 +251,6 @@ class _Parser:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else None
 
 
-_CHECKER = ScoringProcess(memory=MAX_MEMORY)
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -265,7 +264,7 @@ def score_math(text: str, gold: str) -> float:
         return float(answer == reference)
     what = "the check of a number"
     with _ONE_AT_A_TIME:
-        return float(scored(_checker, "", (text, gold), limit_s=LIMIT_S, what=what, process=_CHECKER) is True)
+        return float(scored(_checker, "", (text, gold), limit_s=LIMIT_S, what=what, memory=MAX_MEMORY) is True)
 
 
 def _checker(_: str) -> tuple[Callable[[str, str], bool], type[bool]]:

@@ -29,7 +29,6 @@ _NUMBERS = count()
 
 Load = Callable[[str], tuple[Callable[..., object], Callable[..., object]]]
 """From a name to a function, whose result may be awaitable, and the check of its result."""
-Replies = SimpleQueue[tuple[str, object]]
 
 
 class ScoringError(UserError):
@@ -50,23 +49,38 @@ class _Child:
                 env={"PATH": os.defpath, "OMP_NUM_THREADS": "1"} if memory else None,
             )
         self._connection = Connection(ours.detach())
-        self._replies: dict[int, Replies] = {}
+        self._sending = threading.Lock()
+        self._replies: dict[int, SimpleQueue[tuple[str, object]]] = {}
+        self._is_stuck = False
         threading.Thread(target=self._receive, daemon=True, name="replies of scorers").start()
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def is_usable(self) -> bool:
+        return not self._is_stuck and self._process.poll() is None
 
-    def send(self, *question: object) -> Replies:
-        """Send a question and return the queue of its replies."""
-        number, replies = next(_NUMBERS), Replies()
-        self._replies[number] = replies
+    def ask(self, load: Load, source: str, arguments: Sequence[object], limit_s: float) -> tuple[str, object]:
+        """Call the function with the arguments and return how it ended, and with what.
+
+        It ends `done` with a value; `failed` with a reason; `broken` if `load` failed, with a reason; `late` beyond its
+        limit, whose time starts when the function is loaded, or `stuck` if it still runs then; `lost` if the process
+        ended; or `hung` if the process was killed because it did not answer in time.
+        """
+        number = next(_NUMBERS)
+        replies = self._replies[number] = SimpleQueue()
         try:
-            self._connection.send((number, *question))
+            with self._sending:
+                self._connection.send((number, load, source, arguments, limit_s))
+            kind, value = replies.get(timeout=START_LIMIT_S)
+            if kind == "started":
+                kind, value = replies.get(timeout=limit_s + GRACE_S)
         except OSError:
+            return "lost", None
+        except Empty:
             self.kill()
-            replies.put(("lost", None))
-        return replies
+            return "hung", None
+        # The process ends after its last call, so it takes no further ones.
+        self._is_stuck |= kind == "stuck"
+        return kind, value
 
     def kill(self) -> None:
         self._process.kill()
@@ -84,53 +98,9 @@ class _Child:
                 replies.put(("lost", None))
 
 
-class ScoringProcess:
-    """A process that starts with the first call, and again after it ended. Thread-safe; calls run side by side.
-
-    With `memory` its address space is limited to as many bytes, and it knows no variable of the environment.
-    """
-
-    def __init__(self, *, memory: int = 0) -> None:
-        self.memory = memory
-        self._lock = threading.Lock()
-        self._child: _Child | None = None
-
-    def ask(self, load: Load, source: str, arguments: Sequence[object], limit_s: float) -> tuple[str, object]:
-        """Call the function with the arguments and return how it ended, and with what.
-
-        It ends `done` with a value; `failed` with a reason; `broken` if `load` failed, with a reason; `late` beyond its
-        limit, whose time starts when the function is loaded, or `stuck` if it still runs then; `lost` if the process
-        ended; or `hung` if the process was killed because it did not answer in time.
-        """
-        with self._lock:
-            if self._child is None or not self._child.alive:
-                self._child = _Child(self.memory)
-            child = self._child
-            replies = child.send(load, source, arguments, limit_s)
-        try:
-            kind, value = replies.get(timeout=START_LIMIT_S)
-            if kind == "started":
-                kind, value = replies.get(timeout=limit_s + GRACE_S)
-        except Empty:
-            child.kill()
-            return "hung", None
-        if kind == "stuck":
-            # The process ends after its last call and takes no further ones.
-            with self._lock:
-                if self._child is child:
-                    self._child = None
-        return kind, value
-
-    def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            if self._child is not None:
-                self._child.kill()
-
-
-CUSTOM = ScoringProcess()
-"""The process of all custom scorers."""
-_ALONE = threading.Lock()
+_CHILDREN: dict[int, _Child] = {}
+"""The process for each limit of memory."""
+_STARTING, _ALONE = threading.Lock(), threading.Lock()
 
 
 def scored(
@@ -141,25 +111,37 @@ def scored(
     limit_s: float,
     what: str,
     advice: str = "",
-    process: ScoringProcess = CUSTOM,
+    memory: int = 0,
 ) -> object:
     """Return the checked result of a function, called in a process, and once more in another if that ends or hangs.
 
-    Raises OwnCodeError if the function cannot be loaded, and ScoringError, which begins with `what`, if it fails.
+    Calls run side by side in one process. With `memory` its address space is limited to as many bytes, and it knows no
+    variable of the environment. Raises OwnCodeError if the function cannot be loaded, and ScoringError, which begins
+    with `what`, if it fails.
     """
-    kind, value = process.ask(load, source, arguments, limit_s)
+    with _STARTING:
+        child = _CHILDREN.get(memory)
+        if child is None or not child.is_usable:
+            child = _CHILDREN[memory] = _Child(memory)
+    kind, value = child.ask(load, source, arguments, limit_s)
     if kind in ("lost", "hung"):
         # Another call may have been the cause, so this one is tried alone.
         with _ALONE:
-            alone = ScoringProcess(memory=process.memory)
+            alone = _Child(memory)
             kind, value = alone.ask(load, source, arguments, limit_s)
-            alone.close()
+            alone.kill()
     if kind == "done":
         return value
     if kind == "broken":
         raise OwnCodeError(str(value))
     problems = {"failed": value, "lost": "ended its process"}
     raise ScoringError(f"{what} {problems.get(kind) or f'gave no score within {limit_s:g} s{advice}'}")
+
+
+def close() -> None:
+    """End the processes; the next call starts another."""
+    for child in _CHILDREN.values():
+        child.kill()
 
 
 def main() -> None:

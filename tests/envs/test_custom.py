@@ -80,7 +80,7 @@ def test_rows_of_a_file_become_tasks(file):
 @pytest.mark.parametrize(
     ("dataset", "reference", "right", "wrong"),
     [
-        ("own_integer", 1234, "1,234", "1234.0"),
+        ("own_integer", 1234, "1,234", "1234.5"),
         ("own_math", "1/2", "\\frac{2}{4}", "2"),
         ("own_choice", "C. a whale", "C", "B"),
         ("own_text", "The Nile", "nile", "Amazon"),

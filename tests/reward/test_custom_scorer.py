@@ -17,7 +17,7 @@ from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers import outcome_of, score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
-from reward.scorers.process import CUSTOM, ScoringError
+from reward.scorers.process import ScoringError, close
 from rollout.filters import ending_of
 from rollout.types import Group, Trajectory
 from tests.changed import replace
@@ -121,7 +121,7 @@ def custom_module(tmp_path, monkeypatch):
 def end_of_processes():
     # The processes keep the module, which is the same in every test.
     yield
-    CUSTOM.close()
+    close()
 
 
 def task(name, **further):

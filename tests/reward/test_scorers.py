@@ -16,8 +16,8 @@ from envs.datasets.families import FAMILIES
 from envs.datasets.generated import generate
 from envs.types import Task
 from reward.scorers import partial_credit, score_aime, score_answer, score_integer
-from reward.scorers.math import _CHECKER, NotANumberError, is_solution, parse_number, same_number, score_math
-from reward.scorers.process import ScoringError
+from reward.scorers.math import MAX_MEMORY, NotANumberError, is_solution, parse_number, same_number, score_math
+from reward.scorers.process import _CHILDREN, ScoringError, close
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
@@ -357,10 +357,10 @@ def test_power_of_too_many_digits_is_rejected_before_it_is_computed(text):
 
 def test_tower_costs_the_checking_process_nothing():
     assert score_math("9*3", "27") == 1.0
-    process = _CHECKER._child
+    process = _CHILDREN[MAX_MEMORY]
     assert [score_math(tower, "27") for tower in TOWERS] == [0.0] * len(TOWERS)
     assert score_math("9*3", "27") == 1.0
-    assert _CHECKER._child is process
+    assert _CHILDREN[MAX_MEMORY] is process
 
 
 def test_check_beyond_its_limit_is_unscored_and_the_next_one_is_checked(monkeypatch):
@@ -373,12 +373,12 @@ def test_check_beyond_its_limit_is_unscored_and_the_next_one_is_checked(monkeypa
 
 def test_checking_process_that_died_between_two_answers_costs_neither():
     assert score_math("9*3", "27") == 1.0
-    _CHECKER.close()
+    close()
     assert score_math("9*3", "27") == 1.0
 
 
 def test_answers_are_checked_in_a_process_with_more_than_a_thousand_open_files():
-    _CHECKER.close()
+    close()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
@@ -388,7 +388,7 @@ def test_answers_are_checked_in_a_process_with_more_than_a_thousand_open_files()
         for file in files:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        _CHECKER.close()
+        close()
 
 
 @settings(max_examples=60, deadline=None)
