@@ -73,7 +73,7 @@ class CustomSources:
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
     with_teacher: bool = False
-    """Whether a teacher plays demonstrations, which get a part of the tasks."""
+    """True if a teacher plays demonstrations, which get a part of the tasks."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "CustomSources":

@@ -17,29 +17,19 @@ def of(required=(), **properties):
     return {"type": "object", "properties": properties, "required": list(required), **DEFS}
 
 
+OBJECT, TEXT_OR_NULL = {"$ref": "#/$defs/Q"}, {"anyOf": [TEXT, NULL]}
+REQUIRED_TEXT = (TEXT, {"$ref": "#/$defs/T"}, {"allOf": [TEXT, {}]}, {"enum": ["a"]}, {"anyOf": [TEXT, TEXT]})
+NO_TEXT = ({"anyOf": [LIST, NULL]}, {"oneOf": [WHOLE, LIST]}, {"allOf": [OBJECT]}, {"type": ["integer", "null"]})
+NO_TEXT += (OBJECT, {"type": "string", "enum": [1]}, {"const": 5}, WHOLE)
+OPTIONAL_TEXT = (TEXT, {}, TEXT_OR_NULL, {"type": ["string", "null"]})
 PLAIN = [
-    *(("peru", of(["v"], v=one), {"v": "peru"}) for one in (TEXT, {"$ref": "#/$defs/T"}, {"allOf": [TEXT, {}]})),
-    *(
-        ('{"v": "x"}', of(["v"], v=one), {"v": '{"v": "x"}'})
-        for one in (TEXT, {"enum": ["a"]}, {"anyOf": [TEXT, TEXT]})
-    ),
-    *(("peru", of(v=one), {"v": "peru"}) for one in (TEXT, {}, {"anyOf": [TEXT, NULL]}, {"type": ["string", "null"]})),
-    *(('{"v": "x"}', of(v=one), {"v": "x"}) for one in (TEXT, {}, {"anyOf": [TEXT, NULL]}, {"$ref": "#/$defs/Self"})),
-    *(
-        ('{"v": 5}', of(["v"], v=one), {"v": 5})
-        for one in (
-            *(
-                {"anyOf": [LIST, NULL]},
-                {"oneOf": [WHOLE, LIST]},
-                {"$ref": "#/$defs/Q"},
-                {"allOf": [{"$ref": "#/$defs/Q"}]},
-            ),
-            *({"type": ["integer", "null"]}, {"type": "string", "enum": [1]}, {"const": 5}, WHOLE),
-        )
-    ),
+    *((text, of(["v"], v=one), {"v": text}) for one in REQUIRED_TEXT for text in ("peru", '{"v": "x"}')),
+    *(("peru", of(v=one), {"v": "peru"}) for one in OPTIONAL_TEXT),
+    *(('{"v": "x"}', of(v=one), {"v": "x"}) for one in (*OPTIONAL_TEXT, {"$ref": "#/$defs/Self"})),
+    *(('{"v": 5}', of(["v"], v=one), {"v": 5}) for one in NO_TEXT),
     ('{"q": "peru", "n": 5}', of(["q"], q=TEXT, n=WHOLE), {"q": "peru", "n": 5}),
     ("peru", of(["q"], q=TEXT, n=WHOLE), None),
-    *(("peru", of(v=one), None) for one in (WHOLE, LIST, {"anyOf": [WHOLE, NULL]}, {"$ref": "#/$defs/Q"})),
+    *(("peru", of(v=one), None) for one in (WHOLE, LIST, {"anyOf": [WHOLE, NULL]}, OBJECT)),
     *((text, of(a=WHOLE, b=WHOLE), None) for text in ('{"a": NaN}', "[1]", "", '{"a": 1', "[" * 5000)),
     *((text, {"type": "object", "properties": {}}, {}) for text in ("", "peru", '{"a": 1}')),
     ('{"a": 1}', {"type": "object"}, {"a": 1}),
@@ -74,28 +64,18 @@ OFFERED = [
     *((one, "peru", "peru"), (optional, "peru", "peru"), (optional, '{"v": "peru"}', "peru"), (choice, "a", "a")),
     *((optional_list, '{"v": ["a"]}', ["a"]), (optional_number, '{"v": 5}', 5), (either, '{"v": 5}', 5)),
     *((tool, '{"v": {"words": "x"}}', {"words": "x"}) for tool in (model, optional_model)),
-    *(
-        (limited, '{"v": "peru"}', "peru"),
-        (limited, "peru", None),
-        (model, "peru", None),
-        (optional_list, "peru", None),
-    ),
+    (limited, '{"v": "peru"}', "peru"),
+    *((tool, "peru", None) for tool in (limited, model, optional_list)),
 ]
 
 
 @pytest.mark.parametrize(("function", "text", "right"), OFFERED)
 @pytest.mark.parametrize("sdk", ["fastmcp", "official"])
 async def test_tools_of_both_sdks_get_what_the_planner_wrote(sdk, function, text, right):
-    if sdk == "fastmcp":
-        server = FastMCP("s")
-        server.tool(function)
-        (tool,) = await server.list_tools()
-        schema = tool.parameters
-    else:
-        server = MCPServer("s")
-        server.add_tool(function)
-        (tool,) = await server.list_tools()
-        schema = tool.input_schema
+    server = FastMCP("s") if sdk == "fastmcp" else MCPServer("s")
+    (server.tool if sdk == "fastmcp" else server.add_tool)(function)
+    [tool] = await server.list_tools()
+    schema = tool.parameters if sdk == "fastmcp" else tool.input_schema
     if right is None:
         with pytest.raises(ValueError):
             arguments_of(text, schema)
