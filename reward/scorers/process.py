@@ -69,7 +69,7 @@ class _Child:
         replies = self._replies[number] = SimpleQueue()
         try:
             with self._sending:
-                self._connection.send((number, load, source, arguments, limit_s))
+                self._connection.send((number, sys.path, load, source, arguments, limit_s))
             kind, value = replies.get(timeout=START_LIMIT_S)
             if kind == "started":
                 kind, value = replies.get(timeout=limit_s + GRACE_S)
@@ -159,8 +159,12 @@ def main() -> None:
             # Threads that hang would hold up the end.
             os._exit(0)
 
-    async def answer(number: int, load: Load, source: str, arguments: Sequence[object], limit_s: float) -> None:
+    async def answer(
+        number: int, path: list[str], load: Load, source: str, arguments: Sequence[object], limit_s: float
+    ) -> None:
         running.add(number)
+        # Folders may have been added since the start.
+        sys.path[:] = path
         # If the other side is gone and a scorer holds the lock, the kernel ends this process.
         signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S + limit_s)
         try:
