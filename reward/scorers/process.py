@@ -166,7 +166,7 @@ def main() -> None:
         # Folders may have been added since the start.
         sys.path[:] = path
         # If the other side is gone and a scorer holds the lock, the kernel ends this process.
-        signal.setitimer(signal.ITIMER_REAL, START_LIMIT_S + limit_s)
+        signal.setitimer(signal.ITIMER_REAL, max(START_LIMIT_S + limit_s, *signal.getitimer(signal.ITIMER_REAL)))
         try:
             function, check = cast(tuple[Callable[..., object], ...], await in_a_thread(load, source))
             connection.send((number, "started", None))
