@@ -131,29 +131,27 @@ def _choice(stem: str, options: Mapping[str, str], letter: str) -> Reading:
 
 
 def _text(row: Row, *columns: str) -> str:
-    text = next((row[column] for column in columns if column in row), None)
+    text = _value(row, columns)
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(
-            f"a row needs a text in the column {listed(columns)}; its columns are {', '.join(map(str, row))}"
-        )
+        raise ValueError(f"the column {listed(columns)} needs a text; the row has {', '.join(map(str, row))}")
     return text.strip()
 
 
 def _answers(row: Row, *columns: str) -> list[str]:
     """Return the accepted answers in the first of these columns that the row has."""
-    answers = _texts(next((_strings(row[column]) for column in columns if column in row), []))
-    if not answers:
-        raise ValueError(
-            f"a row needs an answer in the column {listed(columns)}; its columns are {', '.join(map(str, row))}"
-        )
+    if not (answers := _texts(_strings(_value(row, columns)))):
+        raise ValueError(f"the column {listed(columns)} needs an answer; the row has {', '.join(map(str, row))}")
     return answers
 
 
 def _answer(row: Row, *columns: str) -> str:
-    answers = _answers(row, *columns)
-    if len(answers) > 1:
-        raise ValueError(f"a row needs one answer in the column {listed(columns)}, got {answers!r:.80}")
+    if len(answers := _answers(row, *columns)) > 1:
+        raise ValueError(f"the column {listed(columns)} needs one answer, got {answers!r:.80}")
     return answers[0]
+
+
+def _value(row: Row, columns: Sequence[str]) -> object:
+    return next((row[column] for column in columns if column in row), None)
 
 
 def _texts(texts: Iterable[str]) -> list[str]:

@@ -6,18 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from configs.envs import OwnDatasetConfig
 from configs.errors import listed, whole_letters
 from configs.learner import TeacherConfig
 from configs.plugins import OwnCodeError, failure, own_function
 from configs.run import RunConfig
-from envs.datasets.rows import SPLITS, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
+from envs.datasets.rows import SPLITS, hub_table, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
 from envs.types import Task
-
-if TYPE_CHECKING:
-    from pyarrow import Table
 
 CUSTOM_FILES = ("own_text", "own_integer", "own_math", "own_choice")
 """Data sets read from `envs.data_path`; the name says how an answer is compared."""
@@ -73,7 +70,7 @@ class CustomSources:
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
     with_teacher: bool = False
-    """Whether a teacher plays demonstrations, which get a part of the tasks."""
+    """True if a teacher plays demonstrations, which get a part of the tasks."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "CustomSources":
@@ -204,7 +201,11 @@ def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
     place = f"envs.datasets.{name}"
     rows = []
     for split in filter(None, (config.split, config.eval_split)):
-        table = _table(place, config, split)
+        try:
+            table = hub_table(config.hub_id, config.config, split)
+            plain = plain_rows(table)
+        except ValueError as error:
+            raise ValueError(f"{place}, split '{split}': {error}") from None
         question = config.question or next((name for name in QUESTIONS if name in table.column_names), QUESTIONS[0])
         for setting, column in (("question", question), ("answer", config.answer)):
             if column not in table.column_names:
@@ -215,10 +216,6 @@ def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
         # These names control a custom row; a column of a foreign data set must not.
         taken = ("split", "kept_with", "scorer", *QUESTIONS, question, config.answer)
         held_out = {"split": "eval"} if split == config.eval_split else {}
-        try:
-            plain = plain_rows(table)
-        except ValueError as error:
-            raise ValueError(f"{place}: the split '{split}' of '{config.hub_id}', {error}") from None
         for number, row in enumerate(plain, start=1):
             rows.append(
                 {
@@ -230,22 +227,6 @@ def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
                 }
             )
     return rows
-
-
-def _table(place: str, config: OwnDatasetConfig, split: str) -> "Table":
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
-
-    try:
-        # The arrow format does not decode pictures and sounds.
-        return load_dataset(config.hub_id, config.config, split=split).with_format("arrow")[:]
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
-        text = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
-        raise ValueError(
-            f"{place}: the split '{split}' of '{config.hub_id}' cannot be loaded: {text}; check the names, the network "
-            "and, for a gated data set, the login of the hub"
-        ) from error
 
 
 def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) -> Task:

@@ -157,20 +157,15 @@ def plain_rows(table: "pyarrow.Table") -> list[Row]:
     Dates and decimals become texts. Empty values, and values that JSON cannot hold such as pictures, are left out.
     Raises ValueError, which names the row, for a value that Python cannot hold, such as a date after the year 9999.
     """
-    try:
-        return _python_rows(table)
-    except Exception:
-        for number in range(table.num_rows):
-            try:
-                _python_rows(table.slice(number, 1))
-            except Exception as error:
-                raise ValueError(f"row {number + 1}: {reason(error)}") from None
-        raise
-
-
-def _python_rows(table: "pyarrow.Table") -> list[Row]:
-    text = json.dumps(table.to_pylist(), default=_as_text)
-    return [{name: value for name, value in row.items() if value is not None} for row in json.loads(text)]
+    rows: list[Row] = []
+    for number, values in enumerate(zip(*table.columns, strict=True), start=1):
+        try:
+            row = {name: value.as_py() for name, value in zip(table.column_names, values, strict=True)}
+            plain = json.loads(json.dumps(row, default=_as_text))
+        except Exception as error:
+            raise ValueError(f"row {number}: {reason(error)}") from None
+        rows.append({name: value for name, value in plain.items() if value is not None})
+    return rows
 
 
 def _as_text(value: object) -> str | None:
@@ -179,15 +174,24 @@ def _as_text(value: object) -> str | None:
 
 def public_rows(source: str, config: str | None = None, split: str = "train") -> list[Row]:
     """Download a public data set of the Hugging Face hub. Raises ValueError."""
+    return plain_rows(hub_table(source, config, split))
+
+
+def hub_table(source: str, config: str | None, split: str) -> "pyarrow.Table":
+    """Download a split of a data set of the Hugging Face hub. Raises ValueError."""
     from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
 
     try:
-        return list(load_dataset(source, config, split=split))
+        # The arrow format does not decode pictures and sounds.
+        return load_dataset(source, config, split=split).with_format("arrow")[:]
     except Exception as error:
+        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
+        text = " ".join(f"{type(cause).__name__}: {cause}".split())[:300]
         raise ValueError(
-            f"the public data set {source} could not be loaded ({type(error).__name__}); if it is gated, accept its "
-            "terms and log in to the hub, or use a local file: --data FOLDER, or envs.data_path"
-        ) from error
+            f"the split '{split}' of '{source}' cannot be loaded: {text}; check the names, the network and, for a "
+            "gated data set, its terms and the login of the hub, or use a local file"
+        ) from None
 
 
 def read_tasks(rows: Iterable[Row], source: Path | str, read: Callable[[Row, int], Task | None]) -> list[Task]:

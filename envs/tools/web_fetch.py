@@ -202,7 +202,7 @@ class Page:
     """The declared type, in lower case; may be empty."""
     text: str
     cut: bool
-    """Whether the page was longer than the limit."""
+    """True if the page was longer than the limit."""
 
 
 class PageFetcher:

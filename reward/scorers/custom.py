@@ -2,17 +2,20 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from numbers import Real
 
 import numpy as np
 
 from configs.api_keys import without_secrets
-from configs.plugins import check_call, load_own, own_function
+from configs.plugins import OwnCodeError, check_call, load_own, own_function
 from envs.types import Task
 from reward.scorers.process import ScoringError, scored
 from rollout.types import Group, StepScores, Trajectory, Turn
+
+MAX_FAILURES = 32
+"""Attempts in a row at which a scorer of turns may fail. Beyond it the run ends: it would train without turn scores."""
 
 Scorer = Callable[[Task, str | None, Sequence[Turn]], object]
 
@@ -38,12 +41,14 @@ class CustomTurnScorer:
         """Load the function. Raise OwnCodeError if that fails."""
         self._source = source
         self._limit_s = limit_s
+        self._num_failures = 0
         _turn_scorer(source)
 
     async def score_group(self, group: Group) -> StepScores:
-        """Return a number from 0 to 1, or None, for each planner turn. Raise OwnCodeError.
+        """Return a number from 0 to 1, or None, for each planner turn.
 
-        An attempt that failed for lack of infrastructure, or at which the function fails, has None everywhere.
+        An attempt that failed for lack of infrastructure, or at which the function fails, has None everywhere. Raises
+        OwnCodeError if the function cannot be loaded, or fails MAX_FAILURES times in a row.
         """
         calls = (asyncio.to_thread(self._scores, trajectory) for trajectory in group.trajectories)
         return StepScores(raw=tuple(await asyncio.gather(*calls)), prm_digest="")
@@ -55,10 +60,18 @@ class CustomTurnScorer:
             return unscored
         arguments, what = (trajectory.task, trajectory.answer, turns), f"turn scorer '{self._source}'"
         try:
-            return scored(_turn_scorer, self._source, arguments, limit_s=self._limit_s, what=what, advice=_ADVICE)  # type: ignore[return-value]
+            scores = scored(_turn_scorer, self._source, arguments, limit_s=self._limit_s, what=what, advice=_ADVICE)
+            assert isinstance(scores, tuple)
+            if len(scores) != len(turns):
+                raise ScoringError(f"{what} returned {len(scores)} scores for {len(turns)} turns; return one for each")
         except ScoringError as error:
             trajectory.failure = str(error)
+            self._num_failures += 1
+            if self._num_failures >= MAX_FAILURES:
+                raise OwnCodeError(f"{error}; it failed at {self._num_failures} attempts in a row") from None
             return unscored
+        self._num_failures = 0
+        return scores
 
 
 @lru_cache(maxsize=64)
@@ -73,28 +86,15 @@ def scorer_of(source: str) -> Scorer:
     return function
 
 
-def _answer_scorer(source: str) -> Callable[..., object]:
-    return _checked(scorer_of(source), _score_of)
+def _answer_scorer(source: str) -> tuple[Callable[..., object], Callable[..., object]]:
+    return scorer_of(source), _score_of
 
 
-def _turn_scorer(source: str) -> Callable[..., object]:
-    return _checked(own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns"), _scores_of)
+def _turn_scorer(source: str) -> tuple[Callable[..., object], Callable[..., object]]:
+    return own_function(source, key="reward.credit.turn_scorer", takes="task, answer, turns"), _scores_of
 
 
-def _checked(function: Scorer, check: Callable[[object, Sequence[Turn]], object]) -> Callable[..., object]:
-    """Return the function with a check of its result, which may be awaitable."""
-
-    def call(task: Task, answer: str | None, turns: Sequence[Turn]) -> object:
-        found = function(task, answer, turns)
-        return check_later(found, turns) if inspect.isawaitable(found) else check(found, turns)
-
-    async def check_later(found: Awaitable[object], turns: Sequence[Turn]) -> object:
-        return check(await found, turns)
-
-    return call
-
-
-def _score_of(score: object, turns: Sequence[Turn] = ()) -> float | None:
+def _score_of(score: object) -> float | None:
     if score is None:
         return None
     if isinstance(score, Real | np.bool_) and 0 <= (number := float(score)) <= 1:
@@ -104,9 +104,7 @@ def _score_of(score: object, turns: Sequence[Turn] = ()) -> float | None:
     )
 
 
-def _scores_of(scores: object, turns: Sequence[Turn]) -> tuple[float | None, ...]:
-    if not isinstance(scores, Sequence) or len(scores) != len(turns):
-        raise ScoringError(
-            f"returned {without_secrets(repr(scores)):.80} for {len(turns)} turns; return a list with a number for each"
-        )
+def _scores_of(scores: object) -> tuple[float | None, ...]:
+    if not isinstance(scores, Sequence):
+        raise ScoringError(f"returned a {type(scores).__name__}; return a list with a number for each turn")
     return tuple(map(_score_of, scores))

@@ -1,16 +1,18 @@
 """Scorers of mathematical answers, which are parsed with a small grammar and compared exactly."""
 
 import ast
+import importlib
 import math
 import operator
 import re
+import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from reward.scorers.notation import bare_number, plain, read_number, unwrapped
-from reward.scorers.process import ScoringProcess, scored
+from reward.scorers.process import scored
 
 if TYPE_CHECKING:
     from sympy import Expr
@@ -249,7 +251,7 @@ class _Parser:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else None
 
 
-_CHECKER = ScoringProcess(serial=True, memory=MAX_MEMORY)
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def score_math(text: str, gold: str) -> float:
@@ -261,15 +263,14 @@ def score_math(text: str, gold: str) -> float:
     if answer is not None and reference is not None:
         return float(answer == reference)
     what = "the check of a number"
-    return float(bool(scored(_checker, "", (text, gold), limit_s=LIMIT_S, what=what, processes=(_CHECKER,))))
+    with _ONE_AT_A_TIME:
+        return float(scored(_checker, "", (text, gold), limit_s=LIMIT_S, what=what, memory=MAX_MEMORY) is True)
 
 
-def _checker(_: str) -> Callable[[str, str], bool]:
-    # Imported before the first question, because the import takes longer than most checks.
-    import sympy
-
-    sympy.Integer(0)
-    return same_number
+def _checker(_: str) -> tuple[Callable[[str, str], bool], type[bool]]:
+    # Imported before the time starts, because the import takes longer than most checks.
+    importlib.import_module("sympy")
+    return same_number, bool
 
 
 def same_number(text: str, gold: str) -> bool:

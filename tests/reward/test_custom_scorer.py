@@ -3,7 +3,10 @@
 import asyncio
 import copy
 import os
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +17,7 @@ from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers import outcome_of, score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
-from reward.scorers.process import CUSTOM_PROCESSES, ScoringError
+from reward.scorers.process import ScoringError, close
 from rollout.filters import ending_of
 from rollout.types import Group, Trajectory
 from tests.changed import replace
@@ -25,6 +28,7 @@ SCORERS = """
 import asyncio
 import os
 import re
+import sys
 import time
 import numpy as np
 
@@ -40,11 +44,9 @@ def num_turns(task, answer, turns):
 def unsure(task, answer):
     return None if answer == "?" else 1
 
-def invalid(task, answer):
-    return {"nan": float("nan"), "two": 2.0, "text": "1", "list": [1]}[answer]
-
-def numpy(task, answer):
-    return {"float32": np.float32(0.5), "bool": np.bool_(True), "int": np.int64(1)}[answer]
+def returns(task, answer):
+    values = {"nan": float("nan"), "two": 2.0, "list": [1], "32": np.float32(0.5), "true": np.bool_(1), "8": np.int8(1)}
+    return values.get(answer, answer)
 
 def broken(task, answer):
     raise KeyError("no such word")
@@ -56,11 +58,11 @@ async def later(task, answer):
     await asyncio.sleep(0)
     return 0.25
 
-def told(task, answer):
-    return answer
-
 async def later_broken(task, answer):
     raise KeyError("no such word")
+
+async def exits(task, answer):
+    sys.exit(1)
 
 async def never(task, answer):
     await asyncio.Event().wait()
@@ -97,10 +99,7 @@ def too_few(task, answer, turns):
     return [1.0]
 
 def turns_invalid(task, answer, turns):
-    return [0.0, 2.0]
-
-def turns_nothing(task, answer, turns):
-    return None
+    return {"yes": [0.0, 2.0], "0": [0.0, 0.0]}.get(answer)
 
 def turns_broken(task, answer, turns):
     raise KeyError("no such word")
@@ -122,8 +121,7 @@ def custom_module(tmp_path, monkeypatch):
 def end_of_processes():
     # The processes keep the module, which is the same in every test.
     yield
-    for process in CUSTOM_PROCESSES:
-        process.close()
+    close()
 
 
 def task(name, **further):
@@ -158,9 +156,9 @@ def ending(group):
         ("half", "bar", 0.0),
         ("num_turns", "bar", 1.0),
         ("later", "a", 0.25),
-        ("numpy", "float32", 0.5),
-        ("numpy", "bool", 1.0),
-        ("numpy", "int", 1.0),
+        ("returns", "32", 0.5),
+        ("returns", "true", 1.0),
+        ("returns", "8", 1.0),
         ("broken", None, 0.0),
         ("broken", " \n", 0.0),
     ],
@@ -176,11 +174,13 @@ def test_a_task_may_name_a_built_in_comparison():
         score_answer(replace(whole, scorer="intger"), "1")
 
 
-FAILING = [("invalid", answer) for answer in ("nan", "two", "text", "list")]
-FAILING += [("broken", "a"), ("later_broken", "a"), ("dies", "dies")]
-
-
-@pytest.mark.parametrize(("name", "answer"), FAILING)
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        *(("returns", answer) for answer in ("nan", "two", "1", "list")),
+        *(("broken", "a"), ("later_broken", "a"), ("dies", "dies"), ("exits", "a")),
+    ],
+)
 def test_a_failed_score_is_one_line_that_names_the_function_and_leaves_the_attempt_unscored(name, answer):
     with pytest.raises(ScoringError, match=f"{MODULE}:{name}") as caught:
         score_answer(task(name), answer)
@@ -203,7 +203,7 @@ def test_what_runs_away_is_ended_at_its_limit(name):
     before = score_answer(task("process"), "a")
     with pytest.raises(ScoringError, match=r"reward\.timeout_s"):
         score_answer(task(name, scoring_limit_s=0.05), "runaway")
-    assert os.path.exists(f"/proc/{round(1 / before)}") == (name == "never")
+    assert (score_answer(task("process"), "a") == before) == (name == "never")
 
 
 @pytest.mark.parametrize(("name", "fatal"), [("backtracks", "runaway"), ("dies", "dies")])
@@ -215,8 +215,24 @@ def test_keys_are_in_no_reason(monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "a-key-of-the-test")
     told = replace(attempt(TASK, None), stop_reason="infrastructure", failure="x" * 280 + " a-key-of-the-test")
     reasons = [group_summary(Group(id="g", trajectories=(told,)), duration_s=0.0, prm_s=0.0).reason]
-    reasons += [failed_summary(RuntimeError("a-key-of-the-test")).reason, judged("told", "a-key-of-the-test")]
+    reasons += [failed_summary(RuntimeError("a-key-of-the-test")).reason, judged("returns", "a-key-of-the-test")]
     assert "a-key" not in str(reasons).replace("answer='a-key-of-the-test'", "")
+
+
+def test_the_process_ends_with_its_worker(tmp_path):
+    """Also while a scorer runs."""
+    code = (
+        "from reward.scorers import score_answer; from tests.reward import test_custom_scorer as t;"
+        "print(1 / score_answer(t.task('process'), 'a'), flush=True);"
+        "score_answer(t.task('slow', scoring_limit_s=600), 'a')"
+    )
+    command, path = [sys.executable, "-c", code], os.pathsep.join((str(tmp_path), os.getcwd()))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}) as worker:
+        process = Path(f"/proc/{round(float(worker.stdout.readline()))}")
+        assert process.exists()
+        worker.kill()
+    while process.exists():
+        time.sleep(0.01)
 
 
 def test_attempts_of_a_group_are_scored_concurrently():
@@ -270,11 +286,22 @@ def test_groups_without_signal_and_broken_attempts_are_not_scored():
     assert raw_of(turns_judged("looked", (*PAIR, broken))) == ((1.0, 0.0), (0.0, 0.0), (None,))
 
 
-@pytest.mark.parametrize("name", ["too_few", "turns_invalid", "turns_nothing", "turns_broken", "turns_slow"])
+@pytest.mark.parametrize("name", ["too_few", "turns_invalid", "turns_broken", "turns_slow"])
 def test_turns_without_valid_scores_are_unscored_for_a_reason_that_names_the_function(name):
     group = turns_judged(name, limit_s=0.05 if name == "turns_slow" else 60.0)
     assert (raw_of(group), ending(group)) == (((None, None),) * 2, "ready")
     assert all(f"{MODULE}:{name}" in one.failure and "\n" not in one.failure for one in group.trajectories)
+
+
+def test_a_scorer_that_fails_at_every_attempt_ends_the_run(monkeypatch):
+    """It does so in a row only: a function that sometimes fails costs no more than its attempts."""
+    monkeypatch.setattr("reward.scorers.custom.MAX_FAILURES", 2)
+    scorer = CustomTurnScorer(f"{MODULE}:turns_invalid", limit_s=60.0)
+    for answer, score in (("yes", None), ("0", 0.0), ("yes", None)):
+        [raw] = asyncio.run(scorer.score_group(Group(id="g", trajectories=(replace(PAIR[0], answer=answer),)))).raw
+        assert raw == (score, score)
+    with pytest.raises(OwnCodeError, match=f"{MODULE}:turns_broken"):
+        turns_judged("turns_broken")
 
 
 @pytest.mark.parametrize("name", ["half", "missing"])

@@ -128,18 +128,12 @@ async def test_reply_that_thinks_is_refused_where_the_template_writes_thoughts_i
 @pytest.mark.parametrize(
     "text",
     [
-        "[]",
-        '{"messages": [{"role": "owl"}]}',
-        line(user("x")),
+        *("[]", '{"messages": [{"role": "owl"}]}', '{"messages": ' + "[" * 100_000, line(user("x"))),
         line(user("x"), {"role": "assistant", "tool_calls": [CALL]}),
-        line(user("x"), {"role": "assistant", "content": "y" * 99}),
-        line(user("x"), {"role": "assistant", "content": "y", "weight": 0}),
-        line(user("x"), {"role": "assistant", "content": "y", "weight": "0"}),
-        line(user("x"), {"role": "assistant", "content": None}),
-        line(user("x"), {"role": "assistant", "content": []}),
+        *(line(user("x"), {"role": "assistant", "content": "y", "weight": weight}) for weight in (0, "0")),
+        *(line(user("x"), {"role": "assistant", "content": content}) for content in (None, [], "y" * 99)),
         line(user("x"), {"role": "assistant", "content": " "}, user("y"), {"role": "assistant", "content": "z"}),
         line({"role": "assistant", "content": "hello"}, user("x"), {"role": "assistant", "content": "z"}),
-        '{"messages": ' + "[" * 100_000,
     ],
 )
 async def test_a_file_that_cannot_be_imitated_names_the_line(tmp_path, text):
