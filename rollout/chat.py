@@ -132,12 +132,14 @@ class ChatFormat:
 
     def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
         roles = tuple(one.role for one in messages)
-        if roles not in self._around:
+        # Another thread may clear the cache at any time.
+        pieces = self._around.get(roles)
+        if pieces is None:
             if len(self._around) >= MAX_SHAPES:
                 self._around.clear()
             opening, *others = _pieces_of(self._tokenizer, roles)
-            self._around[roles] = (self._ids(opening), *map(self._inside, others))
-        return self._around[roles]
+            self._around[roles] = pieces = (self._ids(opening), *map(self._inside, others))
+        return pieces
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""

@@ -30,7 +30,7 @@ from rollout.endpoint.attempt import Attempt, Bound
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer
-from rollout.engines.engine import TimeLimit
+from rollout.engines.engine import TimeLimit, TimeLimitError
 from rollout.files import held_folder, remove_tree
 from rollout.types import StopReason, Trajectory, Turn
 
@@ -215,7 +215,7 @@ def _answer(told: bytes) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End a keeper, and wait until it has ended the program. What takes longer than ENDING_S goes on by itself."""
+    """End a keeper, and wait at most ENDING_S until it has ended the program and deleted its folder."""
     with suppress(ProcessLookupError, TimeoutError):
         if process.returncode is None:
             process.terminate()
@@ -289,14 +289,14 @@ class CustomAgent:
         except AgentError as error:
             wrong, bound, fault = str(error), error.bound, error.fault
         except Exception as error:
-            # Whatever it is, the other attempts of the group go on.
+            # Whatever it is, it must not end the other attempts of the group.
             wrong, fault = f"the attempt failed with {failure(error)}", True
         if on_turn:
             for turn in turns:
                 on_turn(turn)
         if attempt and attempt.broken:
             wrong, fault = attempt.broken, True
-        elif bound:
+        elif bound and not fault:
             wrong = None
         elif wrong is None and not turns:
             wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
@@ -324,11 +324,8 @@ class CustomAgent:
                 await asyncio.wait((solving, attempt.out_of_calls), return_when=asyncio.FIRST_COMPLETED)
                 # An agent that is refused a further call may still answer.
                 _, late = await asyncio.wait((solving,), timeout=GRACE_S)
-        except TimeoutError:
-            exceeded = f"rollout.episode_timeout_s = {self.timeout_s:g}"
-            if attempt.limit.is_wall_over:
-                exceeded = f"rollout.wall_timeout_s = {self.wall_timeout_s:g}"
-            raise AgentError(f"the agent took longer than {exceeded}") from None
+        except TimeLimitError as error:
+            raise AgentError(str(error)) from None
         finally:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)

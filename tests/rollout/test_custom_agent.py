@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from endpoint_play import RULES, GatedEngine
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
@@ -28,6 +29,10 @@ FUNCTIONS = """
 import asyncio
 import time
 from envs.types import ToolUnavailableError
+
+async def ask(client, text="again"):
+    messages = [{"role": "user", "content": text}]
+    return await client.chat.completions.create(model="policy", messages=messages)
 
 async def solve(task, client):
     messages = [{"role": "user", "content": task.question}]
@@ -60,9 +65,7 @@ async def fails_late(task, client):
 async def repeats(task, client):
     for _ in range(999):
         try:
-            reply = await client.chat.completions.create(
-                model="policy", messages=[{"role": "user", "content": "again"}]
-            )
+            await ask(client)
         except Exception as error:
             refused = error
     raise refused
@@ -76,7 +79,13 @@ def gives_up(task, client):
 
 async def is_refused(task, client):
     while True:
-        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+        await ask(client)
+
+async def fails_once_it_is_refused(task, client):
+    try:
+        await is_refused(task, client)
+    except Exception:
+        raise ToolUnavailableError("down")
 
 async def asks_side_by_side(task, client):
     await asyncio.gather(*(repeats(task, client) for _ in range(3)))
@@ -89,8 +98,7 @@ async def knows(task, client):
     return repr(task)
 
 async def overflows(task, client):
-    question = "x" * 5000
-    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+    await ask(client, "x" * 5000)
 
 async def cancels(task, client):
     waiting = asyncio.ensure_future(asyncio.sleep(3600))
@@ -113,7 +121,7 @@ ERRORS = {
 }
 
 async def fails_after_a_reply(task, client):
-    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "?"}])
+    await ask(client)
     if task.question in ERRORS:
         raise ERRORS[task.question]
     await asyncio.sleep(3600)
@@ -246,7 +254,7 @@ async def test_a_function_that_fails_after_a_reply_is_wrong_unless_a_tool_failed
     assert outcome_of(trajectory) == (0.0 if trajectory.stop_reason == "failed" else None)
 
 
-async def test_whatever_ends_an_attempt_its_siblings_go_on(functions, monkeypatch):
+async def test_an_attempt_that_cannot_be_opened_is_reported_and_raises_nothing(functions, monkeypatch):
     async def no_port(endpoint, attempt):
         raise OSError("too many open files")
 
@@ -254,10 +262,15 @@ async def test_whatever_ends_an_attempt_its_siblings_go_on(functions, monkeypatc
     assert "OSError" in await failure_of(functions("solve"), "1", "2")
 
 
-@pytest.mark.parametrize("name", ["never_ends", "sleeps"])
-async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, name, monkeypatch):
+@pytest.mark.parametrize("name", ["never_ends", "sleeps", "fails_late"])
+async def test_a_function_that_ignores_its_time_limit_is_left_behind_and_logs_nothing(functions, name, monkeypatch):
+    logged = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     monkeypatch.setattr("rollout.agent.custom.GRACE_S", 0.1)
     assert "rollout.episode_timeout_s" in await failure_of(functions(name), timeout_s=0.2)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert logged == []
 
 
 @pytest.mark.parametrize("name", ["repeats", "is_refused", "asks_side_by_side"])
@@ -273,22 +286,23 @@ async def test_an_agent_that_is_refused_a_further_call_may_answer(functions):
     assert (trajectory.stop_reason, trajectory.answer) == ("answered", "PermissionDeniedError")
 
 
-async def test_an_agent_that_fails_late_logs_nothing_more(functions):
-    told = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    assert "rollout.episode_timeout_s" in await failure_of(functions("fails_late"), timeout_s=0.1)
-    gc.collect()
-    await asyncio.sleep(0)
-    assert told == []
-
-
-async def test_an_engine_that_works_for_ever_ends_an_attempt_at_its_wall_time(functions):
-    assert "rollout.wall_timeout_s" in await failure_of(functions("solve"), engine=GatedEngine("a"), wall_timeout_s=0.3)
+@pytest.mark.parametrize("name", ["solve", "fails_after_a_reply"])
+async def test_the_wall_time_bounds_an_attempt_that_waits_for_its_engine_or_for_itself(functions, name):
+    engine = GatedEngine("a") if name == "solve" else None
+    assert "rollout.wall_timeout_s" in await failure_of(functions(name), "1", engine=engine, wall_timeout_s=1)
 
 
 async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(functions):
     trajectory = await attempt(functions("overflows"), "1")
     assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
+
+
+async def test_a_fault_leaves_an_attempt_unscored_also_after_a_refusal(functions, program):
+    unavailable = program("try: ask('x' * 5000)\nexcept KeyError: raise SystemExit(os.EX_TEMPFAIL)")
+    for solve in (functions("fails_once_it_is_refused"), unavailable):
+        trajectory = await attempt(solve, *"a" * 99)
+        assert (trajectory.stop_reason, trajectory.answer) == ("infrastructure", None)
+        assert trajectory.turns
 
 
 async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
@@ -297,20 +311,25 @@ async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
     assert text_of(trajectory.turns[0].prompt_token_ids) == "<s>user:What is 6*7?<e><s>assistant:"
 
 
-async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_with_all_that_it_started(
-    program, tmp_path
-):
+@pytest.mark.parametrize("ending", ["post('/answer', {'answer': said}); time.sleep(600)", "print(said)"])
+async def test_a_program_that_has_answered_is_not_waited_for_and_ends_with_its_daemons(program, tmp_path, ending):
     note = tmp_path / "pids"
-    lingers = f"""
-        import subprocess, time
-        child = subprocess.Popen(["sleep", "600"])
-        open({str(note)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
-        post("/answer", {{"answer": said}})
-        time.sleep(600)
+    daemon = f"""
+        import time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                open({str(note)!r} + "s", "w").write(f"{{os.getpid()}} {{os.getsid(0)}}")
+                os.rename({str(note)!r} + "s", {str(note)!r})
+                os.execve("/bin/sleep", ["sleep", "600"], {{}})
+            os._exit(0)
+        while not os.path.exists({str(note)!r}):
+            time.sleep(0.01)
+        {ending}
     """
-    trajectory = await attempt(program(lingers), "42", timeout_s=20)
+    trajectory = await attempt(program(daemon), "42", timeout_s=20)
     assert (trajectory.answer, trajectory.stop_reason, trajectory.failure) == ("42", "answered", None)
-    assert_gone(note)
+    assert_gone(note.read_text().split())
     assert not {"Program.run", "Event.wait"} & {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
 
 
@@ -413,30 +432,8 @@ def test_a_worker_that_is_killed_leaves_nothing_of_its_programs(tmp_path, how):
     )
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), how], cwd=Path(__file__).parents[2], check=False)
     *pids, home = (tmp_path / "whole").read_text().split()
-    (tmp_path / "pids").write_text(" ".join(pids))
-    assert_gone(tmp_path / "pids")
-    deadline = time.monotonic() + 20
-    while Path(home).parent.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(home).parent.exists()
-
-
-async def test_a_daemon_that_left_its_process_group_ends_with_the_attempt(program, tmp_path):
-    note = tmp_path / "pids"
-    daemon = f"""
-        import time
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                open({str(note)!r}, "w").write(str(os.getpid()))
-                os.execve("/bin/sleep", ["sleep", "600"], {{}})
-            os._exit(0)
-        while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()):
-            time.sleep(0.01)
-        print(said)
-    """
-    assert (await attempt(program(daemon), "42")).answer == "42"
-    assert_gone(note)
+    assert_gone(pids)
+    until_not(Path(home).parent.exists)
 
 
 async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_itself(program, monkeypatch):
@@ -453,16 +450,13 @@ async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_its
     assert Path(first[1]).parent.name not in os.listdir(tempfile.gettempdir())
 
 
-def assert_gone(note):
-    for pid in map(int, note.read_text().split()):
-        deadline = time.monotonic() + 20
-        while alive(pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not alive(pid)
+def assert_gone(pids):
+    for pid in map(int, pids):
+        until_not(lambda pid=pid: psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
 
 
-def alive(pid):
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def until_not(true):
+    deadline = time.monotonic() + 20
+    while true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not true()
