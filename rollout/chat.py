@@ -82,7 +82,7 @@ class ChatFormat:
         """Cut the tokenizer's chat template. Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = chat_pieces(tokenizer)
-        self.opens_thought = any(map(self.pieces.generation.rstrip().endswith, THOUGHTS))
+        self.opens_thought = self.pieces.generation.rstrip().endswith(tuple(THOUGHTS))
         """The template begins a reply's thoughts."""
         self.turn_end = turn_end(tokenizer)
         """The token that ends a reply of the template."""

@@ -172,21 +172,19 @@ class Program:
         """
         home, lock = held_folder(Path(tempfile.gettempdir()))
         try:
-            with lock, tempfile.TemporaryFile() as stdin:
+            with lock:
                 work = home / "work"
                 work.mkdir()
-                stdin.write(json.dumps(dict(task)).encode())
-                stdin.seek(0)
                 inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
                 process = await asyncio.create_subprocess_exec(
                     *(*_KEEPER, str(os.getpid()), str(home), str(max_memory_mb), *self._words),
-                    stdin=stdin,
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     env={**inherited, "PATH": self._path, "HOME": str(work), "TMPDIR": str(work), **variables},
                     start_new_session=True,
                 )
                 try:
-                    told, _ = await process.communicate()
+                    told, _ = await process.communicate(json.dumps(dict(task)).encode())
                 finally:
                     await asyncio.shield(_ended(process))
         finally:
