@@ -320,7 +320,9 @@ class CustomAgent:
         try:
             async with attempt.limit.running():
                 await asyncio.wait((solving, attempt.out_of_calls), return_when=asyncio.FIRST_COMPLETED)
-                # An agent that is refused a further call may still answer.
+                # An agent that is refused a further call may still answer, with the replies to its calls before.
+                sampled = asyncio.ensure_future(attempt.sampled())
+                await asyncio.wait((solving, sampled), return_when=asyncio.FIRST_COMPLETED)
                 _, late = await asyncio.wait((solving,), timeout=GRACE_S)
         except TimeLimitError as error:
             raise AgentError(str(error)) from None

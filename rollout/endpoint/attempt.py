@@ -181,13 +181,17 @@ class Attempt:
                 return (*before, replace(message, call_ids=tuple(prefix + name for name in reply.call_names)))
         return None
 
+    async def sampled(self) -> None:
+        """Wait for the replies that are being sampled."""
+        await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
+
     async def end(self) -> list[Turn]:
         """Stop sampling, reject later calls, and return the turns in the order of their requests."""
         self._ended = True
         self._stop_idling()
         for call in self._calls:
             call.answering.cancel()
-        await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
+        await self.sampled()
         self._writer.release()
         return [call.turn(call.reply) for call in self._calls if call.reply is not None]
 

@@ -90,6 +90,10 @@ async def fails_once_it_is_refused(task, client):
 async def asks_side_by_side(task, client):
     await asyncio.gather(*(repeats(task, client) for _ in range(3)))
 
+async def counts_replies(task, client):
+    replies = await asyncio.gather(*(ask(client, str(number)) for number in range(9)), return_exceptions=True)
+    return str(sum(not isinstance(reply, Exception) for reply in replies))
+
 async def tells_its_key(task, client):
     raise RuntimeError("503 for https://x/?q=1&appid=key+of+mine-123")
 
@@ -284,6 +288,13 @@ async def test_an_agent_that_never_stops_asking_ended_so_and_is_scored(functions
 async def test_an_agent_that_is_refused_a_further_call_may_answer(functions):
     trajectory = await attempt(functions("gives_up"), *"a" * 99)
     assert (trajectory.stop_reason, trajectory.answer) == ("answered", "PermissionDeniedError")
+
+
+async def test_an_agent_that_is_refused_a_further_call_gets_the_replies_to_those_before(functions, monkeypatch):
+    monkeypatch.setattr("rollout.agent.custom.GRACE_S", 1)
+    engine = GatedEngine(["a"] * RULES.max_calls)
+    asyncio.get_running_loop().call_later(1.5, engine.gate.set)
+    assert (await attempt(functions("counts_replies"), engine=engine)).answer == str(RULES.max_calls)
 
 
 @pytest.mark.parametrize("name", ["solve", "fails_after_a_reply"])
