@@ -366,6 +366,13 @@ async def test_a_program_that_fails_is_reported_in_one_line_and_gives_no_answer(
     assert "\n" not in trajectory.failure
 
 
+async def test_a_program_that_the_system_cannot_execute_is_reported(tmp_path):
+    (tmp_path / "agent").write_text("no program\n")
+    (tmp_path / "agent").chmod(0o700)
+    solve = command_solving(CommandAgentConfig(command="agent", max_memory_mb=256), str(tmp_path))
+    assert "Exec format error" in await failure_of(solve)
+
+
 @pytest.mark.parametrize(
     "does",
     [
