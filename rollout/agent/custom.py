@@ -273,7 +273,8 @@ class CustomAgent:
     ) -> Trajectory:
         """Run one attempt. One whose agent fails or goes beyond a limit gives no answer; a fault leaves it unscored."""
         attempt: Attempt | None = None
-        answer, wrong, bound, fault = None, None, None, False
+        answer: str | None = None
+        failed: AgentError | None = None
         turns: list[Turn] = []
         try:
             limit = TimeLimit(self.timeout_s, self.wall_timeout_s)
@@ -285,30 +286,32 @@ class CustomAgent:
                 self.endpoint.dismiss(attempt)
                 turns = await attempt.end()
         except AgentError as error:
-            wrong, bound, fault = str(error), error.bound, error.fault
+            failed = error
         except Exception as error:
             # Whatever it is, it must not end the other attempts of the group.
-            wrong, fault = f"the attempt failed with {failure(error)}", True
+            failed = AgentError(f"the attempt failed with {failure(error)}", fault=True)
         if on_turn:
             for turn in turns:
                 on_turn(turn)
         if attempt and attempt.broken:
-            wrong, fault = attempt.broken, True
-        elif bound and not fault:
-            wrong = None
-        elif wrong is None and not turns:
-            wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
-        stop: StopReason = bound or "answered"
-        if wrong is not None:
+            failed = AgentError(attempt.broken, fault=True)
+        elif failed is None and not turns:
+            failed = AgentError("the agent answered without a model call; is it pointed at OPENAI_BASE_URL?")
+        stop: StopReason = "answered"
+        wrong: str | None = None
+        if failed and failed.bound and not failed.fault:
+            stop = failed.bound
+        elif failed:
             # What an agent does before the first reply is not the policy's doing.
-            stop = "infrastructure" if fault or not turns or not self.count_failed else "failed"
+            stop = "infrastructure" if failed.fault or not turns or not self.count_failed else "failed"
+            wrong = str(failed)
             _log.warning("trajectory %s ends as %s: %s", trajectory_id, stop, wrong)
         return Trajectory(
             id=trajectory_id,
             group_id=group_id,
             task=task,
             turns=tuple(turns),
-            answer=None if wrong else answer,
+            answer=None if failed else answer,
             stop_reason=stop,
             failure=wrong,
         )
@@ -332,7 +335,7 @@ class CustomAgent:
             # Retrieve the error of an agent that ended too late, which asyncio would otherwise log.
             solving.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         if late:
-            raise AgentError(attempt.refusal or "the agent was refused a further call", bound="calls")
+            raise AgentError("the agent was refused a further call", bound="calls")
         if solving.cancelled():
             # The agent cancelled itself; a cancellation from outside leaves this function above.
             raise AgentError("the agent was cancelled by something that it waited for")
