@@ -131,7 +131,7 @@ class Attempt:
     def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, limit: TimeLimit | None = None) -> None:
         """Open an attempt, in a running event loop."""
         self.rules = rules
-        self.limit = limit or TimeLimit(None)
+        self.limit = limit or TimeLimit()
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The answer that was posted first."""

@@ -150,12 +150,12 @@ class TimeLimit:
 
     On a busy machine an attempt waits minutes for its turns. Whether an engine still works is for its heartbeat to find
     out; an attempt that was cut off for it would come again and be cut off again, the longest first. So the limit of
-    everything together, `wall_seconds`, is a generous one. None is no limit.
+    everything together, `wall_seconds`, is a generous one.
     """
 
-    def __init__(self, seconds: float | None, wall_seconds: float | None = None) -> None:
-        self._seconds = self._left = math.inf if seconds is None else seconds
-        self._wall = math.inf if wall_seconds is None else wall_seconds
+    def __init__(self, seconds: float = math.inf, wall_seconds: float = math.inf) -> None:
+        self._seconds = self._left = seconds
+        self._wall = wall_seconds
         self._resumed = 0.0
         self._wall_end = math.inf
         self._timeout: asyncio.Timeout | None = None
