@@ -162,7 +162,7 @@ def _excess(max_memory_mb: int) -> str:
 
 
 def _add(kept: bytearray, chunk: bytes) -> None:
-    """Append a part of the output, and keep enough to know the last line, or that it is too long."""
+    """Append a part of the output, and keep the end, which is longer than a line may be."""
     kept += chunk
     del kept[: -MAX_LINE_BYTES - 2]
 
@@ -170,6 +170,7 @@ def _add(kept: bytearray, chunk: bytes) -> None:
 def _last_line(text: bytearray) -> str | None:
     """Return the last line that is not blank; None for one that is longer than MAX_LINE_BYTES."""
     # Texts have more line separators than bytes. A progress bar ends its lines by a carriage return.
-    lines = (line for line in reversed(text.splitlines()) if line.decode(errors="replace").strip())
-    line = next(lines, bytearray())
-    return None if len(line) > MAX_LINE_BYTES else line.decode(errors="replace").strip()
+    lines = text.splitlines()
+    line = next((one for one in reversed(lines) if one.decode(errors="replace").strip()), bytearray())
+    may_be_cut = len(text) > MAX_LINE_BYTES and line is lines[0]
+    return None if may_be_cut or len(line) > MAX_LINE_BYTES else line.decode(errors="replace").strip()

@@ -357,6 +357,7 @@ FORKS = "for _ in range(600): os.fork() or (os.execv('/bin/sleep', ['sleep', '60
         *((EATS, "failed", "agent.max_memory_mb"), ("sys.setrecursionlimit(9); f()", "failed", "NameError")),
         pytest.param(FORKS, "failed", ("512", "agent.max_memory_mb"), id="forks"),
         ("open('big', 'wb').truncate(2 << 30)", "failed", "OSError"),
+        (r"print('x' * 600_000 + '\n' * 300_000)", "failed", "524288"),
     ],
 )
 async def test_a_program_that_fails_is_reported_in_one_line_and_gives_no_answer(program, ending, stop, says):
