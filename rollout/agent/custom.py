@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from pathlib import Path
 from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.plugins import failure, in_a_thread, own_function
-from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
+from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig, RolloutConfig
 from configs.run import RunConfig
 from envs import kernel
 from envs.types import Task, ToolUnavailableError
@@ -264,9 +263,7 @@ class CustomAgent:
     """Creates the writer of an attempt's replies from its task and its trajectory's id."""
     chat: ChatFormat
     rules: Rules
-    timeout_s: float
-    wall_timeout_s: float = math.inf
-    count_failed: bool = True
+    limits: RolloutConfig
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
@@ -277,7 +274,7 @@ class CustomAgent:
         failed: AgentError | None = None
         turns: list[Turn] = []
         try:
-            limit = TimeLimit(self.timeout_s, self.wall_timeout_s)
+            limit = TimeLimit(self.limits.episode_timeout_s, self.limits.wall_timeout_s)
             attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
             await self.endpoint.admit(attempt)
             try:
@@ -303,7 +300,7 @@ class CustomAgent:
             stop = failed.bound
         elif failed:
             # What an agent does before the first reply is not the policy's doing.
-            stop = "infrastructure" if failed.fault or not turns or not self.count_failed else "failed"
+            stop = "infrastructure" if failed.fault or not turns or not self.limits.count_failed else "failed"
             wrong = str(failed)
             _log.warning("trajectory %s ends as %s: %s", trajectory_id, stop, wrong)
         return Trajectory(

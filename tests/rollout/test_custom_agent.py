@@ -17,7 +17,7 @@ import pytest
 from endpoint_play import RULES, GatedEngine
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
-from configs.rollout import CommandAgentConfig, FunctionAgentConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig, RolloutConfig
 from envs import kernel
 from reward.scorers import outcome_of
 from rollout.agent.custom import CustomAgent, command_solving, function_solving
@@ -171,16 +171,7 @@ def program(tmp_path):
     return written
 
 
-async def attempt(
-    solve,
-    *texts,
-    timeout_s=60.0,
-    told=None,
-    engine=None,
-    wall_timeout_s=60.0,
-    question="What is 6*7?",
-    count_failed=True,
-):
+async def attempt(solve, *texts, told=None, engine=None, question="What is 6*7?", timeout_s=60, **limits):
     endpoint = Endpoint()
     agent = CustomAgent(
         solve,
@@ -188,13 +179,10 @@ async def attempt(
         writer=engine_writers(engine or ScriptedEngine(texts), 0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
-        timeout_s=timeout_s,
-        wall_timeout_s=wall_timeout_s,
-        count_failed=count_failed,
+        limits=RolloutConfig(episode_timeout_s=timeout_s, **limits),
     )
-    trajectory = await agent.run(
-        replace(make_task(), question=question), trajectory_id="g/0", group_id="g", on_turn=told
-    )
+    task = replace(make_task(), question=question)
+    trajectory = await agent.run(task, trajectory_id="g/0", group_id="g", on_turn=told)
     endpoint.close()
     return trajectory
 

@@ -10,6 +10,7 @@ import pytest
 from endpoint_play import RULES, new_attempt, new_client, user
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task
 
+from configs.rollout import RolloutConfig
 from rollout.agent.custom import CustomAgent
 from rollout.chat import ChatFormat
 from rollout.endpoint.server import Endpoint
@@ -93,7 +94,7 @@ async def never_stops_asking(task, attempt, endpoint):
 async def test_other_attempts_hardly_notice_hostile_connections_bodies_texts_and_loops(capsys):
     endpoint, chat = Endpoint(), ChatFormat(ScriptedTokenizer())
     writers = engine_writers(SlowEngine([]), 0.7)
-    looping = CustomAgent(never_stops_asking, endpoint, writer=writers, chat=chat, rules=RULES, timeout_s=60)
+    looping = CustomAgent(never_stops_asking, endpoint, writer=writers, chat=chat, rules=RULES, limits=RolloutConfig())
     victim = new_attempt(SlowEngine([]), trajectory_id="g/hostile")
     await endpoint.admit(victim)
     await latencies(endpoint, 1)
