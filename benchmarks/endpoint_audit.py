@@ -27,6 +27,7 @@ import httpx
 import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from configs.rollout import RolloutConfig
 from envs.types import Task
 from learner.packing import samples_of
 from learner.types import TrainingSample
@@ -370,7 +371,7 @@ async def audit(
             max_context_tokens=8192,
             max_calls=64,
         ),
-        timeout_s=7200,
+        limits=RolloutConfig(episode_timeout_s=7200),
     )
     numbers = iter(range(10**9))
 

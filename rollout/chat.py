@@ -82,7 +82,7 @@ class ChatFormat:
         """Cut the tokenizer's chat template. Raises ChatTemplateError."""
         self._tokenizer = tokenizer
         self.pieces = chat_pieces(tokenizer)
-        self.opens_thought = any(map(self.pieces.generation.rstrip().endswith, THOUGHTS))
+        self.opens_thought = self.pieces.generation.rstrip().endswith(tuple(THOUGHTS))
         """The template begins a reply's thoughts."""
         self.turn_end = turn_end(tokenizer)
         """The token that ends a reply of the template."""
@@ -132,12 +132,14 @@ class ChatFormat:
 
     def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
         roles = tuple(one.role for one in messages)
-        if roles not in self._around:
+        # Another thread may clear the cache at any time.
+        pieces = self._around.get(roles)
+        if pieces is None:
             if len(self._around) >= MAX_SHAPES:
                 self._around.clear()
             opening, *others = _pieces_of(self._tokenizer, roles)
-            self._around[roles] = (self._ids(opening), *map(self._inside, others))
-        return self._around[roles]
+            self._around[roles] = pieces = (self._ids(opening), *map(self._inside, others))
+        return pieces
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""

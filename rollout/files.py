@@ -116,7 +116,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def _put(partial: Path, target: Path) -> None:
-    """Move a folder to its place; what was there is then at `partial`. A process that is killed leaves one in place."""
+    """Move a folder to its place, and an earlier one to `partial`. A process that is killed leaves one of them."""
     if not target.exists():
         partial.rename(target)
         return

@@ -142,9 +142,7 @@ class Solver:
             writer=writer,
             chat=self._chat,
             rules=rules_of(self._config),
-            timeout_s=self._config.rollout.episode_timeout_s,
-            wall_timeout_s=self._config.rollout.wall_timeout_s,
-            count_failed=self._config.rollout.count_failed,
+            limits=self._config.rollout,
         )
 
 

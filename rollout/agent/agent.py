@@ -25,7 +25,7 @@ from rollout.agent.planner import (
     step_line,
 )
 from rollout.chat import Chat, ChatFormat, ChatTemplateError
-from rollout.engines.engine import ContextFullError, Engine, EngineError, GenerationRequest, TimeLimit
+from rollout.engines.engine import ContextFullError, Engine, EngineError, GenerationRequest, TimeLimit, TimeLimitError
 from rollout.files import TOKENIZER
 from rollout.types import Message, Role, StopReason, TextCompletion, Trajectory, Turn
 
@@ -79,11 +79,10 @@ class Agent:
             answer, stop_reason = played
         except EngineError:
             pass
-        except TimeoutError:
-            rollout = self.config.rollout
-            failure = f"the attempt took longer than rollout.episode_timeout_s = {rollout.episode_timeout_s:g}"
+        except TimeLimitError as error:
+            failure = str(error)
             # What happens before the first reply is not the policy's doing.
-            stop_reason = "failed" if turns and rollout.count_failed else "infrastructure"
+            stop_reason = "failed" if turns and self.config.rollout.count_failed else "infrastructure"
         except ToolUnavailableError as error:
             _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
         except (Exception, asyncio.CancelledError) as error:

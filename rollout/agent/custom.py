@@ -4,7 +4,6 @@ import asyncio
 import inspect
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from pathlib import Path
 from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.plugins import failure, in_a_thread, own_function
-from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
+from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig, RolloutConfig
 from configs.run import RunConfig
 from envs import kernel
 from envs.types import Task, ToolUnavailableError
@@ -30,7 +29,7 @@ from rollout.endpoint.attempt import Attempt, Bound
 from rollout.endpoint.request import Rules
 from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer
-from rollout.engines.engine import TimeLimit
+from rollout.engines.engine import TimeLimit, TimeLimitError
 from rollout.files import held_folder, remove_tree
 from rollout.types import StopReason, Trajectory, Turn
 
@@ -172,21 +171,19 @@ class Program:
         """
         home, lock = held_folder(Path(tempfile.gettempdir()))
         try:
-            with lock, tempfile.TemporaryFile() as stdin:
+            with lock:
                 work = home / "work"
                 work.mkdir()
-                stdin.write(json.dumps(dict(task)).encode())
-                stdin.seek(0)
                 inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
                 process = await asyncio.create_subprocess_exec(
                     *(*_KEEPER, str(os.getpid()), str(home), str(max_memory_mb), *self._words),
-                    stdin=stdin,
+                    stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     env={**inherited, "PATH": self._path, "HOME": str(work), "TMPDIR": str(work), **variables},
                     start_new_session=True,
                 )
                 try:
-                    told, _ = await process.communicate()
+                    told, _ = await process.communicate(json.dumps(dict(task)).encode())
                 finally:
                     await asyncio.shield(_ended(process))
         finally:
@@ -215,7 +212,7 @@ def _answer(told: bytes) -> str:
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """End a keeper, and wait until it has ended the program. What takes longer than ENDING_S goes on by itself."""
+    """End a keeper, and wait at most ENDING_S until it has ended the program and deleted its folder."""
     with suppress(ProcessLookupError, TimeoutError):
         if process.returncode is None:
             process.terminate()
@@ -266,19 +263,18 @@ class CustomAgent:
     """Creates the writer of an attempt's replies from its task and its trajectory's id."""
     chat: ChatFormat
     rules: Rules
-    timeout_s: float
-    wall_timeout_s: float = math.inf
-    count_failed: bool = True
+    limits: RolloutConfig
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
     ) -> Trajectory:
         """Run one attempt. One whose agent fails or goes beyond a limit gives no answer; a fault leaves it unscored."""
         attempt: Attempt | None = None
-        answer, wrong, bound, fault = None, None, None, False
+        answer: str | None = None
+        failed: AgentError | None = None
         turns: list[Turn] = []
         try:
-            limit = TimeLimit(self.timeout_s, self.wall_timeout_s)
+            limit = TimeLimit(self.limits.episode_timeout_s, self.limits.wall_timeout_s)
             attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
             await self.endpoint.admit(attempt)
             try:
@@ -287,30 +283,32 @@ class CustomAgent:
                 self.endpoint.dismiss(attempt)
                 turns = await attempt.end()
         except AgentError as error:
-            wrong, bound, fault = str(error), error.bound, error.fault
+            failed = error
         except Exception as error:
-            # Whatever it is, the other attempts of the group go on.
-            wrong, fault = f"the attempt failed with {failure(error)}", True
+            # Whatever it is, it must not end the other attempts of the group.
+            failed = AgentError(f"the attempt failed with {failure(error)}", fault=True)
         if on_turn:
             for turn in turns:
                 on_turn(turn)
         if attempt and attempt.broken:
-            wrong, fault = attempt.broken, True
-        elif bound:
-            wrong = None
-        elif wrong is None and not turns:
-            wrong = "the agent answered without a model call; is it pointed at OPENAI_BASE_URL?"
-        stop: StopReason = bound or "answered"
-        if wrong is not None:
+            failed = AgentError(attempt.broken, fault=True)
+        elif failed is None and not turns:
+            failed = AgentError("the agent answered without a model call; is it pointed at OPENAI_BASE_URL?")
+        stop: StopReason = "answered"
+        wrong: str | None = None
+        if failed and failed.bound and not failed.fault:
+            stop = failed.bound
+        elif failed:
             # What an agent does before the first reply is not the policy's doing.
-            stop = "infrastructure" if fault or not turns or not self.count_failed else "failed"
+            stop = "infrastructure" if failed.fault or not turns or not self.limits.count_failed else "failed"
+            wrong = str(failed)
             _log.warning("trajectory %s ends as %s: %s", trajectory_id, stop, wrong)
         return Trajectory(
             id=trajectory_id,
             group_id=group_id,
             task=task,
             turns=tuple(turns),
-            answer=None if wrong else answer,
+            answer=None if failed else answer,
             stop_reason=stop,
             failure=wrong,
         )
@@ -322,20 +320,19 @@ class CustomAgent:
         try:
             async with attempt.limit.running():
                 await asyncio.wait((solving, attempt.out_of_calls), return_when=asyncio.FIRST_COMPLETED)
-                # An agent that is refused a further call may still answer.
+                # An agent that is refused a further call may still answer, with the replies to its calls before.
+                sampled = asyncio.ensure_future(attempt.sampled())
+                await asyncio.wait((solving, sampled), return_when=asyncio.FIRST_COMPLETED)
                 _, late = await asyncio.wait((solving,), timeout=GRACE_S)
-        except TimeoutError:
-            exceeded = f"rollout.episode_timeout_s = {self.timeout_s:g}"
-            if attempt.limit.is_wall_over:
-                exceeded = f"rollout.wall_timeout_s = {self.wall_timeout_s:g}"
-            raise AgentError(f"the agent took longer than {exceeded}") from None
+        except TimeLimitError as error:
+            raise AgentError(str(error)) from None
         finally:
             solving.cancel()
             await asyncio.wait((solving,), timeout=GRACE_S)
             # Retrieve the error of an agent that ended too late, which asyncio would otherwise log.
             solving.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         if late:
-            raise AgentError(attempt.refusal or "the agent was refused a further call", bound="calls")
+            raise AgentError("the agent was refused a further call", bound="calls")
         if solving.cancelled():
             # The agent cancelled itself; a cancellation from outside leaves this function above.
             raise AgentError("the agent was cancelled by something that it waited for")

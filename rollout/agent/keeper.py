@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from subprocess import PIPE, Popen
 from typing import NoReturn
 
 from envs import kernel
@@ -24,8 +25,6 @@ REMOVE = ("sh", "-c", 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0
 """Command that deletes the folder that is named after it: however deep, and also where rights were taken away."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CHUNK_BYTES = 1 << 16
-_MAX_PIPE_CHUNKS = 64
-"""More than a pipe can hold."""
 
 
 def main() -> NoReturn:
@@ -60,17 +59,22 @@ def main() -> NoReturn:
 
 def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, ...]) -> None:
     """Run the program until it ends, goes beyond a limit, or one of `ends` is ready."""
-    pipes = os.pipe(), os.pipe()
-    program = os.fork()
-    if not program:
-        _start(words, work, pipes[0][1], pipes[1][1])
-    kept: dict[int, bytearray] = {}
+    try:
+        # This process has one thread.
+        program = Popen(
+            words,
+            stdout=PIPE,
+            stderr=PIPE,
+            cwd=work,
+            start_new_session=True,
+            preexec_fn=_bound,  # noqa: PLW1509
+        )
+    except OSError as error:
+        _tell(127, "", "", f"cannot be started: {error}")
+        return
+    kept = {one.fileno(): bytearray() for one in (program.stdout, program.stderr) if one}
+    ends = (*ends, os.pidfd_open(program.pid))
     poll = select.poll()
-    for reader, writer in pipes:
-        os.close(writer)
-        os.set_blocking(reader, False)
-        kept[reader] = bytearray()
-    ends = (*ends, os.pidfd_open(program))
     for descriptor in (*kept, *ends):
         poll.register(descriptor, select.POLLIN)
     over, due, ready = "", 0.0, set[int]()
@@ -83,44 +87,33 @@ def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, ...]
                 poll.unregister(reader)
         if time.monotonic() >= due:
             over, due = _excess(max_memory_mb), time.monotonic() + LOOK_EVERY_S
-    with suppress(ProcessLookupError):
-        os.killpg(program, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(end_all()[program])
+    status = os.waitstatus_to_exitcode(end_all()[program.pid])
     for reader in kept:
+        os.set_blocking(reader, False)
         with suppress(BlockingIOError):
-            for _ in range(_MAX_PIPE_CHUNKS):
-                _add(kept[reader], os.read(reader, _CHUNK_BYTES))
+            while chunk := os.read(reader, _CHUNK_BYTES):
+                _add(kept[reader], chunk)
     out, err = map(_last_line, kept.values())
     if out is None:
         over = over or f"printed a last line of more than {MAX_LINE_BYTES} bytes"
+    _tell(status, over, out or "", err or "")
+
+
+def _tell(status: int, over: str, out: str, err: str) -> None:
     # The worker may have ended.
     with suppress(BrokenPipeError):
-        print(json.dumps({"status": status, "over": over, "out": out or "", "err": err or ""}), flush=True)
+        print(json.dumps({"status": status, "over": over, "out": out, "err": err}), flush=True)
 
 
-def _start(words: list[str], work: str, out: int, err: int) -> NoReturn:
-    """Become the program, with its limits."""
-    try:
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        kernel.die_with_parent(signal.SIGKILL)
-        os.setsid()
-        os.chdir(work)
-        for name, bound in ((resource.RLIMIT_FSIZE, MAX_FILE_BYTES), (resource.RLIMIT_CORE, 0)):
-            hard = resource.getrlimit(name)[1]
-            least = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
-            resource.setrlimit(name, (least, least))
-        kernel.forbid_new_privileges()
-        if kernel.landlock_version() >= kernel.SCOPED_VERSION:
-            kernel.restrict_processes()
-        # Python ignores these two.
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-        os.execvp(words[0], words)
-    except Exception as error:
-        os.write(2, f"cannot be started: {error}".encode(errors="replace"))
-    finally:
-        os._exit(127)
+def _bound() -> None:
+    """Bound this process, which then becomes the program."""
+    kernel.die_with_parent(signal.SIGKILL)
+    for name, bound in ((resource.RLIMIT_FSIZE, MAX_FILE_BYTES), (resource.RLIMIT_CORE, 0)):
+        with suppress(ValueError):  # the bound of this machine is lower
+            resource.setrlimit(name, (bound, bound))
+    kernel.forbid_new_privileges()
+    if kernel.landlock_version() >= kernel.SCOPED_VERSION:
+        kernel.restrict_processes()
 
 
 def end_all() -> dict[int, int]:
@@ -169,17 +162,15 @@ def _excess(max_memory_mb: int) -> str:
 
 
 def _add(kept: bytearray, chunk: bytes) -> None:
-    """Append a part of the output, and keep what may hold the last line."""
+    """Append a part of the output, and keep the end, which is longer than a line may be."""
     kept += chunk
-    if len(kept) > 2 * MAX_LINE_BYTES:
-        # White space after the last line is as long as the program likes.
-        words = kept.rstrip()
-        kept[:] = (words if len(words) == len(kept) else words + b"\n")[-MAX_LINE_BYTES - 2 :]
+    del kept[: -MAX_LINE_BYTES - 2]
 
 
 def _last_line(text: bytearray) -> str | None:
     """Return the last line that is not blank; None for one that is longer than MAX_LINE_BYTES."""
     # Texts have more line separators than bytes. A progress bar ends its lines by a carriage return.
-    lines = (line for line in reversed(text.splitlines()) if line.decode(errors="replace").strip())
-    line = next(lines, bytearray())
-    return None if len(line) > MAX_LINE_BYTES else line.decode(errors="replace").strip()
+    lines = text.splitlines()
+    line = next((one for one in reversed(lines) if one.decode(errors="replace").strip()), bytearray())
+    may_be_cut = len(text) > MAX_LINE_BYTES and line is lines[0]
+    return None if may_be_cut or len(line) > MAX_LINE_BYTES else line.decode(errors="replace").strip()

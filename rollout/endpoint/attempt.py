@@ -131,7 +131,7 @@ class Attempt:
     def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, limit: TimeLimit | None = None) -> None:
         """Open an attempt, in a running event loop."""
         self.rules = rules
-        self.limit = limit or TimeLimit(None)
+        self.limit = limit or TimeLimit()
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
         self.posted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The answer that was posted first."""
@@ -181,13 +181,17 @@ class Attempt:
                 return (*before, replace(message, call_ids=tuple(prefix + name for name in reply.call_names)))
         return None
 
+    async def sampled(self) -> None:
+        """Wait for the replies that are being sampled."""
+        await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
+
     async def end(self) -> list[Turn]:
         """Stop sampling, reject later calls, and return the turns in the order of their requests."""
         self._ended = True
         self._stop_idling()
         for call in self._calls:
             call.answering.cancel()
-        await asyncio.gather(*(call.answering for call in self._calls), return_exceptions=True)
+        await self.sampled()
         self._writer.release()
         return [call.turn(call.reply) for call in self._calls if call.reply is not None]
 

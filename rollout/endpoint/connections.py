@@ -36,7 +36,7 @@ class Connection(HttpProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no whole request waits for its response."""
+        """True if no whole request waits for its response."""
         return self.cycle is None or self.cycle.more_body or self.cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

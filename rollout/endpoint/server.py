@@ -196,7 +196,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
     if error.status in (401, 403):
         _log.warning("the model endpoint rejected a call: %s", error)
     if error.status == 401:
-        # An agent that was left behind may ask for ever.
+        # An agent that was left behind may never stop asking.
         await asyncio.sleep(REFUSAL_S)
     dialect: Dialect = DIALECTS.get(request.url.path, chat_completions)
     return JSONResponse(dialect.refusal(error), status_code=error.status)

@@ -141,34 +141,42 @@ class Commands:
                 done.set_exception(error)
 
 
+class TimeLimitError(TimeoutError):
+    """An attempt that took too long. The message names the setting."""
+
+
 class TimeLimit:
     """How long an attempt may take: its own time and its tools', not the time in which the engine works for it.
 
     On a busy machine an attempt waits minutes for its turns. Whether an engine still works is for its heartbeat to find
     out; an attempt that was cut off for it would come again and be cut off again, the longest first. So the limit of
-    everything together, `wall_seconds`, is a generous one. None is no limit.
+    everything together, `wall_seconds`, is a generous one.
     """
 
-    def __init__(self, seconds: float | None, wall_seconds: float | None = None) -> None:
-        self._left = math.inf if seconds is None else seconds
-        self._wall = math.inf if wall_seconds is None else wall_seconds
+    def __init__(self, seconds: float = math.inf, wall_seconds: float = math.inf) -> None:
+        self._seconds = self._left = seconds
+        self._wall = wall_seconds
         self._resumed = 0.0
         self._wall_end = math.inf
         self._timeout: asyncio.Timeout | None = None
         self._num_pauses = 0
 
-    @property
-    def is_wall_over(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._wall_end
-
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start the clock. The end of the block raises TimeoutError if the time was over."""
+        """Start the clock. Raises TimeLimitError at the end of the block if the time was over."""
         self._resumed = asyncio.get_running_loop().time()
         self._wall_end = self._resumed + self._wall
         try:
             async with asyncio.timeout_at(self._end()) as self._timeout:
                 yield
+        except TimeoutError:
+            if self._timeout is None or not self._timeout.expired():
+                # Something else in the block had a time limit of its own.
+                raise
+            exceeded = f"rollout.episode_timeout_s = {self._seconds:g}"
+            if asyncio.get_running_loop().time() >= self._wall_end:
+                exceeded = f"rollout.wall_timeout_s = {self._wall:g}"
+            raise TimeLimitError(f"the attempt took longer than {exceeded}") from None
         finally:
             self._timeout = None
 

@@ -43,9 +43,8 @@ def config_of(name):
 async def play(config, task, writer):
     # The scripted tokenizer has one id per character.
     endpoint, rules = Endpoint(), replace(rules_of(config), max_tokens=200, max_context_tokens=20_000)
-    agent = CustomAgent(
-        build_solving(config.agent, None), endpoint, writer=writer, chat=CHAT, rules=rules, timeout_s=120
-    )
+    solve = build_solving(config.agent, None)
+    agent = CustomAgent(solve, endpoint, writer=writer, chat=CHAT, rules=rules, limits=config.rollout)
     trajectory = await agent.run(task, trajectory_id="g/0", group_id="g")
     endpoint.close()
     return trajectory

@@ -59,21 +59,27 @@ async def test_whatever_else_is_raised_ends_the_attempt_alone_and_the_engine_is_
 
 
 class SlowTool(ScriptedTool):
-    num_quick = 0
+    num_quick, error = 0, None
 
     async def call(self, arguments):
         self.num_quick -= 1
+        if self.num_quick < 0 and self.error:
+            raise self.error
         await asyncio.sleep(60 if self.num_quick < 0 else 0)
         return ToolResult(text="")
 
 
-@pytest.mark.parametrize(("num_quick", "stop"), [(0, "infrastructure"), (1, "failed")])
-async def test_tool_that_hangs_ends_the_attempt_at_its_time_limit(num_quick, stop):
+@pytest.mark.parametrize(
+    ("num_quick", "error", "stop"),
+    [(0, None, "infrastructure"), (1, None, "failed"), (1, TimeoutError(), "infrastructure")],
+)
+async def test_tool_that_hangs_ends_the_attempt_at_its_time_limit(num_quick, error, stop):
+    """A time limit of the tool's own is none of the attempt's."""
     tool = SlowTool("code", {})
-    tool.num_quick = num_quick
+    tool.num_quick, tool.error = num_quick, error
     trajectory = await run(make_agent([CODE, CODE], tools=[tool], timeout_s=1))
     assert (trajectory.answer, trajectory.stop_reason) == (None, stop)
-    assert "rollout.episode_timeout_s" in trajectory.failure
+    assert ("TimeoutError" if error else "rollout.episode_timeout_s") in trajectory.failure
 
 
 async def test_attempt_that_is_cancelled_from_outside_is_and_the_engine_is_released():

@@ -12,11 +12,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from endpoint_play import RULES, GatedEngine
 from scripted import ScriptedEngine, ScriptedTokenizer, make_task, text_of
 
-from configs.rollout import CommandAgentConfig, FunctionAgentConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig, RolloutConfig
 from envs import kernel
 from reward.scorers import outcome_of
 from rollout.agent.custom import CustomAgent, command_solving, function_solving
@@ -28,6 +29,10 @@ FUNCTIONS = """
 import asyncio
 import time
 from envs.types import ToolUnavailableError
+
+async def ask(client, text="again"):
+    messages = [{"role": "user", "content": text}]
+    return await client.chat.completions.create(model="policy", messages=messages)
 
 async def solve(task, client):
     messages = [{"role": "user", "content": task.question}]
@@ -60,9 +65,7 @@ async def fails_late(task, client):
 async def repeats(task, client):
     for _ in range(999):
         try:
-            reply = await client.chat.completions.create(
-                model="policy", messages=[{"role": "user", "content": "again"}]
-            )
+            await ask(client)
         except Exception as error:
             refused = error
     raise refused
@@ -76,10 +79,20 @@ def gives_up(task, client):
 
 async def is_refused(task, client):
     while True:
-        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+        await ask(client)
+
+async def fails_once_it_is_refused(task, client):
+    try:
+        await is_refused(task, client)
+    except Exception:
+        raise ToolUnavailableError("down")
 
 async def asks_side_by_side(task, client):
     await asyncio.gather(*(repeats(task, client) for _ in range(3)))
+
+async def counts_replies(task, client):
+    replies = await asyncio.gather(*(ask(client, str(number)) for number in range(9)), return_exceptions=True)
+    return str(sum(not isinstance(reply, Exception) for reply in replies))
 
 async def tells_its_key(task, client):
     raise RuntimeError("503 for https://x/?q=1&appid=key+of+mine-123")
@@ -89,8 +102,7 @@ async def knows(task, client):
     return repr(task)
 
 async def overflows(task, client):
-    question = "x" * 5000
-    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+    await ask(client, "x" * 5000)
 
 async def cancels(task, client):
     waiting = asyncio.ensure_future(asyncio.sleep(3600))
@@ -113,7 +125,7 @@ ERRORS = {
 }
 
 async def fails_after_a_reply(task, client):
-    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "?"}])
+    await ask(client)
     if task.question in ERRORS:
         raise ERRORS[task.question]
     await asyncio.sleep(3600)
@@ -159,16 +171,7 @@ def program(tmp_path):
     return written
 
 
-async def attempt(
-    solve,
-    *texts,
-    timeout_s=60.0,
-    told=None,
-    engine=None,
-    wall_timeout_s=60.0,
-    question="What is 6*7?",
-    count_failed=True,
-):
+async def attempt(solve, *texts, told=None, engine=None, question="What is 6*7?", timeout_s=60, **limits):
     endpoint = Endpoint()
     agent = CustomAgent(
         solve,
@@ -176,13 +179,10 @@ async def attempt(
         writer=engine_writers(engine or ScriptedEngine(texts), 0.7),
         chat=ChatFormat(ScriptedTokenizer()),
         rules=RULES,
-        timeout_s=timeout_s,
-        wall_timeout_s=wall_timeout_s,
-        count_failed=count_failed,
+        limits=RolloutConfig(episode_timeout_s=timeout_s, **limits),
     )
-    trajectory = await agent.run(
-        replace(make_task(), question=question), trajectory_id="g/0", group_id="g", on_turn=told
-    )
+    task = replace(make_task(), question=question)
+    trajectory = await agent.run(task, trajectory_id="g/0", group_id="g", on_turn=told)
     endpoint.close()
     return trajectory
 
@@ -246,7 +246,7 @@ async def test_a_function_that_fails_after_a_reply_is_wrong_unless_a_tool_failed
     assert outcome_of(trajectory) == (0.0 if trajectory.stop_reason == "failed" else None)
 
 
-async def test_whatever_ends_an_attempt_its_siblings_go_on(functions, monkeypatch):
+async def test_an_attempt_that_cannot_be_opened_is_reported_and_raises_nothing(functions, monkeypatch):
     async def no_port(endpoint, attempt):
         raise OSError("too many open files")
 
@@ -254,10 +254,15 @@ async def test_whatever_ends_an_attempt_its_siblings_go_on(functions, monkeypatc
     assert "OSError" in await failure_of(functions("solve"), "1", "2")
 
 
-@pytest.mark.parametrize("name", ["never_ends", "sleeps"])
-async def test_a_function_that_ignores_its_time_limit_is_left_behind(functions, name, monkeypatch):
+@pytest.mark.parametrize("name", ["never_ends", "sleeps", "fails_late"])
+async def test_a_function_that_ignores_its_time_limit_is_left_behind_and_logs_nothing(functions, name, monkeypatch):
+    logged = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
     monkeypatch.setattr("rollout.agent.custom.GRACE_S", 0.1)
     assert "rollout.episode_timeout_s" in await failure_of(functions(name), timeout_s=0.2)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert logged == []
 
 
 @pytest.mark.parametrize("name", ["repeats", "is_refused", "asks_side_by_side"])
@@ -273,22 +278,30 @@ async def test_an_agent_that_is_refused_a_further_call_may_answer(functions):
     assert (trajectory.stop_reason, trajectory.answer) == ("answered", "PermissionDeniedError")
 
 
-async def test_an_agent_that_fails_late_logs_nothing_more(functions):
-    told = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
-    assert "rollout.episode_timeout_s" in await failure_of(functions("fails_late"), timeout_s=0.1)
-    gc.collect()
-    await asyncio.sleep(0)
-    assert told == []
+async def test_an_agent_that_is_refused_a_further_call_gets_the_replies_to_those_before(functions, monkeypatch):
+    monkeypatch.setattr("rollout.agent.custom.GRACE_S", 1)
+    engine = GatedEngine(["a"] * RULES.max_calls)
+    asyncio.get_running_loop().call_later(1.5, engine.gate.set)
+    assert (await attempt(functions("counts_replies"), engine=engine)).answer == str(RULES.max_calls)
 
 
-async def test_an_engine_that_works_for_ever_ends_an_attempt_at_its_wall_time(functions):
-    assert "rollout.wall_timeout_s" in await failure_of(functions("solve"), engine=GatedEngine("a"), wall_timeout_s=0.3)
+@pytest.mark.parametrize("name", ["solve", "fails_after_a_reply"])
+async def test_the_wall_time_bounds_an_attempt_that_waits_for_its_engine_or_for_itself(functions, name):
+    engine = GatedEngine("a") if name == "solve" else None
+    assert "rollout.wall_timeout_s" in await failure_of(functions(name), "1", engine=engine, wall_timeout_s=1)
 
 
 async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(functions):
     trajectory = await attempt(functions("overflows"), "1")
     assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
+
+
+async def test_a_fault_leaves_an_attempt_unscored_also_after_a_refusal(functions, program):
+    unavailable = program("try: ask('x' * 5000)\nexcept KeyError: raise SystemExit(os.EX_TEMPFAIL)")
+    for solve in (functions("fails_once_it_is_refused"), unavailable):
+        trajectory = await attempt(solve, *"a" * 99)
+        assert (trajectory.stop_reason, trajectory.answer) == ("infrastructure", None)
+        assert trajectory.turns
 
 
 async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
@@ -297,20 +310,25 @@ async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
     assert text_of(trajectory.turns[0].prompt_token_ids) == "<s>user:What is 6*7?<e><s>assistant:"
 
 
-async def test_a_program_that_has_posted_its_answer_is_not_waited_for_and_ends_with_all_that_it_started(
-    program, tmp_path
-):
+@pytest.mark.parametrize("ending", ["post('/answer', {'answer': said}); time.sleep(600)", "print(said)"])
+async def test_a_program_that_has_answered_is_not_waited_for_and_ends_with_its_daemons(program, tmp_path, ending):
     note = tmp_path / "pids"
-    lingers = f"""
-        import subprocess, time
-        child = subprocess.Popen(["sleep", "600"])
-        open({str(note)!r}, "w").write(f"{{os.getpid()}} {{child.pid}}")
-        post("/answer", {{"answer": said}})
-        time.sleep(600)
+    daemon = f"""
+        import time
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                open({str(note)!r} + "s", "w").write(f"{{os.getpid()}} {{os.getsid(0)}}")
+                os.rename({str(note)!r} + "s", {str(note)!r})
+                os.execve("/bin/sleep", ["sleep", "600"], {{}})
+            os._exit(0)
+        while not os.path.exists({str(note)!r}):
+            time.sleep(0.01)
+        {ending}
     """
-    trajectory = await attempt(program(lingers), "42", timeout_s=20)
+    trajectory = await attempt(program(daemon), "42", timeout_s=20)
     assert (trajectory.answer, trajectory.stop_reason, trajectory.failure) == ("42", "answered", None)
-    assert_gone(note)
+    assert_gone(note.read_text().split())
     assert not {"Program.run", "Event.wait"} & {one.get_coro().__qualname__ for one in asyncio.all_tasks()}
 
 
@@ -327,6 +345,7 @@ FORKS = "for _ in range(600): os.fork() or (os.execv('/bin/sleep', ['sleep', '60
         *((EATS, "failed", "agent.max_memory_mb"), ("sys.setrecursionlimit(9); f()", "failed", "NameError")),
         pytest.param(FORKS, "failed", ("512", "agent.max_memory_mb"), id="forks"),
         ("open('big', 'wb').truncate(2 << 30)", "failed", "OSError"),
+        (r"print('x' * 600_000 + '\n' * 300_000)", "failed", "524288"),
     ],
 )
 async def test_a_program_that_fails_is_reported_in_one_line_and_gives_no_answer(program, ending, stop, says):
@@ -336,12 +355,18 @@ async def test_a_program_that_fails_is_reported_in_one_line_and_gives_no_answer(
     assert "\n" not in trajectory.failure
 
 
+async def test_a_program_that_the_system_cannot_execute_is_reported(tmp_path):
+    (tmp_path / "agent").write_text("no program\n")
+    (tmp_path / "agent").chmod(0o700)
+    solve = command_solving(CommandAgentConfig(command="agent", max_memory_mb=256), str(tmp_path))
+    assert "Exec format error" in await failure_of(solve)
+
+
 @pytest.mark.parametrize(
     "does",
     [
         "for name in os.listdir('..'): os.path.isdir('../' + name) or os.remove('../' + name)",
-        "for name in ('out', 'err', 'task'): os.mkfifo('../' + name)",
-        "for name in ('out', 'err'): os.symlink('/dev/zero', '../' + name)",
+        "os.mkfifo('../fifo'); os.symlink('/dev/zero', '../zero')",
         "for _ in range(3000): os.mkdir('d'); os.chdir('d')",
         "for number in range(20_000): open(str(number), 'w')",
         "os.mkdir('closed'); open('closed/x', 'w'); os.chmod('closed', 0); os.chmod('.', 0)",
@@ -413,30 +438,8 @@ def test_a_worker_that_is_killed_leaves_nothing_of_its_programs(tmp_path, how):
     )
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), how], cwd=Path(__file__).parents[2], check=False)
     *pids, home = (tmp_path / "whole").read_text().split()
-    (tmp_path / "pids").write_text(" ".join(pids))
-    assert_gone(tmp_path / "pids")
-    deadline = time.monotonic() + 20
-    while Path(home).parent.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not Path(home).parent.exists()
-
-
-async def test_a_daemon_that_left_its_process_group_ends_with_the_attempt(program, tmp_path):
-    note = tmp_path / "pids"
-    daemon = f"""
-        import time
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                open({str(note)!r}, "w").write(str(os.getpid()))
-                os.execve("/bin/sleep", ["sleep", "600"], {{}})
-            os._exit(0)
-        while not (os.path.exists({str(note)!r}) and open({str(note)!r}).read()):
-            time.sleep(0.01)
-        print(said)
-    """
-    assert (await attempt(program(daemon), "42")).answer == "42"
-    assert_gone(note)
+    assert_gone(pids)
+    until_not(Path(home).parent.exists)
 
 
 async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_itself(program, monkeypatch):
@@ -453,16 +456,13 @@ async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_its
     assert Path(first[1]).parent.name not in os.listdir(tempfile.gettempdir())
 
 
-def assert_gone(note):
-    for pid in map(int, note.read_text().split()):
-        deadline = time.monotonic() + 20
-        while alive(pid) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not alive(pid)
+def assert_gone(pids):
+    for pid in map(int, pids):
+        until_not(lambda pid=pid: psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
 
 
-def alive(pid):
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def until_not(true):
+    deadline = time.monotonic() + 20
+    while true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not true()

@@ -100,13 +100,6 @@ async def test_request_that_would_be_sampled_or_recorded_otherwise_is_refused_by
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_full_context_is_recorded(path):
-    async with play("a", rules=replace(RULES, max_context_tokens=10)) as p:
-        assert (await post(p, path)).status_code == 400
-        assert p.attempt.used_up == "context"
-
-
-@pytest.mark.parametrize("path", BODIES)
 async def test_half_a_surrogate_pair_becomes_a_question_mark(path):
     """JSON can hold one, and no tokenizer can read it."""
     half = {"input": "half \ud83d"} if path == "responses" else {"messages": [user("half \ud83d")]}
@@ -170,16 +163,21 @@ def values_of(name, value):
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_too_many_is_refused_as_forbidden(path, stream):
-    async with play("a", "b", rules=replace(RULES, max_calls=1)) as p:
-        assert (await post(p, path)).status_code == 200
+@pytest.mark.parametrize(
+    ("rule", "status", "bound", "setting"),
+    [
+        ({"max_calls": 0}, 403, "calls", "rollout.max_calls"),
+        ({"max_context_tokens": 10}, 400, "context", "rollout.engine.max_model_len"),
+    ],
+)
+async def test_a_call_beyond_a_bound_is_refused_by_its_setting(path, stream, rule, status, bound, setting):
+    async with play("a", rules=replace(RULES, **rule)) as p:
         refused = await post(p, path, stream=stream)
-        assert (refused.status_code, p.attempt.used_up) == (403, "calls")
-        assert "rollout.max_calls" in p.attempt.refusal
-        assert refused.json()["error"]["type"] == (
-            "permission_error" if path == "messages" else "invalid_request_error"
-        )
-        assert len(p.engine.requests) == len(await p.attempt.end()) == 1
+        assert (refused.status_code, p.attempt.used_up) == (status, bound)
+        assert setting in p.attempt.refusal in refused.json()["error"]["message"]
+        is_forbidden = path == "messages" and status == 403
+        assert refused.json()["error"]["type"] == ("permission_error" if is_forbidden else "invalid_request_error")
+        assert (p.engine.requests, await p.attempt.end()) == ([], [])
 
 
 @pytest.mark.parametrize("path", [*BODIES, "answer"])

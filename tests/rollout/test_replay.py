@@ -14,7 +14,7 @@ async def recorded():
 
 
 def replaying(trajectory, num_turns, live):
-    """An agent that goes on from the first turns of a trajectory, and the engine that it asks after them."""
+    """An agent that continues from the first turns of a trajectory, and the engine that it asks after them."""
     agent = make_agent([], max_steps=4)
     engine = ScriptedEngine(live)
     return replace(agent, engine=ReplayEngine(engine, trajectory.planner_turns, num_turns)), engine

@@ -1,4 +1,4 @@
-"""An attempt that goes on from another: its first calls are answered from the record, and whoever asks something else
+"""An attempt that continues another: its first calls are answered from the record, and whoever asks something else
 is refused."""
 
 import openai
