@@ -181,10 +181,7 @@ def train(
 def resume(
     run: RunFolder,
     /,
-    *overrides: Annotated[
-        str,
-        Parameter(name="key=value", help="settings that may change on resume, for this start: cluster.patience_s=600"),
-    ],
+    *overrides: Annotated[str, Parameter(name="key=value", help="for this start; see (resume) in docs/settings.md")],
 ) -> None:
     """Continue an interrupted run from its folder, at the newest valid checkpoint."""
     from ray_jobs.run.origin import saved_config, started_in
@@ -245,9 +242,7 @@ def train_prm(*given: Given) -> None:
 def submit(
     *given: Given,
     phase: Annotated[Phase, Parameter(help="the command to run there")] = "train",
-    working_dir: Annotated[
-        Path, Parameter(metavar="FOLDER", help="the folder to upload, without caches and runs")
-    ] = Path(),
+    working_dir: Annotated[Path, Parameter(metavar="FOLDER", help="uploaded without caches and runs")] = Path(),
     follow: Annotated[bool, Parameter(help="print the job's log until it ends")] = False,
     options: Annotated[
         tuple[str, ...],
@@ -383,9 +378,7 @@ def serve(
 
 def plan(
     *given: Given,
-    card: Annotated[
-        str | None, Parameter(metavar="NAME|GiB", help="A40 (default), L40S, A100, H100, H200, L4, ... or its GiB")
-    ] = None,
+    card: Annotated[str | None, Parameter(metavar="NAME|GiB", help="A40 (default), L40S, H100, ... or its GiB")] = None,
 ) -> int:
     """Compute whether a run fits its card or this machine's memory."""
     config = run_config(given)

@@ -161,7 +161,8 @@ class Training:
         alarms = [asdict(alarm) for alarm in self.monitor.alarms]
         return {
             "num_steps": self.num_steps,
-            "num_trajectories": totals.facts.get("trajectories", 0),
+            # A resumed run has read it as a float.
+            "num_trajectories": int(totals.facts.get("trajectories", 0)),
             "sampled_tokens": totals.facts.get("sampled_tokens", 0),
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),

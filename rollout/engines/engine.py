@@ -1,7 +1,6 @@
 """The interface of an engine: requests in, completions out, adapters by version; its thread's queue; a time limit."""
 
 import asyncio
-import math
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -150,47 +149,36 @@ class TimeLimit:
     """
 
     def __init__(self, seconds: float | None, wall_seconds: float | None = None) -> None:
-        self._left = math.inf if seconds is None else seconds
-        self._wall = math.inf if wall_seconds is None else wall_seconds
-        self._resumed = 0.0
-        self._wall_end = math.inf
+        self._seconds = self._left = seconds
+        self._wall_seconds = wall_seconds
         self._timeout: asyncio.Timeout | None = None
         self._num_pauses = 0
-
-    @property
-    def is_wall_over(self) -> bool:
-        return asyncio.get_running_loop().time() >= self._wall_end
+        self.is_wall_over = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the clock. The end of the block raises TimeoutError if the time was over."""
-        self._resumed = asyncio.get_running_loop().time()
-        self._wall_end = self._resumed + self._wall
+        wall = asyncio.timeout(self._wall_seconds)
         try:
-            async with asyncio.timeout_at(self._end()) as self._timeout:
+            async with wall, asyncio.timeout(self._seconds) as self._timeout:
                 yield
         finally:
+            self.is_wall_over = wall.expired()
             self._timeout = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Stop the clock, until the last of several pauses at the same time has ended."""
-        loop = asyncio.get_running_loop()
         self._num_pauses += 1
-        if self._num_pauses == 1 and (timeout := self._running()):
-            self._left -= loop.time() - self._resumed
-            timeout.reschedule(self._end())
+        if self._num_pauses == 1 and (timeout := self._running()) and (when := timeout.when()) is not None:
+            self._left = when - asyncio.get_running_loop().time()
+            timeout.reschedule(None)
         try:
             yield
         finally:
             self._num_pauses -= 1
-            if self._num_pauses == 0 and (timeout := self._running()):
-                self._resumed = loop.time()
-                timeout.reschedule(self._end())
-
-    def _end(self) -> float | None:
-        end = self._wall_end if self._num_pauses else min(self._resumed + self._left, self._wall_end)
-        return None if math.isinf(end) else end
+            if self._num_pauses == 0 and (timeout := self._running()) and self._left is not None:
+                timeout.reschedule(asyncio.get_running_loop().time() + self._left)
 
     def _running(self) -> asyncio.Timeout | None:
         return None if self._timeout is None or self._timeout.expired() else self._timeout
