@@ -84,7 +84,7 @@ def check_weights(folder: Path) -> None:
                 f"'{folder}/config.json' says tie_word_embeddings = true, and {_HEAD} differs from {_EMBEDDING}: "
                 "programs use different ones; set it to false to use the head, or remove the head"
             )
-    layers = range(int(config.get("num_hidden_layers", 0)))
+    layers = range(int(config.get("num_hidden_layers", 0)) if family else 0)
     parts = (f"model.layers.{number}.{part}.weight" for number in layers for part in _LAYER)
     needed = chain((_EMBEDDING, "model.norm.weight"), () if tied else (_HEAD,), parts)
     if family and (missing := next((name for name in needed if name not in names), None)):
