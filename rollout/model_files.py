@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from safetensors import safe_open
 
 WEIGHTS = "*.safetensors"
-_ADAPTER = "adapter_config.json"
 _INDEX = "model.safetensors.index.json"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = (
@@ -25,10 +24,8 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 def check_no_adapter(folder: Path) -> None:
     """Raise UserError if an adapter lies in a model's folder: some programs apply it, and others ignore it."""
-    if (folder / _ADAPTER).exists():
-        raise UserError(
-            f"'{folder}' holds an adapter ({_ADAPTER}) besides a model; merge it into the weights, or move it elsewhere"
-        )
+    if (adapter := folder / "adapter_config.json").exists():
+        raise UserError(f"'{adapter}' belongs to an adapter; merge that into the model's weights, or move it elsewhere")
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -45,10 +42,7 @@ def weight_files(folder: Path) -> list[Path]:
     by_learner = by_vllm if index.is_file() and single not in found else {single}
     if wrong := sorted(by_vllm ^ by_learner or by_learner - found):
         fault = "only one of learner and engine would read it" if wrong[0] in found else "it is missing"
-        raise UserError(
-            f"'{wrong[0]}': {fault}; keep one complete set of weights, model.safetensors or the files that {_INDEX} "
-            "names"
-        )
+        raise UserError(f"'{wrong[0]}': {fault}; keep one complete set, model.safetensors or what {_INDEX} names")
     return sorted(by_learner)
 
 
