@@ -1,6 +1,5 @@
-from types import SimpleNamespace
+from unittest.mock import Mock
 
-import msgspec
 import pytest
 
 from configs.loading import load_run_config
@@ -37,11 +36,9 @@ def test_a_share_of_attempts_without_an_answer_that_rises_is_told(name, shares, 
 
 def test_counts_of_a_resumed_run_are_whole_numbers(monkeypatch):
     """The snapshot of its buffer holds them as floats."""
-    totals = Totals(counts=GroupCounts(), facts={"trajectories": 1120}, reasons={}, num_retries=0)
-    read = msgspec.json.decode(msgspec.json.encode(totals), type=Totals)
+    totals = Totals(counts=GroupCounts(), facts={"trajectories": 1120.0}, reasons={}, num_retries=0)
+    sampling = Mock()
+    sampling.totals.remote.return_value, sampling.proofs.remote.return_value = totals, (3, [])
     monkeypatch.setattr(progress.ray, "get", lambda answer: answer)
-    sampling = SimpleNamespace(
-        totals=SimpleNamespace(remote=lambda: read), proofs=SimpleNamespace(remote=lambda: (3, []))
-    )
     facts = Training.of(load_run_config(None), [], num_steps=2, scored=False).facts(sampling, num_restarts=1)
-    assert f"{facts['num_trajectories']}" == "1120"
+    assert str(facts["num_trajectories"]) == "1120"
