@@ -309,14 +309,12 @@ async def decode(sampler: Any, asked: Sequence[Any], adapters: Sequence[tuple[in
 def random_engine_weights() -> Iterator[None]:
     """Let vLLM make up the weights of a folder that holds none."""
     import safetensors.torch
-    import vllm.engine.arg_utils as arguments
 
-    from rollout.engines import adapters, vllm
+    from rollout.engines import adapters, vllm, vllm_parts
 
-    dummy = functools.partial(arguments.EngineArgs, load_format="dummy")
     unchecked = lambda _, adapter: safetensors.torch.load(adapter)  # noqa: E731
     with (
-        patch.object(arguments, "EngineArgs", dummy),
+        patch.object(vllm_parts, "LOAD_FORMAT", "dummy"),
         patch.object(vllm, "check_weights"),
         patch.object(adapters.AdapterMerger, "_factors", unchecked),
     ):

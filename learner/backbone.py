@@ -158,14 +158,13 @@ class Backbone:
 
         # PEFT ignores tensors that are missing, and those that the model lacks.
         own, given = (
-            {name: list(tensor.shape) for name, tensor in tensors.items()}
+            {(name, *tensor.shape) for name, tensor in tensors.items()}
             for tensors in (get_peft_model_state_dict(self.model), state)
         )
-        if wrong := sorted(name for name in own | given if own.get(name) != given.get(name)):
+        if wrong := own ^ given:
             raise UserError(
-                f"the adapter does not fit the model in {len(wrong)} tensors: the first, {wrong[0]}, has the shape "
-                f"{own.get(wrong[0])} in the model and {given.get(wrong[0])} in the adapter; use the base model, "
-                "lora_rank and lora_targets with which it was trained"
+                f"adapter and model differ in the tensor or the shape of {min(wrong)[0]}; use the base model, "
+                "lora_rank and lora_targets with which the adapter was trained"
             )
         set_peft_model_state_dict(self.model, state)
 

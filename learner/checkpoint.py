@@ -53,8 +53,8 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
         # Torch reports a full disk only as a short write.
         problem = f"cannot write checkpoint {target}: {reason(error)[:100]}"
         raise UserError(f"{problem}; free space or change output_dir") from error
-    older = [folder for folder in checkpoints_in(parent) if _number(folder) < adapter.policy_version]
-    for old in older[: 1 - keep or None]:
+    saved = checkpoints_in(parent)
+    for old in saved[: max(0, saved.index(target) + 1 - keep)]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
@@ -62,11 +62,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
 def checkpoints_in(parent: Path) -> list[Path]:
     """Return the folders below `parent` that are named as checkpoints, by their versions. Others are the user's own."""
     named = (path for path in parent.glob("v*") if re.fullmatch("v[0-9]+", path.name) and path.is_dir())
-    return sorted(named, key=_number)
-
-
-def _number(folder: Path) -> int:
-    return int(folder.name[1:])
+    return sorted(named, key=lambda path: int(path.name[1:]))
 
 
 def load_checkpoint(learner: "Learner", folder: Path) -> None:

@@ -94,10 +94,9 @@ def _check_room(model_path: Path, target: Path, config: RunConfig, quantization:
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     num = sum(math.prod(tensors.get_slice(name).get_shape()) for name, tensors in weights_in(model_path))
-    needed = num * (4 if config.rollout.engine.precision == "float32" else 2)
-    if quantization:
-        per_block, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[quantization.upper()]]
-        needed += num * num_bytes // per_block
+    kinds = ["f32" if config.rollout.engine.precision == "float32" else "bf16", *filter(None, [quantization])]
+    sizes = (GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]] for kind in kinds)
+    needed = num * sum(num_bytes / num_values for num_values, num_bytes in sizes)
     place = next(folder for folder in target.absolute().parents if folder.exists())
     if (free := shutil.disk_usage(place).free) < needed:
         raise UserError(

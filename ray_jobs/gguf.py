@@ -165,7 +165,7 @@ def _add_tokenizer(
     if not file.is_file():
         raise UserError("GGUF export needs a tokenizer.json, and this model has none; export it with --format hf")
     parts = json.loads(file.read_text(encoding="utf-8"))
-    # Some tokens stand in tokenizer_config.json only.
+    # Some tokens are in tokenizer_config.json only.
     known, added = parts["model"]["vocab"], tokenizer.added_tokens_decoder
     last = max([*known.values(), *added])
     if last >= vocab_size:

@@ -34,7 +34,7 @@ from rollout.lifecycle import (
     Totals,
     sum_of_facts,
 )
-from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice, draw_by_number
+from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice
 from rollout.types import GroupSummary
 
 BIAS_WINDOW = 1000
@@ -201,7 +201,7 @@ class GroupBuffer:
         self._num_shown = 0
         self._num_rounds = 0
         self._left_in_round = 0
-        self._draw_of: DrawOf = draw_by_number
+        self._draw_of: DrawOf = lambda task: Draw()
         self._counts = Counter({State(name): num for name, num in snapshot.counts.items()})
         self._next_task, self._next_ordinal = snapshot.next_task, snapshot.next_ordinal
         self._outcomes = FamilyOutcomes(snapshot.outcomes)

@@ -1,6 +1,7 @@
 """The weights in a model's folder, read in one way by preflight, learner, engine and export."""
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,8 @@ if TYPE_CHECKING:
     from safetensors import safe_open
 
 WEIGHTS = "*.safetensors"
-_ADAPTER = "adapter_config.json"
 _INDEX = "model.safetensors.index.json"
-_HEAD, _EMBEDDING = "lm_head", "model.embed_tokens"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = (
     *(f"self_attn.{part}_proj" for part in "qkvo"),
     *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
@@ -24,31 +24,26 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 def check_no_adapter(folder: Path) -> None:
     """Raise UserError if an adapter lies in a model's folder: some programs apply it, and others ignore it."""
-    if (folder / _ADAPTER).exists():
-        raise UserError(
-            f"'{folder}' holds an adapter ({_ADAPTER}) besides a model; merge it into the weights, or move it elsewhere"
-        )
+    if (adapter := folder / "adapter_config.json").exists():
+        raise UserError(f"'{adapter}' belongs to an adapter; merge that into the model's weights, or move it elsewhere")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with a model's weights.
-
-    Raises UserError if a file is missing, or if there are others, of which programs would read different ones.
-    """
-    check_no_adapter(folder)
-    index = folder / _INDEX
-    try:
-        named = {*map(str, read_json(index)["weight_map"].values())} if index.is_file() else {"model.safetensors"}
-    except (KeyError, AttributeError) as error:
-        raise UserError(f"'{index}' has no table weight_map of the weights' files; download it again") from error
-    found = {path.name for path in folder.glob(WEIGHTS)}
-    if wrong := sorted(named ^ found):
-        said = f"its {_INDEX} names" if index.is_file() else f"are model.safetensors, since it has no {_INDEX}"
-        raise UserError(
-            f"'{folder}' must hold exactly the weights that {said}, and {wrong[0]} is "
-            f"{'missing' if wrong[0] in named else 'there as well'}; keep one complete set of {WEIGHTS}"
-        )
-    return [folder / name for name in sorted(named)]
+    """Return the files of a model's weights. Raises UserError if one is missing, or if programs read different ones."""
+    single, index = folder / "model.safetensors", folder / _INDEX
+    found = {*folder.glob(WEIGHTS)}
+    by_vllm = found
+    if index.is_file():
+        try:
+            by_vllm = {folder / str(name) for name in read_json(index)["weight_map"].values()}
+        except (KeyError, AttributeError) as error:
+            raise UserError(f"'{index}' has no table weight_map of files; download it again") from error
+    # The learner's loader prefers the single file to the index.
+    by_learner = by_vllm if index.is_file() and single not in found else {single}
+    if wrong := sorted(by_vllm ^ by_learner or by_learner - found):
+        fault = "only one of learner and engine would read it" if wrong[0] in found else "it is missing"
+        raise UserError(f"'{wrong[0]}': {fault}; keep one complete set, model.safetensors or what {_INDEX} names")
+    return sorted(by_learner)
 
 
 def weights_in(folder: Path, framework: str = "pt") -> "Iterator[tuple[str, safe_open]]":
@@ -67,31 +62,27 @@ def weights_in(folder: Path, framework: str = "pt") -> "Iterator[tuple[str, safe
 
 def check_weights(folder: Path) -> None:
     """Check that every program reads the same, complete model from a folder. Raises UserError."""
+    check_no_adapter(folder)
     weight_files(folder)
     config = read_json(folder / "config.json")
     family, tied = config.get("model_type") in FAMILIES, bool(config.get("tie_word_embeddings"))
     if not (family or tied):
         return
-    names = {name.removesuffix(".weight") for name, _ in weights_in(folder, framework="np")}
-    if tied and {_HEAD, _EMBEDDING} <= names and not _equal(folder, _HEAD, _EMBEDDING):
-        raise UserError(
-            f"'{folder}/config.json' says tie_word_embeddings = true, and the weights hold a {_HEAD} that differs from "
-            f"{_EMBEDDING}: programs use different ones; set it to false to use the head, or remove the head"
+    names = {name for name, _ in weights_in(folder, framework="np")}
+    if tied and {_HEAD, _EMBEDDING} <= names:
+        one, other = (
+            tensors.get_tensor(name).float() for name, tensors in weights_in(folder) if name in (_HEAD, _EMBEDDING)
         )
-    layers = range(int(config.get("num_hidden_layers", 0)))
-    needed = {f"model.layers.{number}.{part}" for number in layers for part in _LAYER}
-    needed |= {_EMBEDDING, "model.norm", *([] if tied else [_HEAD])}
-    if family and (missing := sorted(needed - names)):
+        if not one.equal(other):
+            raise UserError(
+                f"'{folder}/config.json' says tie_word_embeddings = true, and {_HEAD} differs from {_EMBEDDING}: "
+                "programs use different ones; set it to false to use the head, or remove the head"
+            )
+    layers = range(int(config.get("num_hidden_layers", 0)) if family else 0)
+    parts = (f"model.layers.{number}.{part}.weight" for number in layers for part in _LAYER)
+    needed = chain((_EMBEDDING, "model.norm.weight"), () if tied else (_HEAD,), parts)
+    if family and (missing := next((name for name in needed if name not in names), None)):
         raise UserError(
-            f"the weights in '{folder}' lack {missing[0]}, which would start at random values; save the whole model "
+            f"the weights in '{folder}' lack {missing}, which would start at random values; save the whole model "
             "(config.json may need tie_word_embeddings = true)"
         )
-
-
-def _equal(folder: Path, *names: str) -> bool:
-    one, other = (
-        tensors.get_tensor(name).float()
-        for name, tensors in weights_in(folder)
-        if name.removesuffix(".weight") in names
-    )
-    return bool(one.equal(other))

@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The family that a task is of, None without a choice, and the number of the earlier task that it repeats.
+    """The family of a task, None where its number decides, and the number of the earlier task that it repeats.
 
     `visit` counts the groups that asked the task, this one included.
     """
@@ -66,11 +66,6 @@ OutcomesOf = Callable[[str, int], Outcomes]
 """Outcomes of a family, and their largest number."""
 DrawOf = Callable[[int], Draw]
 """What the task with this number is."""
-
-
-def draw_by_number(task: int) -> Draw:
-    """Return an empty draw: the maker of the task decides by its number."""
-    return Draw()
 
 
 class FamilyOutcomes:

@@ -21,8 +21,8 @@ DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 """The package that contains the demo model, and the file in it."""
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a hub model other than its weights: configuration, tokenizer and chat template."""
-OTHER_FORMATS = ["*/*"]
-"""Folders in which hub models repeat the same weights for other programs."""
+OTHER_FORMATS = ["*/*", "consolidated*"]
+"""Folders, and Mistral's files, in which hub models repeat the same weights for other programs."""
 LARGEST_MERGED = 2_000_000_000
 """The most parameters for which an engine on a card merges its adapters."""
 KNOWN_MODELS = Path(__file__).with_name("models.toml")
@@ -207,9 +207,7 @@ def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -
             f"{key} = '{path}' is not a local folder and could not be downloaded from the model hub "
             f"({type(error).__name__}); check the id and the network, or name a local folder"
         ) from error
-    check_no_adapter(folder)
-    if weights:
-        check_weights(folder)
+    (check_weights if weights else check_no_adapter)(folder)
     return folder
 
 

@@ -131,10 +131,8 @@ class Training:
             means = [fmean(shares[at : at + RISE_WINDOW]) for at in range(0, len(shares), RISE_WINDOW)]
             rise = means[-1] - min(means[:-1], default=0.0) if means else 0.0
             if len(shares) % RISE_WINDOW == 0 and rise > RISE:
-                warnings.append(
-                    f"warning: {name} over the last {RISE_WINDOW} steps is {means[-1]:.3g}, {rise:.3g} above its "
-                    "lowest; the reasons are under `failure` in trajectories.jsonl"
-                )
+                risen = f"{name} over {RISE_WINDOW} steps is {means[-1]:.3g}, {rise:.3g} above its lowest"
+                warnings.append(f"warning: {risen}; the reasons are under `failure` in trajectories.jsonl")
         return warnings
 
     @property
@@ -161,7 +159,8 @@ class Training:
         alarms = [asdict(alarm) for alarm in self.monitor.alarms]
         return {
             "num_steps": self.num_steps,
-            "num_trajectories": totals.facts.get("trajectories", 0),
+            # A resumed run has read it as a float.
+            "num_trajectories": int(totals.facts.get("trajectories", 0)),
             "sampled_tokens": totals.facts.get("sampled_tokens", 0),
             "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
             "learner_s": sum(row["learner/step_s"] for row in self.rows),

@@ -158,13 +158,8 @@ def _write_generation_config(model_path: Path, target: Path) -> None:
     file = target / "generation_config.json"
     settings = json.loads((file if file.is_file() else target / "config.json").read_text(encoding="utf-8"))
     kept = {name: settings[name] for name in settings if name.endswith("_token_id") or "version" in name}
-    said = kept.get("eos_token_id")
-    named = [said] if isinstance(said, int) else said or []
-    ends = reply_ends(model_path, AutoTokenizer.from_pretrained(model_path))
-    if unnamed := [end for end in ends if end not in named]:
-        kept["eos_token_id"] = [*named, *unnamed]
-    if kept != settings:
-        file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    kept["eos_token_id"] = reply_ends(model_path, AutoTokenizer.from_pretrained(model_path))
+    file.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
 def _stem(name: str) -> str:

@@ -34,6 +34,7 @@ MAX_LORAS = 4
 CUDA_BATCHED_TOKENS = 2048
 """Tokens of one step on a GPU. A longer prompt takes several steps."""
 LEAST_UTILIZATION = 0.01
+LOAD_FORMAT = "safetensors"
 FUSED = "agentflow_fused"
 """Name under which vLLM knows our kernels for norms on a CPU."""
 NORM_LANES = 16
@@ -139,7 +140,10 @@ def build_llm(
             structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
             disable_log_stats=not config.metrics,
             **({"ir_op_priority": fused_norms()} if config.device == "cpu" else {}),
-            **({} if base_weights is None else {"load_format": _register_loader(base_weights)}),
+            # Otherwise vLLM prefers Mistral's own files where a folder has both, unlike the learner and the export.
+            config_format="hf",
+            tokenizer_mode="hf",
+            load_format=LOAD_FORMAT if base_weights is None else _register_loader(base_weights),
             **engine_options(config, model, in_lockstep=in_lockstep),
         ),
         stat_loggers=stat_loggers,

@@ -167,8 +167,7 @@ def frozen_model(engine: Engine, chat: Chat, max_tokens: int) -> Callable[[str],
 
 def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
     """Return each task's plan, a share of them replaced by plausible wrong plans that the seed chooses."""
-    chosen = random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))
-    wrong = set(chosen)
+    wrong = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))}
     return [
         wrong_plan(one.plan, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
         for index, one in enumerate(tasks)

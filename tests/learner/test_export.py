@@ -60,7 +60,7 @@ def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_p
     """Qwen2.5's: a server would take them up."""
     bent = shutil.copytree(model_path, tmp_path / "base")
     said = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
-    ends = {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 0, "transformers_version": "4.37.0"}
+    ends = {"bos_token_id": 1, "eos_token_id": [0, 2], "pad_token_id": 0, "transformers_version": "4.37.0"}
     (bent / "generation_config.json").write_text(json.dumps(said | ends))
     write_merged_model(bent, adapter if trained else None, tmp_path / "hf", **MERGED)
     assert json.loads((tmp_path / "hf" / "generation_config.json").read_text()) == ends

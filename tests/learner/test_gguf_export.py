@@ -1,8 +1,10 @@
 import json
+import math
 from contextlib import nullcontext
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_export import TEMPLATE, load_model, save_tiny_export_model
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
@@ -85,23 +87,16 @@ def test_file_names_every_end_of_a_reply_and_tokens_that_only_the_tokenizers_set
 
 
 @pytest.mark.parametrize(
-    ("quantization", "value", "fits"),
-    [
-        *(("f16", 65504.0, True), ("f16", 65600.0, False), ("f16", float("nan"), False), ("bf16", 1e30, True)),
-        *(("q8_0", 1e6, True), ("q8_0", 1e7, False), ("q4_0", 4e5, True), ("q4_0", 6e5, False), ("q4_1", 7e4, False)),
-    ],
+    ("quantization", "fits", "beyond"),
+    [("f16", 65504, 65600), ("bf16", 1e30, math.nan), ("q8_0", 1e6, 1e7), ("q4_0", 4e5, 6e5), ("q4_1", 6e4, 7e4)],
 )
-def test_values_beyond_float16_are_refused(tmp_path, quantization, value, fits):
-    from safetensors.torch import load_file, save_file
-
+def test_values_beyond_float16_are_refused(tmp_path, quantization, fits, beyond):
     folder = save_tiny_export_model(tmp_path / "model", "llama")
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.1.mlp.up_proj.weight"] = torch.full((96, 64), value)
-    save_file(weights, folder / "model.safetensors")
-    if fits:
-        write_gguf(folder, tmp_path / "m.gguf", quantization, name="tiny")
-    else:
-        with pytest.raises(UserError, match=r"up_proj.*--quantize"):
+    for value, expected in ((fits, nullcontext()), (beyond, pytest.raises(UserError, match=r"up_proj.*--quantize"))):
+        weights["model.layers.1.mlp.up_proj.weight"] = torch.full((96, 64), float(value))
+        save_file(weights, folder / "model.safetensors")
+        with expected:
             write_gguf(folder, tmp_path / "m.gguf", quantization, name="tiny")
 
 
@@ -164,21 +159,15 @@ def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
         assert pre_tokenizer_name(parts) == name
 
 
-@pytest.mark.parametrize(
-    ("normalizer", "passes"),
-    [
-        (normalizers.NFC(), True),
-        (normalizers.NFKC(), False),
-        (normalizers.Lowercase(), False),
-        (normalizers.Prepend("_"), False),
-        (normalizers.Sequence([normalizers.NFC(), normalizers.Strip()]), False),
-    ],
-)
-def test_normalizer_without_a_form_in_gguf_is_refused(normalizer, passes):
+def test_of_all_normalizers_only_nfc_is_passed_over():
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizers.ByteLevel(add_prefix_space=False), normalizer
-    with nullcontext() if passes else pytest.raises(UserError, match="--format hf"):
-        assert pre_tokenizer_name(json.loads(tokenizer.to_str())) == "gpt-2"
+    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC()
+    assert pre_tokenizer_name(json.loads(tokenizer.to_str())) == "gpt-2"
+    both = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
+    for other in (normalizers.NFKC(), normalizers.Lowercase(), normalizers.Prepend("_"), both):
+        tokenizer.normalizer = other
+        with pytest.raises(UserError, match="--format hf"):
+            pre_tokenizer_name(json.loads(tokenizer.to_str()))
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.numpy import save_file
 
 from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.run import model_folder, preflight
-from ray_jobs.run.model_folder import SMALL_FILES, WEIGHTS
 from ray_jobs.run.origin import check_same_run
 from ray_jobs.run.preflight import check_before_acting, check_before_start
 from rollout.engines.adapters import write_merged_model
@@ -28,6 +28,10 @@ PROJECTIONS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj
 LAYER = [*PROJECTIONS, "input_layernorm", "post_attention_layernorm"]
 NAMES = ["model.embed_tokens", "model.norm", "lm_head"] + [f"model.layers.{i}.{name}" for i in (0, 1) for name in LAYER]
 INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+SMALL = ["config.json", "params.json"]
+"""Small files of a model on the hub."""
+REPOSITORY = [*SMALL, "model.safetensors", "consolidated.safetensors", "original/model.safetensors"]
 
 
 def write_weights(folder, names, file="model.safetensors", **other):
@@ -35,12 +39,15 @@ def write_weights(folder, names, file="model.safetensors", **other):
     save_file({f"{name}.weight": np.full(1, other.get(name, 0), dtype=np.float32) for name in names}, folder / file)
 
 
-def write_shards(folder, names):
-    files = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
-    for place, file in enumerate(files):
-        write_weights(folder, names[place::2], file)
-    index = {f"{name}.weight": files[place % 2] for place, name in enumerate(names)}
+def shard(folder, *others):
+    """Put the weights into two files, and these files beside them."""
+    (folder / "model.safetensors").unlink()
+    for place, file in enumerate(SHARDS):
+        write_weights(folder, NAMES[place::2], file)
+    index = {f"{name}.weight": SHARDS[place % 2] for place, name in enumerate(NAMES)}
     (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+    for other in others:
+        write_weights(folder, ["a"], other)
 
 
 @pytest.fixture
@@ -84,15 +91,15 @@ def config(tmp_path, model):
 
 @pytest.fixture
 def hub(model, monkeypatch):
-    """The file patterns of every download from the model hub."""
-    patterns = []
+    """The files of every download from the model hub."""
+    downloads = []
 
-    def download(path, allow_patterns, **_):
-        patterns.append(allow_patterns)
+    def download(path, **patterns):
+        downloads.append([*filter_repo_objects(REPOSITORY, **patterns)])
         return str(model)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    return patterns
+    return downloads
 
 
 def refusal(config):
@@ -116,12 +123,12 @@ def test_small_files_are_checked_before_the_download(config, model, hub):
     for template in (MISTRAL_V03, GEMMA2):
         tokenizer_of(template).save_pretrained(model)
         check_before_start(config("model.path=some/model"))
-    assert hub == [SMALL_FILES, [*SMALL_FILES, WEIGHTS]] * 2
+    assert hub == [SMALL, [*SMALL, "model.safetensors"]] * 2
     (model / "chat_template.jinja").unlink()
     assert "chat template" in refusal(config("model.path=some/model"))
     with pytest.raises(UserError):
         check_before_acting(config("model.path=some/model"), draws_tasks=False)
-    assert hub[4:] == [SMALL_FILES] * 2
+    assert hub[4:] == [SMALL] * 2
 
 
 @pytest.mark.parametrize(
@@ -138,21 +145,12 @@ def test_untrainable_model_is_rejected_before_the_download(config, model, hub, c
     assert "docs/your-model.md" in refusal(config("model.path=some/model"))
     with pytest.raises(UserError, match=r"prm\.model_path"):
         model_folder.prm_base("some/model")
-    assert hub == [SMALL_FILES] * 2
+    assert hub == [SMALL] * 2
 
 
-def tie(folder):
+def tie(folder, names=NAMES, **other):
     (folder / "config.json").write_text(json.dumps(SHAPE | {"tie_word_embeddings": True}))
-
-
-def no_single_file(folder):
-    (folder / "model.safetensors").unlink()
-    write_shards(folder, NAMES)
-
-
-def lose_a_shard(folder):
-    no_single_file(folder)
-    (folder / "model-00002-of-00002.safetensors").unlink()
+    write_weights(folder, names, **other)
 
 
 def as_peft_names_them(folder):
@@ -162,25 +160,21 @@ def as_peft_names_them(folder):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda folder: None, None),
-        (no_single_file, None),
-        (lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "model.safetensors"}}'), None),
-        (lambda folder: (tie(folder), write_weights(folder, NAMES)), None),
-        (lambda folder: (tie(folder), write_weights(folder, sorted({*NAMES} - {"lm_head"}))), None),
+        (shard, None),
+        (lambda folder: shard(folder, "consolidated.safetensors", "adapter_model.safetensors"), None),
+        (tie, None),
+        (lambda folder: tie(folder, sorted({*NAMES} - {"lm_head"})), None),
         (lambda folder: (folder / "pytorch_model.bin").touch(), None),
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "adapter_config.json"),
-        (lambda folder: write_weights(folder, ["a"], "adapter_model.safetensors"), "adapter_model.safetensors"),
         (lambda folder: write_weights(folder, NAMES, "consolidated.safetensors"), "consolidated.safetensors"),
-        (lambda folder: write_shards(folder, NAMES), "model.safetensors"),
-        (lose_a_shard, "model-00002-of-00002.safetensors"),
-        (lambda folder: (folder / INDEX).write_text("[]"), INDEX),
+        (lambda folder: shard(folder, "model.safetensors"), SHARDS[0]),
+        (lambda folder: (shard(folder), (folder / SHARDS[1]).unlink()), SHARDS[1]),
         (lambda folder: (folder / INDEX).write_text("{}"), INDEX),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(bytes(90)), "model.safetensors"),
-        (lambda folder: (tie(folder), write_weights(folder, NAMES, lm_head=1)), "tie_word_embeddings"),
+        (lambda folder: tie(folder, lm_head=1), "tie_word_embeddings"),
         (lambda folder: write_weights(folder, [name for name in NAMES if name != "lm_head"]), "tie_word_embeddings"),
         (lambda folder: write_weights(folder, NAMES[:-1]), NAMES[-1]),
-        (as_peft_names_them, "mlp.down_proj"),
+        (as_peft_names_them, "self_attn.q_proj"),
     ],
 )
 def test_model_folder_that_programs_read_differently_is_refused_everywhere(config, model, change, named):
@@ -203,20 +197,14 @@ def test_model_folder_that_programs_read_differently_is_refused_everywhere(confi
 def test_adapter_beside_a_hub_model_is_refused_before_the_download(config, model, hub):
     (model / "adapter_config.json").write_text("{}")
     assert "adapter_config.json" in refusal(config("model.path=some/model"))
-    assert hub == [SMALL_FILES]
+    assert hub == [SMALL]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "num"),
-    [
-        (["rollout.engine.dtype=bfloat16", NO_COLD_START], 1),
-        (["rollout.engine.dtype=bfloat16"], 0),
-        (["rollout.engine.dtype=float32", NO_COLD_START], 0),
-        (["rollout.engine.dtype=bfloat16", NO_COLD_START, "rollout.engine.adapter_mode=native"], 0),
-    ],
-)
-def test_merging_in_bfloat16_without_a_cold_start_is_noted(config, overrides, num):
-    assert len(model_folder.model_notes(config(*overrides))) == num
+@pytest.mark.parametrize("more", [None, "rollout.engine.dtype=float32", "rollout.engine.adapter_mode=native"])
+def test_merging_in_bfloat16_without_a_cold_start_is_noted(config, more):
+    rounds = config("rollout.engine.dtype=bfloat16", NO_COLD_START, *([more] if more else []))
+    assert len(model_folder.model_notes(rounds)) == (more is None)
+    assert not model_folder.model_notes(config("rollout.engine.dtype=bfloat16"))
 
 
 # --- machine ------------------------------------------------------------------------------------------

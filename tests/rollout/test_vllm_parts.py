@@ -1,17 +1,22 @@
 """The construction of vLLM's engine: options, kernels, memory."""
 
 import asyncio
+import json
 import weakref
+from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from configs.errors import UserError
 from configs.learner import ModelConfig
 from configs.rollout import EngineConfig
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.vllm import VllmEngine
-from rollout.engines.vllm_parts import FUSED, engine_options, fused_norms
+from rollout.engines.vllm_parts import FUSED, LOAD_FORMAT, engine_options, fused_norms
+from rollout.model_files import weight_files
 from tests.rollout.random_model import write_folder
 
 PROMPT = tuple(range(50, 95))
@@ -42,6 +47,38 @@ def test_options_of_one_card_and_of_several():
 def test_steps_are_scheduled_ahead_only_if_no_weights_change_in_place(device, mode, in_lockstep, ahead):
     config = EngineConfig(device=device, adapter_mode=mode)
     assert engine_options(config, ModelConfig(), in_lockstep=in_lockstep)["async_scheduling"] is ahead
+
+
+FILES = [f"{name}.safetensors" for name in ("model", "model-1", "model-2", "consolidated", "adapter_model")]
+
+
+@pytest.mark.slow
+def test_a_models_files_are_those_that_learner_and_engine_read_and_are_refused_only_if_these_differ(tmp_path):
+    from transformers.modeling_utils import _get_resolved_checkpoint_files
+    from vllm.config import LoadConfig
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    engine = DefaultModelLoader(LoadConfig(load_format=LOAD_FORMAT))
+    sets = [files for num in range(1, 6) for files in combinations(FILES, num)]
+    for number, (files, indexed) in enumerate(product(sets, ((), FILES[:1], FILES[1:3], FILES[:3]))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for file in files:
+            (folder / file).touch()
+        if indexed:
+            index = {"metadata": {}, "weight_map": dict(zip("abc", indexed, strict=False))}
+            (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        read = []
+        try:
+            read.append(sorted(engine._prepare_weights(str(folder), None, None, True, None)[1]))
+            found = _get_resolved_checkpoint_files(str(folder), None, None, None, None, False)[0]
+            read.append(sorted(found if all(map(Path.exists, map(Path, found))) else ()))
+        except (OSError, RuntimeError):
+            pass  # a file is missing
+        try:
+            assert [[*map(str, weight_files(folder))]] * 2 == read
+        except UserError:
+            assert len(read) < 2 or read[0] != read[1], (files, indexed)
 
 
 # Kernels.
