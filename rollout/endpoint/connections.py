@@ -18,7 +18,7 @@ MAX_CONNECTIONS = 1000
 REQUEST_S = 30.0
 """Time from the start of a connection or of a request to the request's last byte."""
 CLOSING_S = 5.0
-"""Time in which the client of an ended attempt must read its last reply."""
+"""Time in which the client of an ended attempt must read its last reply, and after which an idle connection closes."""
 RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 
@@ -53,12 +53,19 @@ class Connection(HttpProtocol):
         super().connection_lost(exc)
 
     def finish(self) -> None:
-        """Close the connection, after the response that is under way."""
+        """Close the connection after the response that is under way, or later if it is idle.
+
+        Attempts may share a client, which may just be sending another attempt's request.
+        """
         if self.is_idle:
-            self.transport.close()
+            self.loop.call_later(CLOSING_S, self._close_of, self.key)
         else:
             self.cycle.keep_alive = False
-        self.loop.call_later(CLOSING_S, self.transport.abort)
+            self.loop.call_later(CLOSING_S, self.transport.abort)
+
+    def _close_of(self, key: str | None) -> None:
+        if self.is_idle and self.key == key:
+            self.transport.close()
 
     def _watch(self) -> None:
         if not self.is_idle:

@@ -78,7 +78,8 @@ async def test_at_the_limit_the_connection_without_a_request_makes_room(monkeypa
             writer.close()
 
 
-async def test_connections_of_an_attempt_end_with_it_and_those_of_others_stay():
+async def test_connections_of_an_attempt_end_with_it_and_those_of_others_stay(monkeypatch):
+    monkeypatch.setattr(connections, "CLOSING_S", 0.01)
     async with play("a") as p, play("b") as other:
         for one in (p, other):
             await one.ask(user("1"))
