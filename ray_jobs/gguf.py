@@ -190,8 +190,7 @@ def _add_tokenizer(
         if index is not None:
             getattr(writer, f"add_{role}_token_id")(index)
     chat = ChatFormat(tokenizer)
-    (turn_end,) = chat.encode_completion("")
-    ends = sorted(reply_ends(model_path, tokenizer), key=lambda end: end != turn_end)
+    ends = sorted(reply_ends(model_path, tokenizer), key=lambda end: end != chat.turn_end)
     # Programs end a reply with each of these three.
     for role, end in zip(("eos", "eot", "eom"), ends, strict=False):
         getattr(writer, f"add_{role}_token_id")(end)

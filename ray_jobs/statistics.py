@@ -43,8 +43,12 @@ class PairedComparison:
         low, high = self.ci95
         change = f"{100 * self.gain:+.1f} points (95% interval {100 * low:+.1f} to {100 * high:+.1f})"
         result = "significant" if self.p < 0.05 else "NOT significant"
-        tasks = f"{self.num_tasks} paired task{'s' * (self.num_tasks != 1)}"
-        return f"{change}, {result}: {self.test} p = {self.p:.3g} on {tasks}"
+        return f"{change}, {result}: {self.test} p = {self.p:.3g} on {counted(self.num_tasks, 'paired task')}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 task` and `2 tasks`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:

@@ -133,7 +133,8 @@ def _put(partial: Path, target: Path) -> None:
 
 def remove_tree(path: Path) -> None:
     """Delete a file, a link or a folder, however deep the folder is. What cannot be deleted stays."""
-    subprocess.run((*REMOVE, path), stderr=subprocess.DEVNULL, check=False)
+    if os.path.lexists(path):
+        subprocess.run((*REMOVE, path), stderr=subprocess.DEVNULL, check=False)
 
 
 def sweep_partials(folder: Path, name: str | None = None) -> None:

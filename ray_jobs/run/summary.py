@@ -12,7 +12,7 @@ from rich.table import Table
 
 from configs.run import RunConfig
 from ray_jobs.run.console import duration, print_plain
-from ray_jobs.statistics import wilson_interval
+from ray_jobs.statistics import counted, wilson_interval
 from ray_jobs.viewer.pages import Rate, percent, points
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def held_out_rates(summary: Mapping[str, Any]) -> list[Rate]:
         if rate is not None and count:
             interval = wilson_interval(round(rate * count), count)
             step = {"before": 0, "after": summary.get("num_steps")}.get(policy)
-            rates.append(Rate(label=label, rate=rate, interval=interval, kind=policy, note=_tasks(count), step=step))
+            rates.append(
+                Rate(label=label, rate=rate, interval=interval, kind=policy, note=counted(count, "task"), step=step)
+            )
     return rates
 
 
@@ -80,16 +82,12 @@ def summarize(
     return summary
 
 
-def _tasks(count: int) -> str:
-    return f"{count} task{'' if count == 1 else 's'}"
-
-
 def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
     comparison = before.compared_with(after)
     left_out = list(dict.fromkeys([*before.unscored, *after.unscored]))
     verdict = comparison.verdict if comparison else "not measured"
     if left_out:
-        verdict += f"; {_tasks(len(left_out))} left out: unscored before or after RL"
+        verdict += f"; {counted(len(left_out), 'task')} left out: unscored before or after RL"
     return {
         "solve_rate_before": comparison and comparison.before,
         "solve_rate_after": comparison and comparison.after,

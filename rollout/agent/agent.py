@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from configs.rollout import RolloutConfig
 from configs.run import RunConfig
 from envs.tools.function_tool import function_schemas
 from envs.tools.guard import raised
@@ -40,6 +41,11 @@ _VERIFIER_SYSTEM = (
 )
 _GENERATOR_SYSTEM = "Give the final answer to the task from the steps below. Write the answer alone."
 _log = logging.getLogger(__name__)
+
+
+def stop_of_failure(turns: Sequence[Turn], rollout: RolloutConfig) -> StopReason:
+    """Return how a failed attempt ends. What happens before the first reply is not the policy's doing."""
+    return "failed" if turns and rollout.count_failed else "infrastructure"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +87,7 @@ class Agent:
             pass
         except TimeLimitError as error:
             failure = str(error)
-            # What happens before the first reply is not the policy's doing.
-            stop_reason = "failed" if turns and self.config.rollout.count_failed else "infrastructure"
+            stop_reason = stop_of_failure(turns, self.config.rollout)
         except ToolUnavailableError as error:
             _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
         except (Exception, asyncio.CancelledError) as error:

@@ -23,7 +23,7 @@ from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig
 from configs.run import RunConfig
 from envs import kernel
 from envs.types import Task, ToolUnavailableError
-from rollout.agent.agent import TurnListener
+from rollout.agent.agent import TurnListener, stop_of_failure
 from rollout.chat import ChatFormat
 from rollout.endpoint.attempt import Attempt, Bound
 from rollout.endpoint.request import Rules
@@ -299,8 +299,7 @@ class CustomAgent:
         if failed and failed.bound and not failed.fault:
             stop = failed.bound
         elif failed:
-            # What an agent does before the first reply is not the policy's doing.
-            stop = "infrastructure" if failed.fault or not turns or not self.limits.count_failed else "failed"
+            stop = "infrastructure" if failed.fault else stop_of_failure(turns, self.limits)
             wrong = str(failed)
             _log.warning("trajectory %s ends as %s: %s", trajectory_id, stop, wrong)
         return Trajectory(
