@@ -14,7 +14,7 @@ import asyncio
 import json
 import os
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -69,20 +69,18 @@ class Sampled(NamedTuple):
 
 
 class LoggingEngine:
-    """Logs what another engine samples. A gate in `gates` holds an attempt's replies back."""
+    """Logs what another engine samples. A gate in `gates` holds an attempt's replies back once they are logged."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.log: dict[str, list[Sampled]] = {}
-        self.started: Counter[str] = Counter()
+        self.log: defaultdict[str, list[Sampled]] = defaultdict(list)
         self.gates: dict[str, asyncio.Event] = {}
 
     async def generate(self, request: GenerationRequest) -> Completion:
         name = request.trajectory_id
-        self.started[name] += 1
         completion = await self._engine.generate(request)
         entry = Sampled(request.prompt_token_ids, tuple(completion.token_ids), tuple(completion.logprobs))
-        self.log.setdefault(name, []).append(entry)
+        self.log[name].append(entry)
         if name in self.gates:
             await self.gates[name].wait()
         return completion
@@ -178,14 +176,14 @@ class Client:
     async def leave(self) -> None:
         """Disconnect while a reply is sampled; then send the request again, or a different one."""
         gate = self._engine.gates[self._name] = asyncio.Event()
-        before = self._engine.started[self._name]
+        before = len(self._engine.log[self._name])
         key, stream = {"Idempotency-Key": str(self._rng.random())}, self._rng.random() < 0.5
         headers = {"Authorization": f"Bearer {self._client.api_key}", **key}
         body = self._body(self._messages) | ({"stream": True} if stream else {})
         async with httpx.AsyncClient(trust_env=False, timeout=3600) as leaving:
             url = f"{self._client.base_url}chat/completions"
             request = asyncio.ensure_future(leaving.post(url, json=body, headers=headers))
-            while self._engine.started[self._name] == before:  # noqa: ASYNC110 (there is no event to wait for)
+            while len(self._engine.log[self._name]) == before:  # noqa: ASYNC110 (there is no event to wait for)
                 await asyncio.sleep(0.002)
             request.cancel()
             await asyncio.wait((request,))
@@ -376,7 +374,7 @@ async def audit(
     numbers = iter(range(10**9))
 
     async def attempts() -> None:
-        while sum(logging_engine.started.values()) < num_turns:
+        while sum(map(len, logging_engine.log.values())) < num_turns:
             name = f"attempt-{next(numbers)}"
             task = Task(id=name, dataset="audit", question="What is 17 + 25?", answer="42")
             trajectory = await agent.run(task, trajectory_id=name, group_id="audit")
