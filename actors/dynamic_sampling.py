@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import ray
 
 from actors.heartbeat import Watched
+from configs.api_keys import redact_output
 from configs.errors import UserError
 from configs.run import RunConfig
 from envs.datasets.sampler import FixedShares
@@ -40,6 +41,7 @@ Offer = tuple[int, "tuple[ray.ObjectRef[bytes]]"]
 @ray.remote(num_cpus=0, max_concurrency=MAX_OPEN_CALLS)  # type: ignore[call-overload]  # Ray's stubs lack it
 class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
+        redact_output()
         self._buffer = GroupBuffer(config, choice=_task_choice(config), put=ray.put)
         self._newest: Offer | None = None
         self._last_version = -1

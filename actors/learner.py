@@ -10,6 +10,7 @@ import ray
 
 from actors.cluster import Handle
 from actors.heartbeat import Watched
+from configs.api_keys import redact_output
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
@@ -117,6 +118,7 @@ class BaseWeightsActor(Watched):
     """
 
     def __init__(self, build: Callable[[], BaseWeights]) -> None:
+        redact_output()
         self._weights = build()
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ import ray
 
 from actors.cluster import Handle
 from actors.heartbeat import Watched
+from configs.api_keys import redact_output
 from configs.reward import PrmConfig
 from reward.judging import PrmError
 from reward.prm.decoys import canaries
@@ -70,6 +71,7 @@ class PrmActor(Watched):
     """
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
+        redact_output()
         self._seed = seed
         self._trained = trained
         self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
