@@ -31,7 +31,7 @@ SMALL = (
     *("learner.checkpoint_every=2", "cold_start.num_demonstrations=104", "cold_start.wrong_share=0.5"),
     *("collect.num_tasks=8", "collect.rollouts_per_task=4", "prm.num_layers=4", "prm.num_epochs=1"),
     *("evaluation.num_tasks=8", "evaluation.num_untouched_tasks=0"),
-    "cluster.answer_s=30",
+    "cluster.answer_s=15",
 )
 PARTS = ("rollout", "prm", "learner", "sampling")
 
