@@ -38,7 +38,7 @@ test-fast: setup
 	@$(BIN)/python -m pytest $(TWO) -m "not ray and not slow and not faults" $(ARGS)
 
 test-faults: setup
-	@$(BIN)/python -m pytest -m faults $(ARGS)
+	@$(BIN)/python -m pytest $(TWO) -m faults $(ARGS)
 
 check: setup
 	@$(BIN)/ruff check .

@@ -22,12 +22,15 @@ for room in ("envs", "rollout", "learner", "actors", "ray_jobs"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 
 
-# What has slow tests and needs neither Ray nor vLLM: a part of its own, so that the long ones are shorter.
+# What has slow tests and needs neither Ray nor vLLM, or starts whole runs: a part of its own, so that the long ones are
+# shorter.
 APART = {
     "tests/benchmarks/test_endpoint_audit.py",
+    "tests/faults/test_real_run.py",
     "tests/learner/test_data_parallel.py",
     "tests/ray_jobs/test_export.py",
     "tests/ray_jobs/test_plan.py",
+    "tests/ray_jobs/test_planted_keys.py",
 }
 LONG = ("ray", "engine")
 
