@@ -14,8 +14,7 @@ MAX_JSON_DEPTH = 100
 
 FULL_OBJECT_STORE = (
     "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
-    "start Ray with a larger object store or with --object-spilling-directory on another disk, and continue with "
-    "`agentflow resume`"
+    "start Ray with a larger object store or with --object-spilling-directory on another disk"
 )
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

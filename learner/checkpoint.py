@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shlex
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
     except (OSError, RuntimeError) as error:
         # Torch reports a full disk only as a short write.
         problem = f"cannot write checkpoint {target}: {reason(error)[:100]}"
-        raise UserError(f"{problem}; free space or change output_dir") from error
+        resume = f"agentflow resume {shlex.quote(str(parent.parent))}"
+        raise UserError(f"{problem}; free space, and continue with `{resume}`") from error
     saved = checkpoints_in(parent)
     for old in saved[: max(0, saved.index(target) + 1 - keep)]:
         shutil.rmtree(old, ignore_errors=True)

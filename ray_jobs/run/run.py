@@ -15,7 +15,7 @@ from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
 from actors.rollout_worker import WorkerPool
 from actors.supervisor import Supervisor
-from configs.errors import UserError
+from configs.errors import UserError, user_error
 from configs.run import RunConfig
 from learner.learner import Learner
 from learner.optim import Ranks
@@ -124,6 +124,10 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
                 yield run
         except (*PART_LOST, LearnerLostError) as error:
             raise UserError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
+        except (OSError, ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
+            if (line := user_error(error)) is None:
+                raise
+            raise UserError(f"{line}; resume with {resume}") from error
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"resume with {resume}") from None
         finally:
