@@ -110,28 +110,29 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
             console.note(note)
     with console.waiting("the run folder's lock"):
         opened = RunFolder.open(config, with_prm=with_prm, sandbox=ready.sandbox, tell=console.note)
-    with opened as folder:
-        folder.keep_tokenizer(ready.model_path)
-        resume = f"`agentflow resume {shlex.quote(shown(folder.path))}`"
-        config = with_absolute_paths(config)
-        with console.waiting("Ray to start"):
-            start_ray(config.cluster)
-        try:
-            with start_parts(config, folder, console, builders_of(config, ready, with_prm=with_prm), resume) as run:
-                states = ray.get([worker.sandbox.remote() for worker in run.supervisor.workers.values()])
-                for sandbox in sorted({str(state) for state in states if state is not None}):
-                    console.note(f"code sandbox: {sandbox}")
-                yield run
-        except (*PART_LOST, LearnerLostError) as error:
-            raise UserError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
-        except (OSError, ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
-            if (line := user_error(error)) is None:
-                raise
-            raise UserError(f"{line}; resume with {resume}") from error
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"resume with {resume}") from None
-        finally:
-            ray.shutdown()
+    resume = f"`agentflow resume {shlex.quote(shown(config.run_path))}`"
+    try:
+        with opened as folder:
+            folder.keep_tokenizer(ready.model_path)
+            config = with_absolute_paths(config)
+            with console.waiting("Ray to start"):
+                start_ray(config.cluster)
+            try:
+                with start_parts(config, folder, console, builders_of(config, ready, with_prm=with_prm), resume) as run:
+                    states = ray.get([worker.sandbox.remote() for worker in run.supervisor.workers.values()])
+                    for sandbox in sorted({str(state) for state in states if state is not None}):
+                        console.note(f"code sandbox: {sandbox}")
+                    yield run
+            finally:
+                ray.shutdown()
+    except (*PART_LOST, LearnerLostError) as error:
+        raise UserError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
+    except (OSError, ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
+        if (line := user_error(error)) is None:
+            raise
+        raise UserError(f"{line}; resume with {resume}") from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"resume with {resume}") from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,9 +76,16 @@ class Board:
         if group not in self._writers:
             from torch.utils.tensorboard import SummaryWriter
 
+            threading.excepthook = _hide_raised_again
             folder = str(self._folder / group)
             self._writers[group] = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
         return self._writers[group]
+
+
+def _hide_raised_again(error: threading.ExceptHookArgs) -> None:
+    """Print the exception of a thread, except one of the disk: TensorBoard raises it again in the thread that logs."""
+    if not isinstance(error.exc_value, OSError):
+        threading.__excepthook__(error)
 
 
 class StepDistributions:
