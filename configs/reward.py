@@ -110,6 +110,9 @@ class OutcomeConfig(Config):
     """Credit by the trajectory's outcome alone, without a PRM."""
 
     type: Literal["outcome"] = "outcome"
+    all_wrong: Literal["drop", "uniform", "critic"] = "drop"
+    """What a group trains in which no attempt is right: nothing, or, next to a batch of groups with signal, an equal
+    negative advantage for every step (uniform), or the change of a critic's value that each step made (critic)."""
 
 
 class OutcomeCenteredConfig(Config):
@@ -129,9 +132,6 @@ class OutcomeGatedConfig(Config):
     with a number from 0 to 1, or None, for each turn. None uses a PRM."""
     prm_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Weight of the step scores; alarms lower it, and it never rises above this."""
-    alarm_window: int = Field(default=4, ge=2)
-    """Train steps over which signs are measured that the policy exploits the step scores. Every such alarm halves their
-    weight, and train steps without a sign restore it."""
 
     @model_validator(mode="after")
     def _has_one_source_of_scores(self) -> "OutcomeGatedConfig":
@@ -154,6 +154,10 @@ class RewardConfig(Config):
     called as name(task, answer) or name(task, answer, turns). None uses the data set's comparison."""
     timeout_s: MayChange[float] = Field(default=10.0, gt=0, le=3600)
     """Wall-clock limit of one call of a custom scorer; beyond it the attempt is unscored."""
+
+    @property
+    def all_wrong(self) -> Literal["drop", "uniform", "critic"]:
+        return self.credit.all_wrong if isinstance(self.credit, OutcomeConfig) else "drop"
 
     @property
     def gated(self) -> OutcomeGatedConfig | None:

@@ -3,17 +3,24 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise, zip_longest
 
 import numpy as np
 
 from configs.reward import Credit as Scheme
-from learner.types import sample_name
+from learner.types import TrainingSample, sample_name
 from rollout.types import Group, GroupCredit, Spread, Trajectory, Turn, packed_floats
 
 EPS = 1e-6
 MIN_STD = 1e-3
 """A group below this standard deviation has no signal: its residue would be rounding noise blown up to full size."""
 VALID_FLOOR = 0.05
+UNIFORM = -0.35
+"""Advantage of every step of a group without a right attempt, without a critic."""
+GAIN_WEIGHT, GAIN_FLOOR, GAIN_CLIP = 0.5, 0.15, 2.0
+"""Of a step's gain in value: weight, least scale of a group, and bound in scales."""
+WRONG_SHARE = 0.5
+"""Most sum of absolute advantages of tokens in groups without a right attempt, relative to that of all others."""
 
 
 def group_normalized(rewards: Sequence[float | None]) -> list[float]:
@@ -138,6 +145,63 @@ def turn_advantages(group: Group, *, scheme: Scheme, prm_weight: float) -> list[
         [value if turn.trainable else 0.0 for turn, value in zip(trajectory.planner_turns, values, strict=True)]
         for trajectory, values in zip(group.trajectories, advantages, strict=True)
     ]
+
+
+def wrong_advantages(group: Group, values: Mapping[str, Sequence[float]]) -> list[list[float]]:
+    """Return one advantage per planner turn of each trajectory of a group in which no attempt is right.
+
+    With the critic's values V by trajectory, a turn's gain is V(next) - V(here), the last one's the outcome - V(here).
+    Gains are divided by their root mean square over the group, or `GAIN_FLOOR` if that is larger, clipped to
+    `GAIN_CLIP`, and weighted with `GAIN_WEIGHT`. Without values every turn gets `UNIFORM`. Turns that are not trainable
+    and trajectories without a total reward get 0.
+    """
+    gains = [
+        [then - here for here, then in pairwise((*values.get(attempt.id, ()), attempt.outcome or 0.0))]
+        for attempt in group.trajectories
+    ]
+    squares = [gain**2 for attempt in gains for gain in attempt]
+    scale = max(math.sqrt(math.fsum(squares) / len(squares)), GAIN_FLOOR) if squares else GAIN_FLOOR
+    return [
+        [
+            0.0
+            if attempt.total is None or not turn.trainable
+            else GAIN_WEIGHT * min(max(gain / scale, -GAIN_CLIP), GAIN_CLIP)
+            if gain is not None
+            else UNIFORM
+            for turn, gain in zip_longest(attempt.planner_turns, of_attempt)
+        ]
+        for attempt, of_attempt in zip(group.trajectories, gains, strict=True)
+    ]
+
+
+def assign_wrong_credit(group: Group, values: Mapping[str, Sequence[float]], *, share: float = 1.0) -> None:
+    """Fill in the advantages of a group in which no attempt is right, times `share`."""
+    credit = GroupCredit(
+        scheme="critic" if values else "uniform",
+        weight=share,
+        totals=spread_of([total for total in group.totals if total is not None]),
+        scores=spread_of([]),
+        by_action={},
+    )
+    for attempt, advantages in zip(group.trajectories, wrong_advantages(group, values), strict=True):
+        attempt.credit = credit
+        for turn, advantage in zip(attempt.planner_turns, advantages, strict=True):
+            turn.advantage = turn.process_part = share * advantage
+            turn.outcome_part = 0.0
+    _note_same_steps(group)
+
+
+def wrong_share(others: Sequence[TrainingSample], wrong: Sequence[TrainingSample]) -> float:
+    """Return the factor by which advantages without a right attempt weigh `WRONG_SHARE` of all others at most."""
+    mass, bound = (float(sum(np.abs(one.advantages).sum() for one in samples)) for samples in (wrong, others))
+    return min(1.0, WRONG_SHARE * bound / mass) if mass else 1.0
+
+
+def note_values(group: Group, values: Mapping[str, Sequence[float]]) -> None:
+    """Fill in the critic's values of a group's turns."""
+    for attempt in group.trajectories:
+        for turn, value in zip(attempt.planner_turns, values.get(attempt.id, ()), strict=False):
+            turn.value = value
 
 
 def assign_credit(group: Group, *, scheme: Scheme, prm_weight: float) -> None:

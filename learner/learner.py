@@ -18,11 +18,13 @@ from configs.base import Precision
 from configs.errors import UserError
 from configs.learner import LearnerConfig, ModelConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
+from learner.critic import Critic
 from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Ranks, ShardedAdamW
 from learner.packing import scoring_sample, split_microbatches, trained_logprobs
 from learner.policy import Policy, Prepared
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
+from rollout.types import Group
 
 PLACEHOLDER = scoring_sample([0, 0])
 """Sample that a rank computes while other ranks still have microbatches."""
@@ -56,6 +58,8 @@ class Learner:
         self.config = config
         self._loss = policy_loss(config.loss)
         self.policy = Policy(model_path, model, config, seed=seed, base_weights=base_weights)
+        self.critic: Critic | None = None
+        """Set where groups without a right attempt are credited by it."""
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         parameters = self.policy.trainable_parameters()
@@ -119,6 +123,13 @@ class Learner:
         return StepResult(
             policy_version=self.policy_version, metrics=metrics, skipped=skipped, learner_logprobs=logprobs
         )
+
+    def values(self, groups: Sequence[Group]) -> Mapping[str, tuple[float, ...]]:
+        """Return the critic's values of the groups' planner turns; none without a critic."""
+        if self.critic is None:
+            return {}
+        with self.optimizer.whole():
+            return self.critic.values(groups)
 
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
         """Do one supervised update on the mean negative log-likelihood of the trained tokens, without a new version.

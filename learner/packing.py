@@ -178,6 +178,15 @@ class TokenSequence(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class NumberedSequence:
+    """A token sequence that is read, not trained, with its position in the caller's list."""
+
+    index: int
+    token_ids: np.ndarray
+    """`[T]` int64."""
+
+
 Sample = TypeVar("Sample", bound=TokenSequence)
 
 

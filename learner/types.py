@@ -78,13 +78,16 @@ class StepResult:
 
     `policy_version` is the version of the weights it left behind; `skipped` says in a sentence why these are the
     weights of before, None where they are not. `learner_logprobs` are those of the trained tokens before the
-    update, `[num_loss_tokens]` float32 by the sample's name.
+    update, `[num_loss_tokens]` float32 by the sample's name. `values` are the critic's, one per planner turn by the
+    trajectory's id, and `wrong_share` the factor that bounded the advantages of groups without a right attempt.
     """
 
     policy_version: int
     metrics: Mapping[str, float]
     skipped: str | None = None
     learner_logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
+    values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    wrong_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from reward.judge_client import Bill
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
+from reward.prm.alarms import ALARM_WINDOW
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
@@ -345,7 +346,7 @@ def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float)
     if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
     metrics = {"prm/weight": prm_weight}
-    if step % run.config.reward.prm.alarm_window == 0:
+    if step % ALARM_WINDOW == 0:
         firsts: list[StepText] = []
         for group in groups:
             scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)

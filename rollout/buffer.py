@@ -198,7 +198,6 @@ class GroupBuffer:
         """Groups that ended since the last batch was cut, in that order; ready ones included."""
         self._expired: list[LiveGroup] = []
         self._recent: deque[LiveGroup] = deque(maxlen=BIAS_WINDOW)
-        self._num_shown = 0
         self._num_rounds = 0
         self._left_in_round = 0
         self._draw_of: DrawOf = lambda task: Draw()
@@ -346,10 +345,12 @@ class GroupBuffer:
         if group.state in (State.FAILED, State.UNSCORED):
             group.reason = summary.reason
             self._reasons[summary.reason] += 1
-        is_shown = group.state is not State.READY and payload != b"" and self._num_shown < SHOWN_UNTRAINED
-        self._num_shown += is_shown
-        if is_shown or group.state is State.READY:
+        kept = [one for one in self._ended if one.ref is not None and one.state is not State.READY]
+        wrong = [one for one in kept if self._rides(one)]
+        if group.state is State.READY or self._rides(group) or (payload and len(kept) - len(wrong) < SHOWN_UNTRAINED):
             group.ref = self._put(payload)
+        if self._rides(group) and len(wrong) >= self._config.batch_groups:
+            min(*wrong, group, key=lambda one: one.ordinal).ref = None
         self._ended.append(group)
         self._recent.append(group)
         if group.draw.family is not None:
@@ -360,6 +361,10 @@ class GroupBuffer:
         if group.state is State.READY:
             self._expire_if_stale(group)
 
+    def _rides(self, group: LiveGroup) -> bool:
+        """Return whether the group may be trained next to a batch though no attempt is right."""
+        return group.state is State.ALL_WRONG and self._config.reward.all_wrong != "drop"
+
     def _undo(self, groups: Sequence[LiveGroup]) -> None:
         """Queue groups that ended again, as if they had not run."""
         for group in groups:
@@ -368,7 +373,6 @@ class GroupBuffer:
             self._recent.remove(group)
             if group.draw.family is not None:
                 self._outcomes.remove(group.draw.family, group.ordinal)
-            self._num_shown -= group.ref is not None and group.summary is not None and group.summary.ending != "ready"
             group.ref, group.summary = None, None
         self._guard = self._new_guard()
 
@@ -412,12 +416,14 @@ class GroupBuffer:
         self._check_counts()
         kept = (State.READY, State.IN_BATCH, State.EXPIRED)
         dropped = [group for group in self._ended if group.state not in kept]
+        held = sorted((one for one in dropped if one.ref is not None), key=lambda group: group.ordinal)
         facts = sum_of_facts(self._ended)
         drawn = Counter(group.draw.family for group in self._ended if group.draw.family is not None)
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
-            untrained=tuple((group.state, group.reason, group.ref) for group in dropped if group.ref is not None),
+            wrong=tuple(group.ref for group in held if self._rides(group)),
+            untrained=tuple((one.state, one.reason, one.ref) for one in held if not self._rides(one)),
             rows=tuple(group.row(step) for group in (*dropped, *self._expired, *chosen)),
             version_ages=self._version_ages,
             facts=facts,
@@ -433,7 +439,7 @@ class GroupBuffer:
             self._groups.pop(group.ordinal, None)
             group.ref = None
         self._facts.update(facts)
-        self._ended, self._expired, self._num_shown = [], [], 0
+        self._ended, self._expired = [], []
         self._signal_row = self._guard.num_without_signal
         return batch
 

@@ -124,8 +124,11 @@ class Batch:
     step: int
     refs: tuple[Ref, ...]
     """References to the groups, in the order in which they were drawn."""
+    wrong: tuple[Ref, ...] = ()
+    """References to the newest groups without a right attempt, which are trained next to those of the batch if
+    `reward.credit.all_wrong` says so; at most as many as a batch has. They hold no place and count as filtered."""
     untrained: tuple[tuple[State, str, Ref], ...] = ()
-    """State, reason and reference of some groups that ended without signal, for reading."""
+    """State, reason and reference of some other groups that ended without signal, for reading."""
     rows: tuple[GroupRow, ...] = ()
     """All groups that ended since the batch before, and those of this batch."""
     version_ages: Mapping[int, int]

@@ -132,6 +132,8 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     """Wall time of the model call, including the wait for a place."""
     tool_s: float = 0.0
     """Wall time of the tool call; for a custom agent, the time from the reply to its next call or its end."""
+    value: float | None = None
+    """A critic's probability, before this turn, that the attempt ends right; None without a critic."""
     score: float | None = None
     """Raw score of a process reward model or turn scorer; None where there is none."""
     step_reward: float | None = None

@@ -172,7 +172,7 @@ class SimulatedWorker:
 class SimulatedLearner:
     """Adds one to the weight of every group in a batch."""
 
-    writes = True
+    writes, critic = True, None
 
     def __init__(self, *, step_s: float = 0.0) -> None:
         import torch
@@ -190,6 +190,10 @@ class SimulatedLearner:
 
     def set_reference(self) -> None:
         """There is no KL term."""
+
+    def values(self, groups: object) -> dict[str, tuple[float, ...]]:
+        """There is no critic."""
+        return {}
 
     def train_step(self, batch: "TrainBatch") -> "StepResult":
         from learner.types import StepResult

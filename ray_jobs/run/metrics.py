@@ -90,6 +90,16 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("canary_max", "share", "Highest score of a junk decision in any group; should stay low"),
         ("rejudge_mse", "number", "Mean squared error of the scores against the known plan, on the batch's groups"),
     ),
+    ("credit", "Credit"): (
+        ("wrong_groups", "count", "Groups without a right attempt that were trained next to the batch"),
+        ("wrong_share", "share", "Factor that bounded their advantages; 1 where they were small enough"),
+        (
+            "critic_auroc",
+            "share",
+            "States of right attempts that the critic rates above those of others; 0.5 is chance",
+        ),
+        ("critic_mse", "number", "Mean squared error of the critic's values against the outcomes"),
+    ),
     ("bias", "Sampling bias"): (
         ("length_trained_over_drawn", "number", "Tokens of trained groups over all with signal; 1 is unbiased"),
         ("slow_decile_share", "share", "Trained groups among the slowest tenth of those with signal; 0.1 is unbiased"),

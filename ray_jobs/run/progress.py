@@ -14,13 +14,14 @@ from actors.cluster import Handle
 from configs.reward import Credit, OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from learner.credit import assign_credit, note_learner_logprobs
+from learner.credit import assign_credit, assign_wrong_credit, note_learner_logprobs, note_values
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
-from reward.prm.alarms import Alarm, HackingMonitor
+from reward.prm.alarms import ALARM_WINDOW, Alarm, HackingMonitor
 from reward.statistics import rollout_metrics
 from rollout.codec import decode_group
 from rollout.concurrency import WorkerReading
+from rollout.filters import ending_of
 from rollout.lifecycle import Batch, GroupRow, State, Totals
 from rollout.types import Group, Trajectory
 
@@ -60,24 +61,29 @@ def step_metrics(
 
 
 def batch_groups(batch: Batch) -> Iterator[Group]:
-    """Fetch the groups of a batch, when the first is asked for, and decode them one by one."""
-    yield from map(decode_group, ray.get(list(batch.refs)))
+    """Fetch the groups that a batch trains, when the first is asked for, and decode them one by one."""
+    yield from map(decode_group, ray.get([*batch.refs, *batch.wrong]))
 
 
 def step_trajectories(
     batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, prm_weight: float
 ) -> Iterator[Trajectory]:
-    """Yield all trajectories of the batch with the credit that the learner trained on.
+    """Yield all trajectories of the batch, and of groups that rode along, with the credit that the learner trained on.
 
     The trajectories of groups without signal that were kept for reading follow.
     """
     trained = result.skipped is None
     for group in groups:
-        assign_credit(group, scheme=scheme, prm_weight=prm_weight)
+        verdict = State.TRAINED if trained else State.REFUSED
+        if ending_of(group.outcomes, group.totals) == "all_wrong":
+            verdict = State.ALL_WRONG
+            assign_wrong_credit(group, result.values, share=result.wrong_share)
+        else:
+            assign_credit(group, scheme=scheme, prm_weight=prm_weight)
+        note_values(group, result.values)
         for trajectory in group.trajectories:
             note_learner_logprobs(trajectory, result.learner_logprobs, batch.version_ages)
-            trajectory.step = batch.step
-            trajectory.verdict = State.TRAINED if trained else State.REFUSED
+            trajectory.step, trajectory.verdict = batch.step, verdict
             trajectory.trained_as = result.policy_version if trained else None
             trajectory.reason = result.skipped or ""
             yield trajectory
@@ -111,7 +117,7 @@ class Training:
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """Return the training as if these rows had been added one by one, with `num_steps` train steps behind it."""
         gated = config.reward.gated or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(gated.alarm_window, gated.prm_weight), scored=scored)
+        training = cls(monitor=HackingMonitor(ALARM_WINDOW, gated.prm_weight), scored=scored)
         for row in rows:
             training.add(int(row["step"]), row)
         training.num_steps = num_steps

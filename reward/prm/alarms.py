@@ -14,6 +14,8 @@ import numpy as np
 
 Metrics = Mapping[str, float]
 
+ALARM_WINDOW = 4
+"""Train steps over which a sign is measured."""
 FACTOR = 0.5
 """Factor of the weight at each alarm."""
 SOLVE_RATE_FALL = 0.15

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from configs.reward import PrmConfig
 from configs.run import RunConfig
 from learner.backbone import Backbone
 from learner.checkpoint import read_manifest, write_manifest
-from learner.packing import TokenSequence, pack, split_microbatches
+from learner.packing import NumberedSequence, TokenSequence, pack, split_microbatches
 from reward.judging import PrmError
 from reward.prm.step_text import RENDERER_VERSION, StepText, encode_step
 from rollout.files import whole_folder
@@ -28,16 +27,6 @@ from rollout.files import whole_folder
 WEIGHTS = "prm.safetensors"
 LORA_ALPHA = 32.0
 """Numerator of the adapter's scale; the delta of a weight is alpha / rank * B A."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedStep:
-    """One step for the forward pass."""
-
-    index: int
-    """Position in the caller's list."""
-    token_ids: np.ndarray
-    """`[T]` int64."""
 
 
 class ProcessRewardModel:
@@ -64,7 +53,7 @@ class ProcessRewardModel:
         torch.nn.init.zeros_(self.head.bias)
         self.digest = ""
 
-    def rows(self, steps: Sequence[StepText]) -> list[EncodedStep]:
+    def rows(self, steps: Sequence[StepText]) -> list[NumberedSequence]:
         """Encode the steps; those whose decision does not fit `max_tokens` are left out."""
         rows = []
         # Special tokens in text of models and tools stay text.
@@ -72,7 +61,7 @@ class ProcessRewardModel:
         for index, step in enumerate(steps):
             token_ids = encode_step(step, lambda text: tokenize(text).input_ids, max_tokens=self.config.max_tokens)
             if token_ids is not None:
-                rows.append(EncodedStep(index, np.array(token_ids, dtype=np.int64)))
+                rows.append(NumberedSequence(index, np.array(token_ids, dtype=np.int64)))
         return rows
 
     def predict(self, rows: Sequence[TokenSequence]) -> Tensor:

@@ -1,11 +1,12 @@
 import math
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from learner.types import StepResult
 from ray_jobs.run.progress import group_rows, step_trajectories
-from rollout.codec import flat_record
+from rollout.codec import decode_group, encode_group, flat_record
 from rollout.lifecycle import State
 from rollout.types import StepScores
 from tests.ray_jobs.view_world import make_batch, make_group, make_group_row
@@ -14,8 +15,8 @@ Z = math.sqrt(0.5)
 """One right, one wrong: (1 - 0.5) / 0.7071."""
 
 
-def shown(group, *, logprobs=None, skipped=None, weight=0.5, **batch):
-    result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {})
+def shown(group, *, logprobs=None, skipped=None, weight=0.5, facts=MappingProxyType({}), **batch):
+    result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {}, **facts)
     found = step_trajectories(make_batch(3, **batch), [group], result, scheme="outcome_gated", prm_weight=weight)
     return [flat_record(row) for row in found]
 
@@ -48,6 +49,16 @@ def test_learner_log_probs_of_trained_tokens():
     first, second = shown(group, logprobs={"g000000/0": np.array([-2.25, -2.5], dtype=np.float32)}, version_ages={2: 0})
     assert first["turns"][0]["learner_logprobs"] == [None, None, -2.25, -2.5]
     assert "learner_logprobs" not in second["turns"][0]
+
+
+def test_group_that_rides_along_keeps_its_verdict_and_shows_its_values():
+    group = decode_group(encode_group(make_group(0, outcomes=(0.0, 0.0), scored=False)))
+    values = {"g000000/0": (0.4,), "g000000/1": (0.2,)}
+    first, second = shown(group, facts={"values": values, "wrong_share": 0.5})
+    assert (first["verdict"], first["trained_as"]) == ("all_wrong", 4)
+    assert (first["credit"]["scheme"], first["credit"]["weight"], first["values"]) == ("critic", 0.5, [0.4])
+    scale = math.sqrt((0.4**2 + 0.2**2) / 2)
+    assert first["advantages"] + second["advantages"] == pytest.approx([-0.25 * 0.4 / scale, -0.25 * 0.2 / scale])
 
 
 @pytest.mark.parametrize(("skipped", "state"), [(None, State.TRAINED), ("because", State.REFUSED)])

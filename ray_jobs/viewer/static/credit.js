@@ -11,7 +11,7 @@ export function creditPanel(record, index, siblings) {
   return h("aside", { class: "credit", "aria-label": `Advantage of step ${index + 1}` },
     h("div", { class: "credit-head" },
       h("div", {}, h("span", { class: `big ${kind(advantage)}` }, signed(advantage)), h("span", { class: "soft" }, " advantage")),
-      hasProcess(credit) ? score(record, index) : null),
+      credit?.scheme === "outcome_gated" ? score(record, index) : null),
     credit ? [meter(record, index), explanation(record, index, credit, siblings)]
       : h("p", { class: "soft" }, "This run was recorded before the parts of an advantage were written down."));
 }
@@ -61,6 +61,12 @@ function explanation(record, index, credit, siblings) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
     }
   }
+  if (["critic", "uniform"].includes(scheme)) {
+    say("No attempt of this group is right, so that outcomes alone would train nothing.");
+    if (scheme === "uniform") say("Every step of such a group gets the same negative advantage.");
+    else lines.push(...gain(record, index));
+    if (weight < 1) say(`The advantages of all such groups of the batch were multiplied by ${number(weight)}: together they weigh at most half as much as the other groups.`);
+  }
   const mapped = record.step_rewards[index];
   if (scheme === "outcome_gated") {
     if (mapped === null) say("Process: the PRM gave this step no score, so this part is 0.");
@@ -75,6 +81,8 @@ function explanation(record, index, credit, siblings) {
     }
     formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
     if (weight === 0) say("The weight w of the PRM is 0 here: alarms or the recipe switched it off.");
+  } else if (["critic", "uniform"].includes(scheme)) {
+    formula("advantage = ", h("b", {}, signed(record.advantages[index])));
   } else if (!hasProcess(credit)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
   } else {
@@ -83,6 +91,18 @@ function explanation(record, index, credit, siblings) {
   const same = record.same_steps?.[index] ?? [];
   if (same.length > 1) say(shared(same));
   return h("details", { open: true }, h("summary", {}, "Where it came from"), lines);
+}
+
+// What the critic expected before the step and after it.
+function gain(record, index) {
+  const [before, after] = [record.values[index], record.values[index + 1]];
+  if (before === null) return [h("p", {}, "The critic gave this step no value, so it trains nothing.")];
+  const then = after === undefined ? `the attempt ended with ${number(record.outcome)}` : `after it, with ${number(after)}`;
+  return [
+    h("p", {}, `Before this step the critic expected the attempt to end right with probability ${number(before)}; ${then}.`),
+    h("code", {}, "gain = ", number(after ?? record.outcome), " \u2212 ", number(before), " = ", h("b", {}, signed((after ?? record.outcome) - before))),
+    h("p", {}, "The advantage is this gain relative to the other gains of the group."),
+  ];
 }
 
 function side(value, mean) {
