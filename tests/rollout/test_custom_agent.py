@@ -375,11 +375,13 @@ async def test_a_program_that_the_system_cannot_execute_is_reported(tmp_path):
         "os.set_blocking(1, False)",
     ],
 )
-async def test_what_a_program_does_to_its_folder_and_output_harms_nobody(program, does):
-    before = set(os.listdir(tempfile.gettempdir()))
+async def test_what_a_program_does_to_its_folder_and_output_harms_nobody(program, does, tmp_path_factory, monkeypatch):
+    # Other processes of tests have folders in the usual place.
+    place = tmp_path_factory.mktemp("place")
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     wrote = "\nprint('\\n' + said); sys.stdout.flush(); os.write(1, b'\\n' * 1000)"
     assert (await attempt(program(f"import sys\n{does}{wrote}"), "42")).answer == "42"
-    assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before if "agentflow" in name]
+    assert not list(place.glob("*agentflow*"))
 
 
 @pytest.mark.skipif(kernel.landlock_version() < kernel.SCOPED_VERSION, reason="the kernel cannot confine signals")
