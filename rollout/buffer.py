@@ -345,12 +345,15 @@ class GroupBuffer:
         if group.state in (State.FAILED, State.UNSCORED):
             group.reason = summary.reason
             self._reasons[summary.reason] += 1
-        kept = [one for one in self._ended if one.ref is not None and one.state is not State.READY]
-        wrong = [one for one in kept if self._rides(one)]
-        if group.state is State.READY or self._rides(group) or (payload and len(kept) - len(wrong) < SHOWN_UNTRAINED):
+        if group.state is State.READY:
             group.ref = self._put(payload)
-        if self._rides(group) and len(wrong) >= self._config.batch_groups:
-            min(*wrong, group, key=lambda one: one.ordinal).ref = None
+        elif payload:
+            kept = [one for one in self._ended if one.ref is not None and one.state is not State.READY]
+            alike = [one for one in kept if self._rides(one) is self._rides(group)]
+            if self._rides(group) or len(alike) < SHOWN_UNTRAINED:
+                group.ref = self._put(payload)
+            if self._rides(group) and len(alike) >= self._config.batch_groups:
+                min(*alike, group, key=lambda one: one.ordinal).ref = None
         self._ended.append(group)
         self._recent.append(group)
         if group.draw.family is not None:
