@@ -29,10 +29,10 @@ MAX_SESSIONS = 64
 
 
 class _Sessions:
-    """The tools of each connection, at most MAX_SESSIONS: they share variables and files, and no other connection's.
+    """The tools of each connection, at most MAX_SESSIONS. Over stdio there is one.
 
     Over HTTP a connection of the protocol with a handshake lasts until its client closes it or was idle for the time
-    that the protocol's SDK sets; without a handshake each request is a connection. Over stdio there is one.
+    that the protocol's SDK sets; without a handshake each request is a connection.
     """
 
     def __init__(self, toolbox: Toolbox, transport: Transport) -> None:
@@ -100,10 +100,8 @@ async def serve(toolbox: Toolbox, *, transport: Transport, host: str = LOOPBACK,
     """Serve until the client closes the connection (stdio) or a signal arrives (http), then close every session.
 
     Port 0 selects a free port. Over HTTP, requests need the token in TOKEN_VARIABLE, else a new one, which is part of
-    the address that is printed on stderr.
-
-    Raises:
-        UserError: If the address is not available or the token's file cannot be read.
+    the address that is printed on stderr. Raises UserError if the address is not available or the token's file cannot
+    be read.
     """
     server = build_server(toolbox, transport=transport)
     if transport == "stdio":

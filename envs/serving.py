@@ -15,19 +15,14 @@ PARAMETER = "token"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 is any free one.
-
-    Sets TCP_NODELAY, which asyncio sets only for sockets created with an explicit protocol. Without it the second part
-    of a reply waits for the client's acknowledgement of the first, 40 ms on Linux.
-
-    Raises:
-        UserError: If the address is not available.
-    """
+    """Return a listening socket; port 0 is any free one. Raises UserError if the address is not available."""
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot listen on {host} port {port}: {reason}; choose another --port, 0 for any") from None
+    # asyncio sets it only for sockets created with an explicit protocol. Without it the second part of a reply waits
+    # for the client's acknowledgement of the first, 40 ms on Linux.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
@@ -59,17 +54,15 @@ class TokenGate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        tokens = QueryParams(scope["query_string"]).getlist(PARAMETER)
+        tokens += [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
+        has_token = any(secrets.compare_digest(token.encode(errors="replace"), self._token) for token in tokens)
         own = [f"{scope['scheme']}://{host}" for host in headers.getlist("host")]
         if any(origin not in own for origin in headers.getlist("origin")):
             answer: ASGIApp = JSONResponse({"error": "this server answers no page of another origin"}, 403)
-        elif scope["path"].startswith(self._open_paths) or self._has_token(scope, headers):
+        elif has_token or scope["path"].startswith(self._open_paths):
             answer = self._app
         else:
             address = f"use the address that it printed, which ends in ?{PARAMETER}=..."
             answer = JSONResponse({"error": f"this server needs its token: {address}"}, 401)
         await answer(scope, receive, send)
-
-    def _has_token(self, scope: Scope, headers: Headers) -> bool:
-        tokens = QueryParams(scope["query_string"]).getlist(PARAMETER)
-        tokens += [value[7:] for value in headers.getlist("authorization") if value[:7].lower() == "bearer "]
-        return any(secrets.compare_digest(token.encode(errors="replace"), self._token) for token in tokens)

@@ -60,12 +60,8 @@ class Tool(Protocol):
     """The tool's line in the planner's prompt."""
 
     async def call(self, arguments: str) -> ToolResult:
-        """Run the tool.
+        """Run the tool with the planner's `action_input`, a text or the JSON of an object.
 
-        Args:
-            arguments: The planner's `action_input`: a text, or the JSON of an object.
-
-        Raises:
-            ToolUnavailableError: For infrastructure faults only.
+        Raises ToolUnavailableError for infrastructure faults only.
         """
         ...

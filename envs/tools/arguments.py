@@ -34,8 +34,7 @@ def arguments_of(text: str, schema: Fields) -> dict[str, object]:
         return {str(only): text}
     try:
         value = in_whole_letters(json.loads(text))
-        # Rejects infinite numbers, which are not JSON.
-        json.dumps(value, allow_nan=False)
+        json.dumps(value, allow_nan=False)  # rejects infinite numbers, which are not JSON
         check_depth(value)
         if isinstance(value, dict) and not (may_be_text and value.keys() - kinds.keys()):
             return value

@@ -9,15 +9,15 @@ accept the schema; `null` selects the default.
 import inspect
 import json
 from collections.abc import Callable
-from functools import partial
 from types import NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
 from configs.api_keys import required_key, without_secrets
 from configs.envs import EnvsConfig, ToolConfig
-from configs.errors import UserError
+from configs.errors import UserError, reason
 from configs.plugins import failure, in_a_thread, load_own
 from envs.tools.arguments import arguments_of
 from envs.types import Schema, Tool, ToolResult, ToolUnavailableError
@@ -38,33 +38,36 @@ class FunctionTool:
         """Read the function's arguments; raises TypeError for an argument that the planner could not write."""
         self.name = name
         self._function = function
-        self._signature = signature
-        parameters = signature.parameters.values()
-        self._schemas = {parameter.name: _schema_of(parameter) for parameter in parameters}
-        self._types: dict[str, TypeAdapter[object]] = {
-            parameter.name: TypeAdapter(parameter.annotation) for parameter in parameters
-        }
-        self._defaults = {parameter.name for parameter in parameters if parameter.default is not parameter.empty}
-        self._takes_text = list(self._schemas.values()) == [{"type": "string"}]
-        summary = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
-        if not summary:
-            raise TypeError("has no docstring; the planner reads there what the tool does")
-        self.description = summary if self._takes_text else f"{summary} {_shown(signature)}"
+        schemas = {name: _schema_of(parameter) for name, parameter in signature.parameters.items()}
+        self._defaults = {name for name, one in signature.parameters.items() if one.default is not one.empty}
+        types = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+        types |= {name: NotRequired[types[name]] for name in self._defaults}
+        arguments: Any = TypedDict("Arguments", types)  # type: ignore[misc]
+        arguments.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+        self._arguments: TypeAdapter[dict[str, object]] = TypeAdapter(arguments)
+        takes_text = list(schemas.values()) == [{"type": "string"}]
+        self._accepts: Schema = {"properties": schemas, "required": [*schemas] if takes_text else []}
         self.schema: Schema | None = None
         """The JSON schema of `action_input`, or None for a text."""
-        if not self._takes_text:
+        self.description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        if not self.description:
+            raise TypeError("has no docstring; the planner reads there what the tool does")
+        if not takes_text:
+            self.description += f" {_shown(signature)}"
             self.schema = {
                 "type": "object",
-                "properties": self._schemas,
-                "required": list(self._schemas),
+                "properties": schemas,
+                "required": [*schemas],
                 "additionalProperties": False,
             }
 
     async def call(self, arguments: str) -> ToolResult:
         try:
-            values = self._parsed(arguments)
+            values = arguments_of(arguments, self._accepts)
+            given = {name: value for name, value in values.items() if value is not None or name not in self._defaults}
+            values = self._arguments.validate_python(given)
         except ValueError as error:
-            return ToolResult(text=f"Wrong arguments: {error}", error="bad_arguments")
+            return ToolResult(text=f"Wrong arguments: {reason(error)}", error="bad_arguments")
         try:
             returned = await in_a_thread(self._function, **values)
             if inspect.isawaitable(returned):
@@ -82,24 +85,6 @@ class FunctionTool:
             return ToolResult(text=json.dumps(returned, ensure_ascii=False, default=str))
         except (TypeError, ValueError, RecursionError):
             return ToolResult(text=str(returned))
-
-    def _parsed(self, text: str) -> dict[str, object]:
-        values = arguments_of(
-            text, {"properties": self._schemas, "required": [*self._schemas] if self._takes_text else []}
-        )
-        try:
-            self._signature.bind(**values)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-        parsed = {}
-        for name, value in values.items():
-            if value is None and name in self._defaults:
-                continue
-            try:
-                parsed[name] = self._types[name].validate_python(value, strict=True)
-            except ValidationError as error:
-                raise ValueError(f"{name}: {error.errors()[0]['msg']}") from None
-        return parsed
 
 
 def _schema_of(parameter: inspect.Parameter) -> Schema:
@@ -172,10 +157,9 @@ def own_descriptions(config: EnvsConfig) -> dict[str, str]:
 
 
 def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Tool]:
-    """Return a function that makes the tool of a class or an MCP server for one episode.
+    """Return a function that makes the tool of a class or an MCP server for one episode; raises UserError.
 
-    The limits are those of one call to an MCP server. Raises UserError if the class cannot be loaded or the server's
-    key is missing.
+    The limits are those of one call to an MCP server.
     """
     if not config.is_mcp:
         return load_own(config.source, key=f"envs.tools.{name}", kind="class")
@@ -184,16 +168,22 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
     key = None
     if variable := config.api_key_env:
         key = variable, required_key(name, variable, f"or leave envs.tools.{name}.api_key_env out")
-    make = partial(McpTool, config.source, name=name, description=config.description)
-    return lambda: make(key=key, time_limit_s=time_limit_s, max_chars=max_chars)
+    return lambda: McpTool(
+        config.source,
+        name=name,
+        description=config.description,
+        key=key,
+        time_limit_s=time_limit_s,
+        max_chars=max_chars,
+    )
 
 
 def check_custom_tool(name: str, tool: object) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
-    call = getattr(tool, "call", lambda: None)
+    call = getattr(tool, "call", None)
+    is_tool = getattr(tool, "name", None) == name and hasattr(tool, "description")
     try:
         inspect.signature(call).bind("")
-        is_tool = getattr(tool, "name", None) == name and hasattr(tool, "description")
     except TypeError:
         is_tool = False
     if not is_tool or not inspect.iscoroutinefunction(call):

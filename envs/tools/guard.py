@@ -37,11 +37,9 @@ class BlockList:
                 self._grams.setdefault(words, set()).update(map(hash, word_grams(question, words)))
 
     def allows(self, url: str, text: str) -> bool:
-        """Return whether neither the address nor the text is blocked."""
         return not self.blocks_host(_host(url)) and not self.blocks_text(text)
 
     def blocks_host(self, host: str) -> bool:
-        """Return whether the host or a parent domain of it is blocked."""
         host = host.strip(".").lower()
         return any(host == blocked or host.endswith("." + blocked) for blocked in self._hosts)
 
@@ -69,10 +67,7 @@ def read_questions(path: Path) -> list[str]:
 
 
 class CachedTool:
-    """A cache in front of a tool: equal calls share one answer, and one request while it is running.
-
-    Failures are not cached. Above `max_entries` the least recently used answer is dropped.
-    """
+    """A cache of a tool's answers, by least recent use, without failures; equal calls share one running request."""
 
     def __init__(self, tool: Tool, *, max_entries: int) -> None:
         self.name = tool.name
@@ -126,6 +121,9 @@ class GuardedTool:
             return ToolResult(text=BLOCKED, error="blocked", foreign=True)
         return ToolResult(text=text, error=result.error, foreign=True)
 
+    def close(self) -> None:
+        getattr(self._tool, "close", lambda: None)()
+
 
 @contextmanager
 def faults_of(name: str) -> Iterator[None]:
@@ -139,6 +137,6 @@ def faults_of(name: str) -> Iterator[None]:
 
 
 def raised(error: BaseException) -> str:
-    """Return the type of an error and its location. The message is omitted: it may contain a key or page text."""
+    """Return the type of an error and its location, without the message: it may contain a key or page text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} in {os.path.basename(frame.filename)}, line {frame.lineno}"

@@ -23,12 +23,9 @@ MAX_REPLY_BYTES = 4 * 2**20
 
 
 class RequestError(Exception):
-    """A request without a usable reply. The message holds nothing that the server wrote.
+    """A request without a usable reply; a `passing` one may succeed later.
 
-    Attributes:
-        passing: Whether the same request may succeed later.
-        status: The HTTP status, or None without a reply.
-        body: The beginning of the server's reply. It is untrusted and never shown.
+    The message holds nothing that the server wrote, and `body`, the beginning of its reply, is never shown.
     """
 
     def __init__(self, problem: str, *, passing: bool = False, status: int | None = None, body: str = "") -> None:
@@ -39,11 +36,7 @@ class RequestError(Exception):
 
 
 class RefusedError(RequestError):
-    """A page or query that cannot be served: an observation for the planner, not a fault of the tool.
-
-    Attributes:
-        category: The category of the tool result's error.
-    """
+    """A page or query that cannot be served: an observation for the planner, with the category of its error."""
 
     def __init__(self, category: str, message: str, *, passing: bool = False) -> None:
         super().__init__(message, passing=passing)
@@ -73,10 +66,7 @@ class Attempts:
         self._next_start = 0.0
 
     async def repeat(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Return the result of the first successful attempt.
-
-        Raises the RequestError of the last attempt, or TimeoutError.
-        """
+        """Return the result of the first successful attempt; raises the last RequestError, or TimeoutError."""
         limits, pause_s = self.limits, self.limits.first_pause_s
         await self._wait_for_turn()
         async with asyncio.timeout(limits.time_limit_s):
@@ -101,12 +91,9 @@ class Attempts:
 
 
 class Service(Attempts):
-    """One server that a tool asks.
+    """One server that a tool asks; errors call it `name`.
 
     Args:
-        name: Its name in error messages.
-        base_url: Its root address.
-        limits: The bounds of one question.
         key: The API key, sent in the header `key_header` and replaced by `[key]` in replies.
         key_header: The header of the key; Authorization carries it as a bearer token.
         advice: The remedy if it refuses a request.
@@ -137,9 +124,8 @@ class Service(Attempts):
     async def ask(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the result of the first successful attempt.
 
-        Raises:
-            RefusedError: If the service rejects this query.
-            ToolUnavailableError: After any other failure, also if the reply does not follow the service's API.
+        Raises RefusedError if the service rejects this query, and ToolUnavailableError after any other failure, also if
+        the reply does not follow the service's API.
         """
         try:
             return await self.repeat(attempt)
@@ -166,7 +152,7 @@ class Service(Attempts):
         return self.without_key(json.loads(response.content))
 
     def client(self) -> "ServiceClient":
-        """Return a client for one request, so that any event loop can ask the service."""
+        """Return a client for one request, so that any event loop can ask."""
         limits = self.limits
         return ServiceClient(
             base_url=self._base_url, timeout=limits.attempt_limit_s, max_bytes=limits.max_bytes, headers=self._headers
@@ -238,13 +224,8 @@ class ServiceClient(BoundedClient):
         else:
             if response.is_success:
                 return response
-            status = response.status_code
-            failure = RequestError(
-                f"status {status}",
-                passing=is_passing(status),
-                status=status,
-                body=response.content[:2000].decode(errors="replace"),
-            )
+            status, body = response.status_code, response.content[:2000].decode(errors="replace")
+            failure = RequestError(f"status {status}", passing=is_passing(status), status=status, body=body)
         # Not raised inside `except`: the error of httpx holds the request, and the request holds the key.
         raise failure
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import shlex
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,8 +29,6 @@ MAX_RESPONSE_BYTES = 1 << 20
 MIN_KEPT_CHARS = 4000
 """Least limit of a result: the block list sees only the text that is left."""
 _CLOSING_S = 10.0
-_HTTP_TIMEOUT_S = 300.0
-"""Far above the limit of a call, which applies first."""
 
 # Its warnings quote servers, and a server may quote the key that it received.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
@@ -41,20 +40,15 @@ class McpTool:
     """A tool of an MCP server, made for one episode, so that a server's memory never passes from task to task.
 
     It connects at its first call and keeps the connection until `close`. A result is foreign, has no control
-    characters, and is cut in the middle.
+    characters, and is cut in the middle. Raises ValueError if the source names no server.
 
     Args:
         source: `mcp:https://host/path#tool` or `mcp:command with arguments#tool`; a server's only tool needs no name.
-        name: The action. Name and description are the user's, because the server's own are foreign text and would
-            enter the planner's prompt.
+        name: The action. It and the description are the user's: the server's own are foreign text.
         description: The tool's line in the planner's prompt.
-        key: The variable with the server's API key, and the key. It is sent only to the server, and redacted in what
-            the server returns.
+        key: The variable with the server's API key, and the key, which is redacted in what the server returns.
         time_limit_s: The limit of one call, which covers connecting.
         max_chars: The limit of a result, at least MIN_KEPT_CHARS.
-
-    Raises:
-        ValueError: If the source names no server.
     """
 
     def __init__(
@@ -140,9 +134,8 @@ class McpTool:
             environment = {self._key[0]: self._key[1]} if self._key else {}
             program, *arguments = self._command
             # The process gets PATH, HOME and the like, and its key, but no other variable of this process.
-            transport = StdioTransport(
-                program, arguments, env=environment, keep_alive=False, log_file=Path("/dev/null")
-            )
+            quiet = Path(os.devnull)
+            transport = StdioTransport(program, arguments, env=environment, keep_alive=False, log_file=quiet)
         else:
             headers = {"Authorization": f"Bearer {self._key[1]}"} if self._key else {}
             transport = StreamableHttpTransport(self._server, headers=headers, httpx_client_factory=_http_client)
@@ -199,21 +192,15 @@ def _text_of(answer: CallToolResult) -> str:
     return "\n".join(parts)
 
 
-def _http_client(
-    headers: dict[str, str] | None = None,
-    timeout: httpx2.Timeout | None = None,
-    auth: httpx2.Auth | None = None,
-    **_: object,
-) -> httpx2.AsyncClient:
+def _http_client(headers: dict[str, str] | None = None, *_: object, **__: object) -> httpx2.AsyncClient:
     """Return a client whose uncompressed responses are bounded, because the protocol's own reads any size.
 
     It ignores proxies of the environment, and leaves redirects to the session, which follows those within the server's
-    own origin.
+    own origin. The limit of a call ends what takes too long.
     """
     return httpx2.AsyncClient(
         headers=(headers or {}) | {"accept-encoding": "identity"},
-        timeout=timeout or _HTTP_TIMEOUT_S,
-        auth=auth,
+        timeout=None,
         transport=httpx2.AsyncHTTPTransport(),
         event_hooks={"response": [_bound]},
     )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
+from urllib.parse import parse_qsl
 
 from configs.api_keys import required_key
 from envs.tools.guard import BlockList
@@ -35,13 +36,14 @@ _MARKS = re.compile(r"\b(?:url|query):|[|<>]", re.IGNORECASE)
 _BINARY = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
 # Possessive, so that a long run of scheme letters from the policy is scanned once.
 _URL = re.compile(r"(?<![a-z0-9+.-])(?:\B[a-z]|[0-9+.-])*+(?P<url>\b[a-z][a-z0-9+.-]*+://\S+)", re.IGNORECASE)
-_PASSING_WIKI_CODES = ("maxlag", "ratelimited", "readonly")
-_STOP_WORDS = frozenset(
-    (
-        *("a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "how", "in", "is", "it", "many", "much"),
-        *("of", "on", "one", "or", "that", "the", "to", "was", "what", "which", "who"),
-    )
+_WIKI_QUERY = (
+    "action=query&format=json&formatversion=2&generator=search&prop=extracts|info&inprop=url"
+    "&exintro=1&explaintext=1&exlimit=max&redirects=1&maxlag=5"
 )
+_PASSING_WIKI_CODES = ("maxlag", "ratelimited", "readonly")
+_WORD = re.compile(r"\w+")
+_COMMON = "a an and are as at be by for from how in is it many much of on one or that the to was what which who"
+_STOP_WORDS = frozenset(_COMMON.split())
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
@@ -55,23 +57,17 @@ class PassageIndex:
 
     def find(self, query: str, max_results: int) -> list[str]:
         """Return the passages that share a word with the query, best first."""
-        keywords = [word for word in re.findall(r"\w+", query.lower()) if word not in _STOP_WORDS]
+        keywords = [word for word in _WORD.findall(query.lower()) if word not in _STOP_WORDS]
         if not keywords:
             return []
         # A quoted word is a plain term, so that a query cannot use the syntax of the index.
         terms = " OR ".join(f'"{word}"' for word in keywords)
-        rows = self._index.execute(
-            "SELECT text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?",
-            (terms, max_results),
-        )
-        return [text for (text,) in rows]
+        best = "SELECT text FROM passages WHERE passages MATCH ? ORDER BY bm25(passages), rowid LIMIT ?"
+        return [text for (text,) in self._index.execute(best, (terms, max_results))]
 
 
 def split_passages(text: str, max_chars: int) -> list[str]:
-    """Split each paragraph into one-line runs of whole sentences of at most `max_chars` characters.
-
-    A longer sentence is cut.
-    """
+    """Split each paragraph into one-line runs of whole sentences of at most `max_chars` characters, or cut ones."""
     passages = []
     for paragraph in text.splitlines():
         passage = ""
@@ -125,11 +121,9 @@ class FoundPage:
 
 
 class PageFinder(Protocol):
-    """A search service."""
+    """A search service; raises RefusedError for the query's fault, and ToolUnavailableError."""
 
-    async def find(self, query: str) -> list[FoundPage]:
-        """Return the pages for a query; raises RefusedError for the query's fault and ToolUnavailableError."""
-        ...
+    async def find(self, query: str) -> list[FoundPage]: ...
 
 
 class GoogleFinder:
@@ -195,9 +189,8 @@ class TavilyFinder:
 
     async def extract(self, urls: Sequence[str]) -> dict[str, str]:
         """Return the text of the pages that the service can read, by address."""
-        results = await self._ask(
-            "extract", urls=list(urls), format="text", timeout=self._service.limits.attempt_limit_s
-        )
+        limit_s = self._service.limits.attempt_limit_s
+        results = await self._ask("extract", urls=list(urls), format="text", timeout=limit_s)
         return {page["url"]: str(page.get("raw_content") or "") for page in results}
 
     async def _ask(self, method: str, **options: object) -> list[dict[str, str]]:
@@ -222,25 +215,10 @@ class WikipediaFinder:
         return await self._service.ask(lambda: self._attempt(query))
 
     async def _attempt(self, query: str) -> list[FoundPage]:
-        params = {
-            "action": "query",
-            "format": "json",
-            "formatversion": "2",
-            "generator": "search",
-            "gsrsearch": query,
-            "gsrlimit": str(MAX_RESULTS),
-            "prop": "extracts|info",
-            "exintro": "1",
-            "explaintext": "1",
-            "exlimit": "max",
-            "inprop": "url",
-            "redirects": "1",
-            "maxlag": "5",
-        }
-        reply = await self._service.send("GET", "", params=params)
+        asked = {"gsrsearch": query, "gsrlimit": str(MAX_RESULTS)}
+        reply = await self._service.send("GET", "", params=dict(parse_qsl(_WIKI_QUERY)) | asked)
         if "error" in reply:
-            code = str(reply["error"]["code"])
-            if code in _PASSING_WIKI_CODES:
+            if (code := str(reply["error"]["code"])) in _PASSING_WIKI_CODES:
                 raise RequestError(code, passing=True)
             raise RefusedError("bad_query", "the wiki does not take this query")
         # `query` is missing if nothing was found. The pages are not sorted.
@@ -251,10 +229,17 @@ class WikipediaFinder:
         ]
 
 
-class _PageTool:
-    """A tool for found pages; a rejected query and an unreadable page are observations that say why."""
+class PageSearchTool:
+    """A search that returns title and extract of each allowed page, one per line.
 
-    def __init__(self, finder: PageFinder, *, block_list: BlockList, max_chars: int) -> None:
+    A rejected query or an unreadable page is an observation that says why.
+    """
+
+    def __init__(
+        self, name: str, description: str, finder: PageFinder, *, block_list: BlockList, max_chars: int
+    ) -> None:
+        self.name = name
+        self.description = description
         self._finder = finder
         self._block_list = block_list
         self._max_chars = max_chars
@@ -267,8 +252,11 @@ class _PageTool:
         return ToolResult(text=text[: self._max_chars] or NO_RESULTS)
 
     async def _answer(self, arguments: str) -> str:
-        """Return the text for the planner, which `call` cuts; raises RefusedError and ToolUnavailableError."""
-        raise NotImplementedError
+        pages = await self._find(" ".join(arguments.split())[:MAX_QUERY_CHARS])
+        # Each page has the same share, so that one long page cannot push out the others.
+        share = max(1, self._max_chars // max(1, len(pages)) - 1)
+        lines = (f"{page.title}: {page.text}"[: 2 * self._max_chars] for page in pages)
+        return "\n".join(" ".join(line.split())[:share] for line in lines)
 
     async def _find(self, query: str) -> list[FoundPage]:
         if not query:
@@ -277,36 +265,15 @@ class _PageTool:
         return [page for page in pages if self._block_list.allows(page.url, f"{page.title}\n{page.text}")]
 
 
-class PageSearchTool(_PageTool):
-    """A search that returns title and extract of each allowed page, one per line."""
+class WebSearchTool(PageSearchTool):
+    """A tool that returns the best passages for a question, of the page at its address or of those that are found.
 
-    def __init__(
-        self, name: str, description: str, finder: PageFinder, *, block_list: BlockList, max_chars: int
-    ) -> None:
-        super().__init__(finder, block_list=block_list, max_chars=max_chars)
-        self.name = name
-        self.description = description
-
-    async def _answer(self, arguments: str) -> str:
-        pages = await self._find(" ".join(arguments.split())[:MAX_QUERY_CHARS])
-        # Each page has the same share, so that one long page cannot push out the others.
-        share = max(1, self._max_chars // max(1, len(pages)) - 1)
-        lines = (f"{page.title}: {page.text}"[: 2 * self._max_chars] for page in pages)
-        return "\n".join(" ".join(line.split())[:share] for line in lines)
-
-
-class WebSearchTool(_PageTool):
-    """A tool that returns the best passages of web pages for a question.
-
-    A question with an address reads that page, a question alone the pages that `finder` finds. Tavily reads its pages
-    itself.
+    Tavily reads its pages itself.
     """
 
-    name = "web_search"
-    description = "read web pages for a question; `url: ADDRESS QUESTION` reads one page"
-
     def __init__(self, fetcher: PageFetcher, finder: PageFinder, *, block_list: BlockList, max_chars: int) -> None:
-        super().__init__(finder, block_list=block_list, max_chars=max_chars)
+        description = "read web pages for a question; `url: ADDRESS QUESTION` reads one page"
+        super().__init__("web_search", description, finder, block_list=block_list, max_chars=max_chars)
         # Imported now: at the first page it would take up that page's time.
         import trafilatura
 

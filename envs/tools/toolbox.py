@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -28,8 +28,8 @@ from envs.tools.search import (
 from envs.tools.web_fetch import PageFetcher
 from envs.types import Tool, ToolResult, ToolUnavailableError
 
-OpenTool = Callable[[], AbstractContextManager[Tool]]
-"""Opens the tool for one episode, and closes it at its end."""
+MakeTool = Callable[[], Tool]
+"""Returns the tool for one episode, which may have a `close`."""
 
 AskModel = Callable[[str], Awaitable[str]]
 """From a prompt to the model's answer; raises ToolUnavailableError or an error of the engine."""
@@ -90,12 +90,11 @@ class PythonCodeTool:
         return await result
 
     def close(self) -> None:
-        """End the interpreter, also during a call."""
         self._episode.close()
 
 
 class BaseGeneratorTool:
-    """A language model without tools: the run's own untrained base, or one behind an OpenAI-compatible address."""
+    """A language model without tools."""
 
     name = "base_generator"
     description = "ask a language model that has no tools; state everything it needs to know"
@@ -133,28 +132,18 @@ def build_ask(config: ServerConfig | None, limits: ServiceLimits, own_model: Ask
     return lambda prompt: service.ask(lambda: attempt(prompt))
 
 
-def _lent(tool: Tool) -> OpenTool:
-    return lambda: nullcontext(tool)
-
-
-@contextmanager
-def _closing(tool: Tool) -> Iterator[Tool]:
-    try:
-        yield tool
-    finally:
-        getattr(tool, "close", lambda: None)()
+def _open(make: MakeTool, stack: ExitStack) -> Tool:
+    """Make a tool, and close it with the stack."""
+    tool = make()
+    stack.callback(getattr(tool, "close", lambda: None))
+    return tool
 
 
 class Toolbox(AbstractContextManager["Toolbox"]):
-    """The parts that all episodes share.
+    """The parts that all episodes share; `own_model` asks the run's frozen base model, for `base_generator`.
 
-    Args:
-        config: The switched-on actions and their settings.
-        own_model: Asks the run's frozen base model, for `base_generator`.
-
-    Raises:
-        UserError: If a tool cannot be switched on: a key is missing, a class cannot be imported, or this machine cannot
-            provide the sandbox of `code`.
+    Raises UserError if a tool cannot be switched on: a key is missing, a class cannot be imported, or this machine
+    cannot provide the sandbox of `code`.
     """
 
     def __init__(self, config: EnvsConfig, *, own_model: AskModel | None = None) -> None:
@@ -163,13 +152,13 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         questions = config.web.blocked_questions
         self._block_list = BlockList(config.web.blocked_hosts, read_questions(Path(questions)) if questions else ())
         self._limits = ServiceLimits(time_limit_s=TIME_LIMIT_S)
+        # One object for all tools, so that the pace is that of the worker.
         self._finder = cache(self._new_finder)
-        """The search service of a name: one object for all tools, so that the pace is that of the worker."""
         with ExitStack() as lifetime:
             self._sandbox: Sandbox | None = None
             if "code" in config.actions:
                 self._sandbox = lifetime.enter_context(Sandbox(SandboxSettings(tier=config.sandbox)))
-            self._tools = [self._opener(action) for action in config.actions]
+            self._makers = [self._maker(action) for action in config.actions]
             self._lifetime = lifetime.pop_all()
 
     def __exit__(self, *raised: object) -> None:
@@ -187,21 +176,21 @@ class Toolbox(AbstractContextManager["Toolbox"]):
     def episode(self) -> Iterator[list[Tool]]:
         """Open the tools for one task, in the configured order, without state from any other task."""
         with ExitStack() as stack:
-            yield [stack.enter_context(open_tool()) for open_tool in self._tools]
+            yield [_open(make, stack) for make in self._makers]
 
-    def _opener(self, action: str) -> OpenTool:
-        config, sandbox = self._config, self._sandbox
-        max_chars = config.max_result_chars
+    def _maker(self, action: str) -> MakeTool:
+        config, sandbox, max_chars = self._config, self._sandbox, self._config.max_result_chars
         match action:
             case "think":
-                return _lent(ThinkTool())
+                return ThinkTool
             case "answer":
-                return _lent(AnswerTool())
+                return AnswerTool
             case "code" if sandbox is not None:
-                return lambda: _closing(PythonCodeTool(sandbox, timeout_s=CODE_TIME_LIMIT_S))
+                return lambda: PythonCodeTool(sandbox, timeout_s=CODE_TIME_LIMIT_S)
             case "search" if config.search == "offline":
                 latency_s = config.search_latency_s
-                return _lent(OfflineSearchTool(catalogue_passages(), max_chars=max_chars, latency_s=latency_s))
+                offline = OfflineSearchTool(catalogue_passages(), max_chars=max_chars, latency_s=latency_s)
+                return lambda: offline
             case "search" | "wikipedia_search" | "google_search":
                 service, description = PAGE_SEARCHES[action]
                 finder, blocked = self._finder(service), self._block_list
@@ -215,12 +204,8 @@ class Toolbox(AbstractContextManager["Toolbox"]):
 
     def _page_reader(self) -> WebSearchTool:
         config, block_list = self._config, self._block_list
-        limits = ServiceLimits(
-            max_attempts=2,
-            time_limit_s=TIME_LIMIT_S / 2,
-            requests_per_minute=PAGES_PER_MINUTE,
-            max_bytes=MAX_PAGE_BYTES,
-        )
+        pace, limit_s = PAGES_PER_MINUTE, TIME_LIMIT_S / 2
+        limits = ServiceLimits(max_attempts=2, time_limit_s=limit_s, requests_per_minute=pace, max_bytes=MAX_PAGE_BYTES)
         fetcher = PageFetcher(limits, block_list=block_list, allowed_hosts=config.web.allowed_hosts)
         finder = self._finder(config.web.finder)
         return WebSearchTool(fetcher, finder, block_list=block_list, max_chars=config.max_result_chars)
@@ -236,29 +221,27 @@ class Toolbox(AbstractContextManager["Toolbox"]):
         # The limit also covers the wait for a turn; the time limit of the episode is usually tighter.
         return GuardedTool(tool, self._block_list, time_limit_s=20 * TIME_LIMIT_S)
 
-    def _shared(self, tool: Tool) -> OpenTool:
+    def _shared(self, tool: Tool) -> MakeTool:
         """Return one guarded tool with a cache for all episodes."""
-        return _lent(self._guarded(CachedTool(tool, max_entries=CACHE_ENTRIES)))
+        shared = self._guarded(CachedTool(tool, max_entries=CACHE_ENTRIES))
+        return lambda: shared
 
-    def _custom(self, name: str) -> OpenTool:
+    def _custom(self, name: str) -> MakeTool:
         """Return a custom tool, guarded: a function is shared, any other tool is made for every episode."""
         config, max_chars = self._config.tools[name], self._config.max_result_chars
         if function := function_tool(name, config):
-            return _lent(self._guarded(function))
+            return lambda: self._guarded(function)
         make = custom_tool_factory(name, config, time_limit_s=TIME_LIMIT_S, max_chars=max_chars)
 
-        @contextmanager
-        def open_tool() -> Iterator[Tool]:
+        def make_guarded() -> Tool:
             with faults_of(name):
-                made = make()
-            with _closing(made) as tool:
-                yield self._guarded(tool)
+                return self._guarded(make())
 
         try:
-            with _closing(make()) as tool:
-                check_custom_tool(name, tool)
+            with ExitStack() as stack:
+                check_custom_tool(name, _open(make, stack))
         except UserError:
             raise
         except Exception as error:
             raise UserError(f"envs.tools.{name}: the tool cannot be made for each task: {failure(error)}") from None
-        return open_tool
+        return make_guarded

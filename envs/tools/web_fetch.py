@@ -73,25 +73,20 @@ _INSIDE = tuple(
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""From a host and a port to its IP addresses; raises RequestError, or RefusedError for an unknown host."""
+"""A name service, like `resolve`."""
 
 
 def decode_body(body: bytes, charset: str) -> str:
-    """Decode a text as browsers do: by its byte order mark, the declared charset or else the one that the page names.
-
-    Where that fails it is UTF-8, or the best detected one.
-    """
+    """Decode as browsers do: by the byte order mark, the declared charset or the page's own, else UTF-8 or a guess."""
     for mark, name in _BOMS.items():
         if body.startswith(mark):
             return body[len(mark) :].decode(name, errors="replace")
     named = _META.search(body[:1024])
     declared = _codec_of(charset or (named[1].decode("ascii", "replace") if named else ""))
     if not charset and declared.startswith("utf-16"):
-        # The page could not have named it in ASCII.
-        declared = "utf-8"
+        declared = "utf-8"  # the page could not have named it in ASCII
     for name in filter(None, (declared, "utf-8")):
-        # UnicodeDecodeError is a ValueError, too.
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # UnicodeDecodeError is one, too
             # Incremental, because the size limit may have cut the last character.
             errors = _EUC_JP if name == "euc_jp" else "strict"
             return codecs.getincrementaldecoder(name)(errors).decode(body)
@@ -107,8 +102,7 @@ def _codec_of(label: str) -> str:
     """Return the codec of an encoding's label as browsers understand it; empty for an unknown label."""
     name = re.sub(r"^(?:x-)+", "", label.strip("\t\n\f\r \"'").lower())
     name = _LABELS.get(name) or _ISO_LABEL.sub(r"iso8859-\1", name)
-    # ValueError: the name holds a null.
-    with contextlib.suppress(LookupError, ValueError):
+    with contextlib.suppress(LookupError, ValueError):  # ValueError: the name holds a null
         found = codecs.lookup(name).name
         read_as = _READ_AS.get(found, found)
         return read_as if read_as.startswith(_WEB_CODECS) else ""
@@ -168,51 +162,32 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(text: str) -> bool:
-    """Return whether an IP address belongs to the public internet.
-
-    Loopback, link-local, private, shared, multicast and reserved addresses do not, nor do metadata services of clouds
-    and IPv6 addresses that embed such an address.
-    """
+    """Return whether an IP address belongs to the public internet, also the one that an IPv6 address embeds."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if address.teredo is not None:
-            inner = address.teredo[1]
-        elif address in _TRANSLATED:
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
+        if address in _TRANSLATED:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    special = (
-        address.is_private,
-        address.is_loopback,
-        address.is_link_local,
-        address.is_multicast,
-        address.is_reserved,
-        address.is_unspecified,
-        any(address in network for network in _INSIDE),
-    )
-    return address.is_global and not any(special)
+    # A global address is not private, loopback, link-local or unspecified.
+    inside = address.is_multicast or address.is_reserved or any(address in network for network in _INSIDE)
+    return address.is_global and not inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A fetched page."""
+    """A fetched page, cut if it was longer than the limit. Its declared type is in lower case, and may be empty."""
 
     media_type: str
-    """The declared type, in lower case; may be empty."""
     text: str
     cut: bool
-    """True if the page was longer than the limit."""
 
 
-class PageFetcher:
-    """Fetches pages from public addresses only.
+class PageFetcher(Attempts):
+    """Fetches pages from public addresses, and `allowed_hosts`, each "host:port", at any address and port.
 
-    Args:
-        limits: The bounds of one page. The time covers redirects, attempts and pauses.
-        block_list: Hosts that are not read.
-        allowed_hosts: Servers, each "host:port", that may be at any address and port.
-        resolve: The name service.
+    The time limit of a page covers redirects, attempts and pauses.
     """
 
     def __init__(
@@ -223,21 +198,15 @@ class PageFetcher:
         allowed_hosts: Sequence[str] = (),
         resolve: Resolve = resolve,
     ) -> None:
-        self.limits = limits
-        self._attempts = Attempts(limits)
+        super().__init__(limits)
         self._block_list = block_list
         self._allowed_hosts = frozenset(_host_port(httpx.URL(f"http://{allowed}")) for allowed in allowed_hosts)
         self._backend = _CheckedBackend(self._allowed_hosts, resolve)
 
     async def fetch(self, url: str) -> Page:
-        """Return the page at an address.
-
-        Raises:
-            RefusedError: If there is no readable page.
-            ToolUnavailableError: If no name server answers.
-        """
+        """Return a page; raises RefusedError without a readable one, ToolUnavailableError without a name server."""
         try:
-            return await self._attempts.repeat(lambda: self._follow(url))
+            return await self.repeat(lambda: self._follow(url))
         except RefusedError:
             raise
         except RequestError as error:
@@ -345,12 +314,6 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
         raise failure
-
-    async def connect_unix_socket(self, *_: object, **__: object) -> httpcore.AsyncNetworkStream:
-        raise RefusedError("address", "its host is a socket of this machine")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._network.sleep(seconds)
 
 
 def _port(url: httpx.URL) -> int:
