@@ -8,9 +8,8 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from types import MappingProxyType
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -35,7 +34,7 @@ def _checked(name: str, result: int) -> int:
 
 
 def system_call(name: str, number: int, *arguments: object) -> int:
-    """Make a system call. Integers are passed as 64-bit words, bytes and ctypes buffers as pointers."""
+    """Make a system call. Integers are 64-bit words, bytes and ctypes buffers pointers."""
     words = [ctypes.c_long(word) if isinstance(word, int) else word for word in arguments]
     return _checked(name, _libc.syscall(ctypes.c_long(number), *words))
 
@@ -63,8 +62,7 @@ def exchange(first: str, second: str) -> None:
 
 
 def _prctl(name: str, option: int, value: int) -> None:
-    words = [ctypes.c_ulong(word) for word in (value, 0, 0, 0)]
-    _checked(name, _libc.prctl(option, *words))
+    _checked(name, _libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))))
 
 
 def die_with_parent(signal_number: int) -> None:
@@ -106,15 +104,15 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION_QUERY = 1
 _PATH_BENEATH = 1
 
-_READ = 0b1101  # execute (shared libraries), read file, read directory
+READ = 0b1101  # execute (shared libraries), read file, read directory
+ADD = 0b1110 | 1 << 8 | 1 << 14  # read, write, truncate and make plain files, but not remove them: all can be counted
+WRITE = ADD | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 13  # remove and rename, too, and directories; no devices, fifos, links
 _OF_FILES = 0b111 | 1 << 14  # execute, write, read, truncate: the rights that a rule for a single file may have
 _TCP = 0b11  # bind and connect
 _CAPABILITIES_THAT_READ_MEMORY = (21, 38)  # CAP_SYS_ADMIN and CAP_PERFMON, whatever landlock says
 _SCOPES, _SIGNALS = 0b11, 0b10  # abstract sockets and signals
 SCOPED_VERSION = 6
 """First version of Landlock that confines signals and abstract sockets, in Linux 6.12."""
-_ADD = 0b1110 | 1 << 8 | 1 << 14  # read, write, truncate and make plain files
-_WRITE = _ADD | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 13  # remove and rename, too, and directories; no devices, fifos, links
 
 
 def landlock_version() -> int:
@@ -125,16 +123,10 @@ def landlock_version() -> int:
         return 0
 
 
-def restrict_files(
-    readable: Sequence[str], *, writable: Sequence[str] = (), addable: Sequence[str] = (), scoped: bool = True
-) -> None:
-    """Allow only these files and trees, and forbid TCP if the kernel can. Needs no_new_privs.
+def restrict_files(rights: Mapping[str, int], *, scoped: bool = True) -> None:
+    """Allow only these rights on files and trees, and forbid TCP if the kernel can. Needs no_new_privs.
 
-    Args:
-        readable: Files and trees to read.
-        writable: Trees with all rights on plain files and directories.
-        addable: Trees in which plain files can be made and written, but not removed, so that all can be counted.
-        scoped: Forbid signals and abstract sockets of processes that this call does not restrict.
+    `scoped` also forbids signals and abstract sockets of processes that this call does not restrict.
     """
     version = landlock_version()
     num_access_bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
@@ -142,9 +134,11 @@ def restrict_files(
     attributes = struct.pack("=QQQ", handled, _TCP, _SCOPES if scoped else 0)
     size = 8 if version < 4 else 16 if version < SCOPED_VERSION else 24
     ruleset = system_call("landlock_create_ruleset", _CREATE_RULESET, attributes, size, 0)
-    for paths, access in ((readable, _READ), (writable, _WRITE), (addable, _ADD)):
-        for path in paths:
-            _allow(ruleset, path, access & handled)
+    for path, access in rights.items():
+        opened = os.open(path, os.O_PATH)
+        allowed = access & handled & (handled if stat.S_ISDIR(os.fstat(opened).st_mode) else _OF_FILES)
+        system_call("landlock_add_rule", _ADD_RULE, ruleset, _PATH_BENEATH, struct.pack("=Qi", allowed, opened), 0)
+        os.close(opened)
     system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
@@ -160,16 +154,6 @@ def restrict_processes() -> None:
     ruleset = system_call("landlock_create_ruleset", _CREATE_RULESET, struct.pack("=QQQ", 0, 0, _SIGNALS), 24, 0)
     system_call("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-
-
-def _allow(ruleset: int, path: str, access: int) -> None:
-    opened = os.open(path, os.O_PATH)
-    try:
-        access &= _OF_FILES if not stat.S_ISDIR(os.fstat(opened).st_mode) else access
-        rule = struct.pack("=Qi", access, opened)
-        system_call("landlock_add_rule", _ADD_RULE, ruleset, _PATH_BENEATH, rule, 0)
-    finally:
-        os.close(opened)
 
 
 # --- seccomp ---
@@ -202,19 +186,17 @@ CELL_CALLS = {
     "faccessat2": 439,
 }  # fmt: skip
 
-# Without the locks, leases, owners and signals of descriptors: those act across files that several cells read.
-_FCNTL_COMMANDS = {"F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_DUPFD_CLOEXEC": 1030}
-# Private futexes only: a shared futex may be in a file that several cells read.
-_FUTEX_OPERATIONS = {"WAIT": 128, "WAKE": 129, "REQUEUE": 131, "CMP_REQUEUE": 132, "WAKE_OP": 133, "WAIT_BITSET": 137,
-                     "WAKE_BITSET": 138, "WAIT_BITSET by the wall clock": 393}  # fmt: skip
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL and F_DUPFD_CLOEXEC. Without the locks, leases, owners and signals of
+# descriptors: those act across files that several cells read.
+_FCNTL_COMMANDS = frozenset({0, 1, 2, 3, 4, 1030})
+# WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET, and WAIT_BITSET by the wall clock. Private
+# futexes only: a shared futex may be in a file that several cells read.
+_FUTEX_OPERATIONS = frozenset({128, 129, 131, 132, 133, 137, 138, 393})
 
 Chosen = Mapping[int, tuple[int, frozenset[int]]]
 """Number of a call -> index of an argument of 32 bits, and its allowed values."""
-
-CELL_CHOSEN: Chosen = {
-    72: (1, frozenset(_FCNTL_COMMANDS.values())),
-    202: (1, frozenset(_FUTEX_OPERATIONS.values())),
-}
+KILL = 62
+CELL_CHOSEN: Chosen = {72: (1, _FCNTL_COMMANDS), 202: (1, _FUTEX_OPERATIONS)}
 
 _TMPFILE = 0o20000000
 CELL_WITHOUT: Mapping[int, tuple[int, int]] = {2: (1, _TMPFILE), 257: (2, _TMPFILE)}
@@ -230,23 +212,14 @@ WARDEN_CALLS = {
 """Calls of a warden after the start of its cell; it does not open files any more."""
 
 
-def warden_chosen(cell_pid: int) -> Chosen:
-    """Return the calls with allowed values; a warden may signal only its cell."""
-    return {**CELL_CHOSEN, 62: (0, frozenset({cell_pid}))}
-
-
 def seccomp_available() -> bool:
-    try:
-        action = ctypes.c_uint32(_KILL_PROCESS)
-        system_call("seccomp", _SECCOMP, _GET_ACTION_AVAIL, 0, ctypes.byref(action))
-    except OSError:
-        return False
-    return True
+    with suppress(OSError):
+        system_call("seccomp", _SECCOMP, _GET_ACTION_AVAIL, 0, ctypes.byref(ctypes.c_uint32(_KILL_PROCESS)))
+        return True
+    return False
 
 
-def filter_program(
-    allowed: Mapping[str, int], chosen: Chosen, without: Mapping[int, tuple[int, int]] = MappingProxyType({})
-) -> bytes:
+def filter_program(allowed: Mapping[str, int], chosen: Chosen, without: Mapping[int, tuple[int, int]]) -> bytes:
     """Return a seccomp filter. Calls of other architectures (int 0x80) and x32 end the process."""
     program = [
         (_LOAD, 0, 0, _ARCH_OFFSET),

@@ -12,13 +12,21 @@ import socket
 import sys
 import textwrap
 import traceback
-import types
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NoReturn
 
 from envs import kernel
-from envs.sandbox.protocol import ALLOWED_IMPORTS, BORN, READY, SandboxSettings, encode_frame, send_frame, split_frame
+from envs.sandbox.protocol import (
+    ALLOWED_IMPORTS,
+    BORN,
+    MAX_CPU_S,
+    READY,
+    SandboxSettings,
+    encode_frame,
+    send_frame,
+    split_frame,
+)
 
 _FILE_NAME = "<code>"
 _FENCE = "```"
@@ -54,7 +62,6 @@ def compile_source(source: str, *, check_imports: bool) -> tuple[CodeType, CodeT
 
 
 _MAX_MESSAGE_CHARS = 2000
-_STDOUT = 1
 
 
 class Runner:
@@ -64,11 +71,9 @@ class Runner:
         self._check_imports = check_imports
         sys.set_int_max_str_digits(0)  # the time limit bounds the conversion, and long numbers are valid answers
         self._stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-        self._stdout = open(  # noqa: SIM115
-            _STDOUT, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-        )
+        self._stdout = open(1, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         vars(builtins).update(exit=sys.exit, quit=sys.exit)  # defined by the site module, which is not loaded
-        self._module = types.ModuleType("__main__")
+        self._module = ModuleType("__main__")
         self._module.__dict__["__builtins__"] = builtins
 
     def run(self, source: bytes) -> tuple[str, str]:
@@ -97,7 +102,7 @@ class Runner:
             return "exception", _message(error)
         return "", ""
 
-    def _execute(self, statements: types.CodeType, last: types.CodeType | None) -> None:
+    def _execute(self, statements: CodeType, last: CodeType | None) -> None:
         names = self._module.__dict__
         try:
             exec(statements, names)
@@ -123,13 +128,13 @@ def _message(error: BaseException) -> str:
 _MIB = 1 << 20
 
 
-def apply_limits(settings: SandboxSettings) -> None:
+def apply_limits(memory_mb: int) -> None:
     """Set hard and soft limits, so that the code cannot raise them. NPROC has no effect on root."""
     for kind, limit in (
-        (resource.RLIMIT_CPU, settings.max_cpu_s),
-        (resource.RLIMIT_AS, settings.memory_mb * _MIB),
-        (resource.RLIMIT_FSIZE, settings.max_file_mb * _MIB),
-        (resource.RLIMIT_NOFILE, settings.max_open_files),
+        (resource.RLIMIT_CPU, MAX_CPU_S),
+        (resource.RLIMIT_AS, memory_mb * _MIB),
+        (resource.RLIMIT_FSIZE, 4 * _MIB),
+        (resource.RLIMIT_NOFILE, 32),
         (resource.RLIMIT_STACK, 16 * _MIB),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -142,8 +147,7 @@ def apply_limits(settings: SandboxSettings) -> None:
 
 
 NONCE_BYTES = 16
-_STDIN, _OUTPUTS, _REQUESTS, _RESULTS = 0, (1, 2), 3, 4
-_FIRST_UNUSED, _LAST_UNUSED = 5, 1 << 16
+_REQUESTS, _RESULTS, _FIRST_UNUSED = 3, 4, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +155,8 @@ class CellPlan:
     """Properties shared by all code processes of a zygote."""
 
     settings: SandboxSettings
-    layers: frozenset[str]
-    readable: tuple[str, ...]
+    layers: list[str]
+    readable: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +214,11 @@ def _arrange_descriptors(requests: int, results: int, output: int) -> None:
     """Keep only five descriptors in the cell; input() reads the end of a file."""
     nothing, writer = os.pipe()
     os.close(writer)
-    wanted = (nothing, output, output, requests, results)
     # Moved to high numbers first: a source may have the number that another one needs.
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _LAST_UNUSED >> 8) for descriptor in wanted]
-    for descriptor, number in zip(high, (_STDIN, *_OUTPUTS, _REQUESTS, _RESULTS), strict=True):
+    high = [fcntl.fcntl(wanted, fcntl.F_DUPFD, 256) for wanted in (nothing, output, output, requests, results)]
+    for number, descriptor in enumerate(high):
         os.dup2(descriptor, number)
-    os.closerange(_FIRST_UNUSED, _LAST_UNUSED)
+    os.closerange(_FIRST_UNUSED, 1 << 16)
 
 
 def _drop_rights(plan: CellPlan, folder: str) -> None:
@@ -225,16 +228,14 @@ def _drop_rights(plan: CellPlan, folder: str) -> None:
     os.environ.clear()
     os.chdir(folder)
     if "rlimits" in plan.layers:
-        apply_limits(plan.settings)
+        apply_limits(plan.settings.memory_mb)
     kernel.drop_capabilities()
     kernel.forbid_new_privileges()
     kernel.set_dumpable(False)
     if "landlock" in plan.layers:
         # Only without a tmpfs of its own must all files of an episode be counted.
-        if "namespaces" in plan.layers:
-            kernel.restrict_files(plan.readable, writable=(folder,))
-        else:
-            kernel.restrict_files(plan.readable, addable=(folder,))
+        rights = kernel.WRITE if "namespaces" in plan.layers else kernel.ADD
+        kernel.restrict_files({**dict.fromkeys(plan.readable, kernel.READ), folder: rights})
     kernel.die_with_parent(signal.SIGKILL)
     if "seccomp" in plan.layers:
         kernel.restrict_calls(kernel.filter_program(kernel.CELL_CALLS, kernel.CELL_CHOSEN, kernel.CELL_WITHOUT))

@@ -15,6 +15,8 @@ from envs import kernel
 UNPRIVILEGED_ID = 65534
 PACKAGES_DIR = "/python/site"
 TMP_DIR = "/tmp"
+TMP_MB, MAX_FILES = 16, 256
+"""Limits of all files of an episode together."""
 INSTALLED = ("site-packages", "dist-packages")
 _STAGE = "/tmp"
 _REMOVAL_PATIENCE_S = 5.0
@@ -46,10 +48,10 @@ def enter_jail(packages: Mapping[str, str]) -> None:
     socket.sethostname("sandbox")
 
 
-def enter_cell(tmp_mb: int, max_files: int) -> None:
+def enter_cell() -> None:
     """Enter the part of one episode, with separate pids, IPC and /tmp; the next fork is its process 1."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
-    _mount_tmpfs(TMP_DIR, f"size={tmp_mb}m,nr_inodes={max_files},mode=0700", kernel.MS_NOEXEC)
+    _mount_tmpfs(TMP_DIR, f"size={TMP_MB}m,nr_inodes={MAX_FILES},mode=0700", kernel.MS_NOEXEC)
 
 
 def python_directories() -> list[str]:

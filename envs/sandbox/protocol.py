@@ -44,6 +44,8 @@ def refusal(wanted: WantedTier, lacks: Lacks) -> str:
 
 
 MAX_CODE_BYTES = 1 << 16
+MAX_CPU_S = 600
+"""CPU seconds of one code process over its whole life; each run has its own limit of wall-clock time."""
 LAYERS = ("namespaces", "rlimits", "landlock", "seccomp")
 """namespaces: separate pids, network and IPC, and a private root. landlock and seccomp: limits on kernel calls."""
 
@@ -55,23 +57,10 @@ ALLOWED_IMPORTS = frozenset(f"{_COMPUTING} {_STRUCTURE} {_TEXT}".split())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSettings:
-    """Limits of a sandbox, from `envs.sandbox`."""
+    """The tier of a sandbox, from `envs.sandbox`, and limits that tests lower."""
 
     memory_mb: int = 1024
     """Address space of one code process; about 160 MB of it are the libraries."""
-    max_cpu_s: int = 600
-    """CPU seconds of one code process over its whole life; each run has its own wall-clock limit."""
-    max_output_chars: int = 16_384
-    """The middle of longer output is cut."""
-    max_output_mb: int = 8
-    """A run that prints more than this is killed."""
-    max_file_mb: int = 4
-    tmp_mb: int = 16
-    """All files of an episode together."""
-    max_files: int = 256
-    max_open_files: int = 32
-    max_concurrent_runs: int | None = None
-    """Concurrent runs; None is two per core. The time limit of a waiting run starts when it starts."""
     check_imports: bool = True
     """Reject imports that are not on the list with a clear message. This is not a boundary."""
     tier: WantedTier = "auto"
@@ -83,10 +72,7 @@ class SandboxSettings:
 
     def __post_init__(self) -> None:
         if self.disabled_layers and (self.tier != "namespaces" or {*self.disabled_layers} - {"landlock", "seccomp"}):
-            raise ValueError(
-                f"disabled_layers = {self.disabled_layers}: only landlock and seccomp can be left out, and only with "
-                "tier = 'namespaces'"
-            )
+            raise ValueError("only landlock and seccomp can be left out, and only with tier = 'namespaces'")
 
 
 _LENGTH = struct.Struct("!I")

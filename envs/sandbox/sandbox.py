@@ -38,7 +38,6 @@ _BOOT = "import sys; sys.path.append('/proc/self/cwd'); from envs.sandbox.zygote
 _FLAGS = ("-s", "-P", "-S", "-X", "utf8", "-W", "ignore::SyntaxWarning", "-W", "ignore::DeprecationWarning")
 # All variables of the zygote. One thread: a process with threads cannot be forked safely.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-_PROOF_TIMEOUT_S = 30.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _GRACE_S = 30.0
 _RESTARTED = "[The interpreter was restarted: names from earlier steps are gone.]\n"
@@ -100,7 +99,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class Episode(AbstractContextManager["Episode"]):
-    """Steps that share their names. After the death of its process the next step starts a new one and reports it."""
+    """Steps that share their names. After the end of its process the next step starts a new one and reports it."""
 
     def __init__(self, sandbox: "Sandbox") -> None:
         self._sandbox = sandbox
@@ -122,13 +121,13 @@ class Episode(AbstractContextManager["Episode"]):
             text = f"The code has {len(source)} bytes; at most {MAX_CODE_BYTES} are allowed."
             return ToolResult(text=text, error="too-large")
         try:
-            with self._busy, self._sandbox.slots:
+            with self._busy:
                 self._sandbox.idle.wake(self)
                 return self._run(source, timeout_s)
         finally:
             self._sandbox.idle.rest(self, self._held_bytes)
 
-    def _run(self, source: bytes, timeout_s: float, *, may_retry: bool = True) -> ToolResult:
+    def _run(self, source: bytes, timeout_s: float) -> ToolResult:
         if self.closed:
             raise ToolUnavailableError("the episode is closed")
         try:
@@ -141,13 +140,8 @@ class Episode(AbstractContextManager["Episode"]):
             category, alive, file_bytes, text = parse_reply(receive_frame(link))
         except BaseException as fault:
             self._hang_up()  # after an interrupt, too: the next run would read the reply of this one
-            had_names, self._holds_names = self._holds_names, False
-            self._lost_names |= had_names
             if not isinstance(fault, (OSError, ValueError)):
                 raise
-            # A retry without the earlier names would make the code fail for a fault of the sandbox.
-            if may_retry and not had_names and not self.closed:
-                return self._run(source, timeout_s, may_retry=False)
             reason = "the episode was closed" if self.closed else f"the sandbox failed: {fault}"
             raise ToolUnavailableError(reason) from fault
         if self._lost_names:
@@ -166,25 +160,23 @@ class Episode(AbstractContextManager["Episode"]):
             report, self._pid = receive_frame_from(link)
             if report == BORN:
                 report = receive_frame(link)
+            if report != READY:
+                raise ConnectionError(report.decode(errors="replace"))
         except OSError:
             link.close()
             raise
-        if report != READY:
-            link.close()
-            raise ConnectionError(report.decode(errors="replace"))
         self._shared_bytes = resident_bytes(self._pid)
         return link
 
     def evict(self) -> None:
-        """End the process between two steps to free its memory; the next step starts a new one and reports it."""
+        """End the process between two steps to free its memory."""
         if self._busy.acquire(blocking=False):
-            if self._holds_names:
-                self._lost_names, self._holds_names = True, False
-                self._hang_up()
+            self._hang_up()
             self._busy.release()
 
     def _hang_up(self) -> None:
-        self._held_bytes = 0
+        self._lost_names |= self._holds_names
+        self._holds_names, self._held_bytes = False, 0
         link, self._link = self._link, None
         if link is not None:
             with link, contextlib.suppress(OSError):  # the other side closed first
@@ -205,14 +197,20 @@ class Sandbox(AbstractContextManager["Sandbox"]):
 
     def __init__(self, settings: SandboxSettings | None = None) -> None:
         self.settings = settings or SandboxSettings()
-        at_once = self.settings.max_concurrent_runs or 2 * (os.cpu_count() or 1)
-        self.slots = threading.BoundedSemaphore(at_once)
-        self.executor = ThreadPoolExecutor(at_once, thread_name_prefix="sandbox")
+        self.executor = ThreadPoolExecutor(2 * (os.cpu_count() or 1), thread_name_prefix="sandbox")
+        """Threads for the runs of a server: the time limit of a waiting run starts when it starts."""
         self.idle = IdleMemory(self.settings.idle_memory_mb << 20)
         self._lock = threading.Lock()
         self._closed = False
         self._zygote = ZygoteProcess(self.settings)
-        self._prove()
+        # Layers are applied per process, so only a real run shows that all of them work.
+        try:
+            result: object = self.run("6 * 7", timeout_s=30.0)
+        except ToolUnavailableError as error:
+            result = error
+        if result != ToolResult(text="42\n"):
+            self.close()
+            raise SandboxRefusedError(f"the sandbox cannot run code: 6 * 7 gave {result}")
 
     @property
     def state(self) -> SandboxState:
@@ -221,7 +219,7 @@ class Sandbox(AbstractContextManager["Sandbox"]):
     @property
     def pid(self) -> int:
         """Return the ancestor of all other processes of this sandbox."""
-        return self._zygote.pid
+        return self._zygote.process.pid
 
     def run(self, code: str, *, timeout_s: float = 5.0) -> ToolResult:
         """Run `code` in a fresh interpreter. Raises ToolUnavailableError only for faults of the sandbox."""
@@ -236,31 +234,19 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         with self._lock:
             if self._closed:
                 raise ToolUnavailableError("the sandbox is closed")
-            try:
-                return self._zygote.open_link()
-            except OSError:
+            if self._zygote.process.poll() is not None:
                 self._zygote.close()
-            try:
-                self._zygote = ZygoteProcess(self.settings)
-                return self._zygote.open_link()
-            except (OSError, SandboxRefusedError) as error:
-                raise ConnectionError(f"the zygote did not restart: {error}") from error
+                try:
+                    self._zygote = ZygoteProcess(self.settings)
+                except SandboxRefusedError as error:
+                    raise ConnectionError(f"the zygote did not restart: {error}") from error
+            return self._zygote.open_link()
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
             self._zygote.close()
         self.executor.shutdown(wait=False)
-
-    def _prove(self) -> None:
-        # Layers are applied per process, so only a real run shows that all of them work.
-        try:
-            result: object = self.run("6 * 7", timeout_s=_PROOF_TIMEOUT_S)
-        except ToolUnavailableError as error:
-            result = error
-        if result != ToolResult(text="42\n"):
-            self.close()
-            raise SandboxRefusedError(f"the sandbox cannot run code: 6 * 7 gave {result}")
 
     def __exit__(self, *raised: object) -> None:
         self.close()
@@ -272,7 +258,7 @@ class ZygoteProcess:
     def __init__(self, settings: SandboxSettings) -> None:
         self._link, inside = socket.socketpair()
         with inside:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, *_FLAGS, "-c", _BOOT],
                 env=_ENVIRONMENT,
                 cwd=Path(__file__).parents[2],
@@ -308,28 +294,16 @@ class ZygoteProcess:
 
     def open_link(self) -> socket.socket:
         """Return a connection to a new warden. Raises OSError if the zygote is gone."""
-        if self._process.poll() is not None:  # a dying zygote may still accept a request, and never answer
-            raise ConnectionError("the zygote is gone")
         outside, inside = socket.socketpair()
-        outside.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         with inside:
-            try:
-                socket.send_fds(self._link, [b"e"], [inside.fileno()])
-            except OSError:
-                outside.close()
-                raise
+            outside.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            socket.send_fds(self._link, [b"e"], [inside.fileno()])
         return outside
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         remove_folder(self._scratch)
 
 
@@ -338,9 +312,9 @@ def _package_sources() -> dict[str, str]:
     sources: dict[str, str] = {}
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
-            raise SandboxRefusedError(f"the sandbox needs the package {name}, which is not installed")
-        path = os.path.realpath(next(iter(spec.submodule_search_locations)))
+        assert spec is not None
+        assert spec.origin is not None
+        path = os.path.dirname(os.path.realpath(spec.origin))
         for candidate in (path, f"{path}.libs"):  # wheels of numpy have their libraries in a sibling
             if os.path.isdir(candidate):
                 sources[os.path.basename(candidate)] = candidate

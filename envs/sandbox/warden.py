@@ -1,7 +1,6 @@
 """The process outside a cell that times, bounds and ends the code inside, and reports to the host."""
 
 import contextlib
-import math
 import os
 import select
 import signal
@@ -11,12 +10,12 @@ from typing import NoReturn
 
 from envs import kernel
 from envs.sandbox.cell import NONCE_BYTES, Cell, CellPlan, start_cell
-from envs.sandbox.jail import TMP_DIR, enter_cell
+from envs.sandbox.jail import MAX_FILES, TMP_DIR, TMP_MB, enter_cell
 from envs.sandbox.protocol import (
+    MAX_CPU_S,
     REQUEST_HEADER,
     BoundedOutput,
     CellEndedError,
-    SandboxSettings,
     death_of,
     encode_frame,
     encode_reply,
@@ -27,75 +26,62 @@ from envs.sandbox.protocol import (
 )
 
 _SETUP_TIMEOUT_S = 20.0
+_CHECK_FILES_EVERY_S = 0.02
 _CHUNK_BYTES = 1 << 16
-_MIB = 1 << 20
-_ENTRY_BYTES = 4096
+_MAX_OUTPUT_CHARS = 16_384
+_MAX_OUTPUT_MB = 8
 
 
-class EpisodeFiles:
-    """Files of an episode: in a tmpfs of its own, which bounds and holds them, or in a flat folder on disk.
+def tmpfs_bytes(mount: int) -> int:
+    """Return the memory that the files of a tmpfs occupy."""
+    state = os.fstatvfs(mount)
+    return (state.f_blocks - state.f_bfree) * state.f_frsize
 
-    Those in the folder cannot be removed or renamed, so all are counted.
-    """
 
-    def __init__(self, path: str, *, in_tmpfs: bool, max_mb: int, max_files: int) -> None:
-        self.check_every_s = math.inf if in_tmpfs else 0.02
-        self._in_tmpfs = in_tmpfs
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        self._max_bytes, self._max_files = max_mb * _MIB, max_files
-
-    def memory_bytes(self) -> int:
-        if not self._in_tmpfs:
-            return 0
-        state = os.fstatvfs(self._descriptor)
-        return (state.f_blocks - state.f_bfree) * state.f_frsize
-
-    def over_bound(self) -> bool:
-        """Compare their lengths, which are never less than their use of the disk, with the bounds."""
-        if self._in_tmpfs:
-            return False
-        with os.scandir(self._descriptor) as entries:
-            sizes = [_ENTRY_BYTES + entry.stat(follow_symlinks=False).st_size for entry in entries]
-        return len(sizes) > self._max_files or sum(sizes) > self._max_bytes + _ENTRY_BYTES * len(sizes)
+def too_many_files(folder: int) -> bool:
+    """Compare number and lengths, which are never less than the use of the disk, with the bounds of an episode."""
+    with os.scandir(folder) as entries:
+        sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
+    return len(sizes) > MAX_FILES or sum(sizes) > TMP_MB << 20
 
 
 def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoReturn:
     """Serve one episode over `link`. A fault is reported as text, or by the end of the connection.
 
-    `folder` is the folder of an episode without separate mounts.
+    `folder` is the folder of an episode without separate mounts: its files cannot be removed or renamed, so that all
+    are counted. Otherwise a tmpfs bounds them.
     """
-    settings = plan.settings
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
             kernel.die_with_parent(signal.SIGKILL)
             if folder is None:
-                enter_cell(settings.tmp_mb, settings.max_files)
+                enter_cell()
             place = folder or TMP_DIR
-            files = EpisodeFiles(place, in_tmpfs=folder is None, max_mb=settings.tmp_mb, max_files=settings.max_files)
+            files = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
             cell = start_cell(plan, place, link)
             # From now on the warden reads data of hostile code, and needs only pipes, link and cell.
             kernel.drop_capabilities()
             kernel.forbid_new_privileges()
             if "landlock" in plan.layers:
-                kernel.restrict_files((), scoped=False)  # the cell is outside this scope: the warden must signal it
+                kernel.restrict_files({}, scoped=False)  # the cell is outside this scope: the warden must signal it
             if "seccomp" in plan.layers:
-                kernel.restrict_calls(kernel.filter_program(kernel.WARDEN_CALLS, kernel.warden_chosen(cell.pid)))
+                chosen = {**kernel.CELL_CHOSEN, kernel.KILL: (0, frozenset({cell.pid}))}
+                kernel.restrict_calls(kernel.filter_program(kernel.WARDEN_CALLS, chosen, {}))
         except OSError as error:
             send_frame(link, f"the code process could not start: {error}".encode())
             os._exit(1)
-        _Warden(link, cell, files, settings).serve()
+        _Warden(link, cell, files, in_tmpfs=folder is None).serve()
     finally:
         os._exit(0)
 
 
 class _Warden:
-    def __init__(self, link: socket.socket, cell: Cell, files: EpisodeFiles, settings: SandboxSettings) -> None:
+    def __init__(self, link: socket.socket, cell: Cell, files: int, *, in_tmpfs: bool) -> None:
         self._link = link
         self._cell = cell
         self._files = files
-        self._files_due = 0.0
-        self._settings = settings
+        self._in_tmpfs = in_tmpfs
 
     def serve(self) -> None:
         try:
@@ -126,8 +112,8 @@ class _Warden:
             self._check_files()
         except CellEndedError as ended:
             alive, category, message = False, ended.category, str(ended)
-        text = output.text(self._settings.max_output_chars)
-        file_bytes = self._files.memory_bytes() if alive else 0
+        text = output.text(_MAX_OUTPUT_CHARS)
+        file_bytes = tmpfs_bytes(self._files) if alive and self._in_tmpfs else 0
         return alive, encode_reply(category, alive=alive, file_bytes=file_bytes, output=text, message=message)
 
     def _converse(self, request: bytes, nonce: bytes, timeout_s: float, output: BoundedOutput) -> bytes:
@@ -143,9 +129,8 @@ class _Warden:
             if remaining_s <= 0:
                 self._kill()
                 raise CellEndedError("timeout", f"Timed out after {timeout_s:g} s.")
-            ready = dict(poll.poll(min(remaining_s, self._files.check_every_s) * 1000 + 1))
-            if time.monotonic() >= self._files_due:
-                self._check_files()
+            ready = dict(poll.poll((remaining_s if self._in_tmpfs else _CHECK_FILES_EVERY_S) * 1000 + 1))
+            self._check_files()
             if self._link.fileno() in ready:
                 raise ConnectionError("the host hung up")
             # A descriptor closed by the code must leave the poll, or this loop would spin until the deadline.
@@ -168,21 +153,20 @@ class _Warden:
                 while self._collect(output):
                     pass
                 _, status, usage = os.wait4(cell.pid, 0)
-                raise death_of(status, cpu_used_up=usage.ru_utime + usage.ru_stime >= self._settings.max_cpu_s)
+                raise death_of(status, cpu_used_up=usage.ru_utime + usage.ru_stime >= MAX_CPU_S)
 
     def _check_files(self) -> None:
-        self._files_due = time.monotonic() + self._files.check_every_s
-        if self._files.over_bound():
+        if not self._in_tmpfs and too_many_files(self._files):
             self._kill()
-            bound = f"{self._settings.tmp_mb} MB or {self._settings.max_files} files"
+            bound = f"{TMP_MB} MB or {MAX_FILES} files"
             raise CellEndedError("disk", f"Stopped: the files of this episode are more than {bound}.")
 
     def _collect(self, output: BoundedOutput) -> bytes | None:
         chunk = _read(self._cell.output)
         output.feed(chunk or b"")
-        if output.total_bytes > self._settings.max_output_mb << 20:
+        if output.total_bytes > _MAX_OUTPUT_MB << 20:
             self._kill()
-            raise CellEndedError("output", f"Stopped: more than {self._settings.max_output_mb} MB of output.")
+            raise CellEndedError("output", f"Stopped: more than {_MAX_OUTPUT_MB} MB of output.")
         return chunk
 
     def _kill(self) -> None:

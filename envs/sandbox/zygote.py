@@ -12,7 +12,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
-from types import ModuleType
+from pathlib import Path
 from typing import NoReturn
 
 from envs import kernel
@@ -30,8 +30,6 @@ from envs.sandbox.protocol import (
 )
 from envs.sandbox.warden import run_warden
 
-_LINK = 0
-_OOM_SCORE = b"500"
 # Libraries outside the jail that compiled modules load by name; a library that is loaded already needs no file.
 _FOREIGN_LIBRARIES = (
     *("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"),
@@ -49,14 +47,17 @@ def main() -> NoReturn:
     # The setting is inherited, and under a host that ignores the signal no child could be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     host = os.pidfd_open(os.getppid())
-    link = socket.socket(fileno=_LINK)
+    link = socket.socket(fileno=0)
     request = json.loads(receive_frame(link))
     settings = SandboxSettings(**request["settings"])
     with contextlib.suppress(OSError):  # without /proc the kernel selects by size alone whom it kills first
-        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
-        os.write(score, _OOM_SCORE)
-        os.close(score)
-    _load_foreign_libraries()
+        Path("/proc/self/oom_score_adj").write_text("500")
+    for name in _FOREIGN_LIBRARIES:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name)
+    for name in _FOREIGN_MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     version = kernel.landlock_version()
     lacks = _missing_layers(request["packages"], version)
     tier = choose_tier(settings.tier, lacks)
@@ -75,7 +76,7 @@ def main() -> NoReturn:
     os.close(host)
     if scratch is None:
         kernel.die_with_parent(signal.SIGKILL)
-    _be_zygote(link, settings, frozenset(layers), request["packages"], scratch)
+    _be_zygote(link, settings, layers, request["packages"], scratch)
 
 
 def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
@@ -92,11 +93,7 @@ def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
 
 
 def _be_zygote(
-    link: socket.socket,
-    settings: SandboxSettings,
-    layers: frozenset[str],
-    packages: Mapping[str, str],
-    scratch: str | None,
+    link: socket.socket, settings: SandboxSettings, layers: list[str], packages: Mapping[str, str], scratch: str | None
 ) -> NoReturn:
     """Serve the host. `scratch` is the parent of the episodes' folders in the tier without separate mounts."""
     try:
@@ -111,7 +108,7 @@ def _be_zygote(
         sys.path_importer_cache.clear()
         _import_everything()
         send_frame(link, READY)
-        plan = CellPlan(settings=settings, layers=layers, readable=tuple(readable))
+        plan = CellPlan(settings=settings, layers=layers, readable=readable)
         _Wardens(link, plan, scratch).fork_on_demand()
     except Exception:
         with contextlib.suppress(OSError):
@@ -131,6 +128,7 @@ class _Wardens:
         self._folders: dict[int, str | None] = {}
         self._parent: int | None = None
         self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
         if scratch is not None:
             # Watch the watcher, to end in order after it: the survivor of the two removes the files. Both can be killed
             # together with the host, because Ray kills the children of a worker.
@@ -140,7 +138,6 @@ class _Wardens:
     def fork_on_demand(self) -> None:
         """Serve until the host hangs up or the watched parent is gone, then kill the wardens."""
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps, orphaned cells too
-        self._poll.register(self._link, select.POLLIN)
         while True:
             for ready, _ in self._poll.poll():
                 if ready in self._folders:
@@ -155,43 +152,25 @@ class _Wardens:
 
     def _serve(self) -> bool:
         message, descriptors, _, _ = socket.recv_fds(self._link, 1, 1)
-        with contextlib.suppress(OSError):  # without a process the host reads the end of its connection
-            for descriptor in descriptors:
-                self._fork(descriptor)
         for descriptor in descriptors:
+            with contextlib.suppress(OSError):  # without a process the host reads the end of its connection
+                self._fork(descriptor)
             os.close(descriptor)
         return bool(message)
 
     def _fork(self, descriptor: int) -> None:
         folder = jail.make_folder(self._scratch) if self._scratch is not None else None
-        pid = 0
-        try:
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):
-                        os.close(inherited)
-                    run_warden(socket.socket(fileno=descriptor), self._plan, folder)
-                finally:  # never return into the zygote's loop
-                    os._exit(1)
-            warden = os.pidfd_open(pid)
-        except OSError:
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            jail.remove_folder(folder)
-            raise
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):
+                    os.close(inherited)
+                run_warden(socket.socket(fileno=descriptor), self._plan, folder)
+            finally:  # never return into the zygote's loop
+                os._exit(1)
+        warden = os.pidfd_open(pid)
         self._folders[warden] = folder
         self._poll.register(warden, select.POLLIN)
-
-
-def _load_foreign_libraries() -> None:
-    for name in _FOREIGN_LIBRARIES:
-        with contextlib.suppress(OSError):
-            ctypes.CDLL(name)
-    for name in _FOREIGN_MODULES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
 
 
 def _missing_layers(packages: Mapping[str, str], landlock_version: int) -> dict[Tier, dict[str, str]]:
@@ -225,8 +204,9 @@ def _jail_refusal(packages: Mapping[str, str]) -> str:
 
 def _import_everything() -> None:
     """Import all libraries, including the parts that they load at first use, once for all processes."""
-    modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in sorted(ALLOWED_IMPORTS)}
-    numpy, sympy = modules["numpy"], modules["sympy"]
+    for name in sorted(ALLOWED_IMPORTS):
+        importlib.import_module(name)
+    numpy, sympy = sys.modules["numpy"], sys.modules["sympy"]
     numpy.linalg.inv(numpy.random.default_rng(0).random((2, 2)))
     equation = sympy.sympify("x**2 - 2")
     sympy.simplify(sympy.integrate(equation * sympy.exp(equation.free_symbols.pop())))

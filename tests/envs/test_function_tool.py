@@ -207,9 +207,6 @@ async def test_names_threads_and_values_that_json_lacks():
     assert (await call("distances", "Oslo")).text == "{('Oslo', 'Bergen'): 463}"
     # A plain function does not block the event loop.
     assert (await call("where", "Oslo")).text == "false"
-
-
-async def test_a_function_gets_no_lone_surrogates():
     result = await call("spells", r'{"words":["\ud83d","\ud83d\ude00"],"last":"\udc00"}')
     assert result.text == r"['?', '\U0001f600', '?']"
 
@@ -288,9 +285,8 @@ def test_a_decision_holds_an_object_only_for_typed_arguments():
 
 
 def test_a_server_gets_the_same_schemas():
-    [text, *objects] = planner_schema(ACTIONS, SCHEMAS)["properties"]["action_input"]["anyOf"]
-    assert text == {"type": "string"}
-    assert objects == [SCHEMAS["weather"], SCHEMAS["mean"]]
+    given = planner_schema(ACTIONS, SCHEMAS)["properties"]["action_input"]["anyOf"]
+    assert given == [{"type": "string"}, SCHEMAS["weather"], SCHEMAS["mean"]]
     # The last step may only answer.
     assert planner_schema(("answer",), SCHEMAS) == planner_schema(("answer",))
     assert planner_grammar(("answer",), SCHEMAS) == planner_grammar(("answer",))

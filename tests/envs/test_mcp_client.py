@@ -114,15 +114,14 @@ async def test_a_command_is_a_server_of_its_own_for_every_episode(foreign: Calla
     assert (await other.call("c")).text == "c"
 
 
-async def test_several_parameters_are_a_json_object(foreign: Callable[..., McpTool]) -> None:
+async def test_several_parameters_are_json_and_failures_observations(
+    foreign: Callable[..., McpTool],
+) -> None:
     add = foreign("add")
     assert (await add.call('{"a": 2, "b": 3}')).text == "5"
     wrong = await add.call("2 + 3")
     assert (wrong.error, "a (integer), b (integer)" in wrong.text) == ("bad_arguments", True)
     assert (await add.call('{"a": "two"}')).error == "tool_error"
-
-
-async def test_a_failure_that_the_tool_reports_is_an_observation(foreign: Callable[..., McpTool]) -> None:
     result = await foreign("fail").call("fly")
     assert (result.error, "cannot fly" in result.text) == ("tool_error", True)
     assert (await foreign("picture").call("")).text == "[image left out]"
@@ -181,20 +180,18 @@ async def test_a_command_gets_its_own_key_and_no_other(tmp_path: Path, monkeypat
     assert _servers() == []
 
 
-async def test_a_url_gets_its_key_as_a_bearer_token_which_is_redacted() -> None:
+async def test_a_url_gets_its_key_as_a_bearer_token_which_is_redacted_and_no_redirect_gets_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     command = [sys.executable, str(_FOREIGN), "hostile_pages"]
     with started(command) as pages:
+        with pytest.raises(ToolUnavailableError):
+            await _tool(f"mcp:{pages.url}redirect", key=_KEY).call("x")
+        assert _KEY not in caplog.text
         for key, quoted in ((_KEY, r"Bearer \[key\]"), ("", "nothing")):
             with pytest.raises(ToolUnavailableError, match=f"{quoted}, another") as caught:
                 await _tool(f"mcp:{pages.url}quote", key=key).call("x")
             assert _KEY not in repr(caught.value)
-
-
-async def test_a_redirect_to_another_host_gets_no_key(caplog: pytest.LogCaptureFixture) -> None:
-    command = [sys.executable, str(_FOREIGN), "hostile_pages"]
-    with started(command) as pages, pytest.raises(ToolUnavailableError):
-        await _tool(f"mcp:{pages.url}redirect", key=_KEY).call("x")
-    assert _KEY not in caplog.text
 
 
 def test_a_missing_key_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +225,12 @@ async def test_a_program_that_is_not_a_server_is_unavailable_and_leaves_nothing_
     await _until_no_servers()
 
 
-@pytest.mark.parametrize("page", ["bomb", "long"])
-async def test_hostile_http_is_unavailable(page: str) -> None:
+async def test_hostile_http_is_unavailable() -> None:
     used = psutil.Process().memory_info().rss
-    command = [sys.executable, str(_FOREIGN), "hostile_pages"]
-    with started(command) as pages, pytest.raises(ToolUnavailableError):
-        await _tool(f"mcp:{pages.url}{page}").call("x")
+    with started([sys.executable, str(_FOREIGN), "hostile_pages"]) as pages:
+        for page in ("bomb", "long"):
+            with pytest.raises(ToolUnavailableError):
+                await _tool(f"mcp:{pages.url}{page}").call("x")
     assert psutil.Process().memory_info().rss < used + (32 << 20)
 
 

@@ -15,12 +15,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_processes import ROOT, STDIO_COMMAND, HttpServer, http_server
 from scripted import ScriptedTool
 
-from envs.mcp_server import (
-    MAX_SESSIONS,
-    TOKEN_VARIABLE,
-    UNAVAILABLE,
-    build_server,
-)
+from envs.mcp_server import MAX_SESSIONS, TOKEN_VARIABLE, UNAVAILABLE, build_server
 from envs.types import Tool, ToolUnavailableError
 
 _TOOLS = {"search", "code"}
@@ -122,14 +117,10 @@ async def test_a_web_page_cannot_reach_it_by_dns_rebinding(server: HttpServer, h
     assert await _status(server, server.path, f"Host: {host}:{server.port}") == status
 
 
-async def test_a_page_of_another_origin_is_refused(server: HttpServer) -> None:
+async def test_requests_without_the_token_or_of_another_origin_are_refused(server: HttpServer) -> None:
     host = f"Host: 127.0.0.1:{server.port}"
     assert await _status(server, server.path, host, "Origin: http://127.0.0.1:9999") == 403
     assert await _status(server, server.path, host, f"Origin: http://127.0.0.1:{server.port}") == 400
-
-
-async def test_requests_without_the_token_are_refused(server: HttpServer) -> None:
-    host = f"Host: 127.0.0.1:{server.port}"
     assert [await _status(server, path, host) for path in ("/mcp", "/mcp?token=", "/mcp?token=other", "/")] == [401] * 4
     assert await _status(server, "/mcp", host, f"Authorization: Bearer {server.token}") == 400
     with pytest.raises(Exception, match="error response"):
@@ -137,9 +128,7 @@ async def test_requests_without_the_token_are_refused(server: HttpServer) -> Non
             await client.list_tools()
 
 
-async def test_a_token_from_the_environment_is_not_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_token_from_the_environment_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "my-own-token")
     with http_server() as running:
         assert running.url.endswith("/mcp")

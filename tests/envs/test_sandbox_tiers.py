@@ -22,7 +22,7 @@ from envs.sandbox import Sandbox, SandboxSettings, zygote
 from envs.sandbox.jail import make_folder, make_scratch, remove_folder, scratch_parent
 from envs.sandbox.protocol import choose_tier, refusal
 from envs.sandbox.sandbox import IdleMemory
-from envs.sandbox.warden import EpisodeFiles
+from envs.sandbox.warden import too_many_files
 from envs.types import ToolResult
 
 _HERE = Path(__file__).parent
@@ -109,12 +109,16 @@ def test_the_seccomp_profile_in_deploy_allows_the_tier_of_namespaces(namespaces:
 # Isolation
 
 
-def test_no_attack_comes_through_the_tier_landlock() -> None:
+@pytest.mark.parametrize(
+    "configuration",
+    ["landlock", "namespaces", "namespaces --without landlock", "namespaces --without seccomp"],
+)
+def test_no_attack_comes_through_a_tier_nor_through_the_namespaces_without_a_layer(configuration: str) -> None:
     """The attacks run in throw-away namespaces, without the import check, which would hide the walls."""
-    done = in_throwaway(sys.executable, _HERE / "attack_tier.py", "--tier", "landlock")
+    done = in_throwaway(sys.executable, _HERE / "attack_tier.py", "--tier", *configuration.split())
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["tier"], found["signs"]) == ("landlock", [])
+    assert (found["tier"], found["signs"]) == (configuration.split()[0], [])
     assert found["num_attacks"] >= 150
 
 
@@ -261,17 +265,19 @@ def test_files_of_an_episode_are_bounded_together_and_go_with_it(bare: Sandbox) 
 
 
 def test_all_of_a_flat_folder_is_counted(tmp_path: Path) -> None:
-    files = EpisodeFiles(str(tmp_path), in_tmpfs=False, max_mb=1, max_files=3)
-    (tmp_path / "a").write_bytes(bytes(1 << 20))
-    assert not files.over_bound()
+    folder = os.open(tmp_path, os.O_RDONLY)
+    (tmp_path / "a").touch()
+    os.truncate(tmp_path / "a", 16 << 20)
+    assert not too_many_files(folder)
     (tmp_path / "b").write_bytes(b"x")
-    assert files.over_bound()
+    assert too_many_files(folder)
     (tmp_path / "a").unlink()
-    for name in "cd":
-        (tmp_path / name).touch()
-    assert not files.over_bound()
-    (tmp_path / "e").touch()
-    assert files.over_bound()
+    for number in range(255):
+        (tmp_path / str(number)).touch()
+    assert not too_many_files(folder)
+    (tmp_path / "c").touch()
+    assert too_many_files(folder)
+    os.close(folder)
 
 
 def test_episodes_folders_lie_outside_rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,9 +131,8 @@ async def test_a_rejected_query_is_an_observation():
 async def test_an_empty_query_is_not_sent_and_a_long_one_is_cut():
     with serving(found(RESULT)) as server:
         assert (await search(server, "  ")).error == "empty_query"
-        assert server.requests == []
         await search(server, "copper " * 500)
-    assert len(json.loads(server.requests[0].body)["query"]) == 300
+    assert [len(json.loads(request.body)["query"]) for request in server.requests] == [300]
 
 
 @pytest.mark.parametrize("body", [b"not json", b"[]", b'{"results": null}', b'{"results": [1]}', b"", b"[" * 100_000])

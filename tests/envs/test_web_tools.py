@@ -138,12 +138,9 @@ async def test_failures_of_google_name_the_key_variable_but_not_the_key(status, 
     assert GOOGLE_KEY not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
-async def test_a_page_that_quotes_the_key_is_redacted():
+async def test_a_page_that_quotes_the_key_is_redacted_and_a_rejected_query_is_the_callers_error():
     with serving(json_answer({"items": [ITEM | {"snippet": f"key={GOOGLE_KEY}"}]})) as server:
         assert (await google(server))[0].text == "key=[key]"
-
-
-async def test_a_query_that_google_rejects_is_the_callers_error():
     error = {"error": {"code": 400, "message": "Request contains an invalid argument."}}
     with serving(json_answer(error, 400)) as server, pytest.raises(RefusedError):
         await google(server)
