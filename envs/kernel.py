@@ -76,11 +76,7 @@ def adopt_orphans() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Set whether the process is dumpable.
-
-    It must be True after a change of user, or /proc/self belongs to root. False keeps crashes from the host's core
-    handler, which a core limit of 0 does not.
-    """
+    """Set it after a change of user, or /proc/self belongs to root; unset it to keep crashes from the core handler."""
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, int(dumpable))
 
 

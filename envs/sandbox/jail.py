@@ -1,5 +1,6 @@
 """Places of the sandbox: a jail of namespaces with a read-only root, and private scratch folders."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -19,20 +20,15 @@ TMP_MB, MAX_FILES = 16, 256
 """Limits of all files of an episode together."""
 INSTALLED = ("site-packages", "dist-packages")
 _STAGE = "/tmp"
-_REMOVAL_PATIENCE_S = 5.0
 
 
 def enter_jail(packages: Mapping[str, str]) -> None:
-    """Enter the jail; the next fork is its process 1.
+    """Enter the jail with these packages, by their names under PACKAGES_DIR; the next fork is its process 1.
 
-    Order matters. Root binds the interpreter before it changes to an unprivileged user, which may have no access to its
-    folder (/root is 0700). Another user needs the user namespace first, for the right to mount. /proc is gone after the
-    pivot, so its descriptor is opened before.
-
-    Args:
-        packages: Sources by their names under PACKAGES_DIR.
+    Root binds the interpreter before it changes to an unprivileged user, which may have no access to its folder (/root
+    is 0700). Another user needs the user namespace first, for the right to mount.
     """
-    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+    proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY)  # gone after the pivot
     if os.geteuid() == 0 and _may_unshare_mounts():
         _enter_private_root(packages)
         os.setgroups([])
@@ -61,11 +57,10 @@ def python_directories() -> list[str]:
 
 def _may_unshare_mounts() -> bool:
     # Root in a container may lack the right, which any user has in a user namespace.
-    try:
+    with contextlib.suppress(PermissionError):
         kernel.unshare(kernel.CLONE_NEWNS)
-    except PermissionError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _enter_user_namespace(proc: int) -> None:
@@ -145,6 +140,6 @@ def make_folder(scratch: str) -> str:
 
 def remove_folder(path: str | None) -> None:
     """Remove a folder, if there is one, and its content; retry while a dying process may still add files."""
-    deadline = time.monotonic() + _REMOVAL_PATIENCE_S
+    deadline = time.monotonic() + 5
     while path is not None and os.path.isdir(path) and time.monotonic() < deadline:
         shutil.rmtree(path, ignore_errors=True)

@@ -80,7 +80,7 @@ _CREDENTIALS = struct.Struct("3i")
 _SENDER = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
 MAX_FRAME_BYTES = 1 << 20
 BORN = b"born"
-"""First frame of a code process, sent before it drops its rights; its sender tells the host the process id."""
+"""First frame of a code process; its sender tells the host the process id."""
 READY = b"ready"
 """Frame of a process that started; any other frame holds the reason of the failure."""
 
@@ -177,10 +177,8 @@ def printable_text(data: bytes) -> str:
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    if len(text) <= max_chars:
-        return text
     half = max_chars // 2
-    return _joined(text[:half], len(text) - 2 * half, text[-half:])
+    return text if len(text) <= max_chars else _joined(text[:half], len(text) - 2 * half, text[-half:])
 
 
 def _joined(head: str, num_left_out: int, tail: str) -> str:
@@ -240,11 +238,7 @@ def parse_answer(answer: bytes) -> tuple[str, str]:
 
 
 def encode_reply(category: str, *, alive: bool, file_bytes: int, output: str, message: str) -> bytes:
-    """Encode the outcome of a run.
-
-    `category` is that of the error, empty without one; `file_bytes` is the memory that the files of the episode
-    occupy, beyond the memory of the process.
-    """
+    """Encode the outcome of a run. `file_bytes` is what its files occupy beyond the memory of the process."""
     gap = "\n" if output and message and not output.endswith("\n") else ""
     return f"{category}|{int(alive)}|{file_bytes}\n{output}{gap}{message}".encode(errors="replace")
 

@@ -119,7 +119,7 @@ def _be_zygote(
 
 
 class _Wardens:
-    """Living wardens by descriptor, each with the folder of its episode, which is removed after the warden."""
+    """Living wardens by descriptor, each with the folder of its episode, which is removed after it."""
 
     def __init__(self, link: socket.socket, plan: CellPlan, scratch: str | None) -> None:
         self._link = link

@@ -11,11 +11,10 @@ Fields = Mapping[str, object]
 
 
 def arguments_of(text: str, schema: Fields) -> dict[str, object]:
-    """Return the arguments that a text represents.
+    """Return the arguments that a text represents; raises ValueError that names the fields.
 
     A tool with one parameter, a required string, gets the text as it is. Any other gets the fields of a JSON object; if
-    its only parameter may be a string, a text that is no such object is that string. Raises ValueError whose message
-    names the fields.
+    its only parameter may be a string, a text that is no such object is that string.
     """
     properties = schema.get("properties")
     if not isinstance(properties, Mapping):

@@ -1,8 +1,7 @@
 """Custom tools: functions, classes, and tools of MCP servers.
 
-A function's docstring is the description, and its typed arguments are what the planner fills in. A function of one text
-without a default gets the planner's `action_input` as it is. Any other gets its arguments by name from a JSON object.
-That object holds every argument in the function's order, so that a grammar needs no optional parts and strict servers
+A function of one text without a default gets the planner's `action_input` as it is. Any other gets its arguments from a
+JSON object, which holds all in the function's order, so that a grammar needs no optional parts and strict servers
 accept the schema; `null` selects the default.
 """
 
@@ -28,10 +27,10 @@ _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 class FunctionTool:
-    """A function as a tool, shared by all episodes.
+    """A function as a tool, shared by all episodes; a plain one runs in a thread.
 
-    A plain function runs in a thread, concurrently with others. An exception becomes a result that the planner reads,
-    except ToolUnavailableError, which is a fault of the tool. A returned text is shown as it is, other values as JSON.
+    An exception becomes a result that the planner reads, except ToolUnavailableError. A returned text is shown as it
+    is, other values as JSON.
     """
 
     def __init__(self, name: str, function: Callable[..., object], signature: inspect.Signature) -> None:

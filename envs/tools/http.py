@@ -59,7 +59,7 @@ class ServiceLimits:
 
 
 class Attempts:
-    """Attempts that start at an even pace and are repeated after a passing failure. Event loops can share an object."""
+    """Attempts at an even pace, repeated after a passing failure. Event loops can share an object."""
 
     def __init__(self, limits: ServiceLimits) -> None:
         self.limits = limits
@@ -164,10 +164,9 @@ class Service(Attempts):
 
 
 class BoundedClient(httpx.AsyncClient):
-    """An HTTP client that bounds the size of each reply and the time until its last byte.
+    """An HTTP client that bounds size and whole time of each reply; httpx's own timeout holds for each read.
 
-    httpx's own timeout holds for each read, so a server that trickles never reaches it. Connections are not kept:
-    several event loops may use one client. A proxy of the environment is not used for a server on this machine.
+    Connections are not kept: several event loops may use one client. No proxy is used for a server on this machine.
     """
 
     def __init__(self, *, base_url: str, timeout: float, max_bytes: int = MAX_REPLY_BYTES, **options: Any) -> None:
