@@ -228,9 +228,10 @@ async def test_an_exception_is_a_result_of_one_line():
         await call("gives_up", "Oslo")
 
 
-@pytest.mark.parametrize(
-    "name", ["undocumented", "untyped", "of_anything", "of_pairs", "of_many", "of_an_unknown_type"]
-)
+UNFIT = ("undocumented", "untyped", "of_anything", "of_pairs", "of_many", "of_an_unknown_type")
+
+
+@pytest.mark.parametrize("name", UNFIT)
 def test_a_function_that_cannot_be_a_tool_is_refused_in_one_line(name):
     with pytest.raises(UserError, match=rf"^envs\.tools\.{name}: '.*:{name}': ") as caught:
         Toolbox(config(name))

@@ -37,12 +37,8 @@ async def test_a_query_without_a_match_has_no_results(query):
     assert (result.text, result.error) == (NO_RESULTS, None)
 
 
-@pytest.mark.parametrize("query", ["", " \n\t"])
-async def test_an_empty_query_is_an_error_of_the_caller(query):
-    assert (await search(query)).error == "empty_query"
-
-
-async def test_number_and_length_of_results_are_bounded():
+async def test_number_and_length_of_results_are_bounded_and_an_empty_query_is_the_callers_error():
+    assert (await search(" \n\t")).error == "empty_query"
     assert len(PassageIndex(PASSAGES).find("crate copper cedar", 2)) == 2
     assert len(PassageIndex(PASSAGES).find("copper", 50)) == 2
     assert len((await search("copper", ("copper " * 1000, "copper"), max_chars=100)).text) <= 100

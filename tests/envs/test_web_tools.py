@@ -52,9 +52,11 @@ async def wikipedia(server, query="copper bolts"):
     return await WikipediaFinder(LIMITS, base_url=f"{server.url}/w/api.php").find(query)
 
 
-async def test_wikipedia_gets_a_full_text_search_for_plain_introductions():
+async def test_wikipedia_gets_a_full_text_search_whose_pages_come_in_its_order():
     with serving(json_answer(WIKI)) as server:
-        await wikipedia(server)
+        found = await wikipedia(server)
+    assert [page.title for page in found] == ["Copper", "Bolt"]
+    assert found[0] == FoundPage(title="Copper", url="https://w.org/Cu", text="A\nmetal.")
     [request] = server.requests
     assert (request.method, urlsplit(request.path).path) == ("GET", "/w/api.php")
     assert request.headers["User-Agent"].startswith("agentflow-ray/")
@@ -62,13 +64,7 @@ async def test_wikipedia_gets_a_full_text_search_for_plain_introductions():
     asked = {"action": "query", "generator": "search", "gsrsearch": "copper bolts", "gsrlimit": "3"}
     asked |= {"format": "json", "formatversion": "2", "exintro": "1", "explaintext": "1"}
     assert asked.items() <= sent.items()
-
-
-async def test_wikipedias_pages_come_in_the_order_of_the_search():
-    with serving(json_answer(WIKI)) as server:
-        found = await wikipedia(server)
-    assert [page.title for page in found] == ["Copper", "Bolt"]
-    assert found[0] == FoundPage(title="Copper", url="https://w.org/Cu", text="A\nmetal.")
+    assert sent["prop"] == "extracts|info"
     with serving(json_answer({"batchcomplete": True})) as server:
         assert await wikipedia(server) == []
 
