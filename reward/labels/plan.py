@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from envs.datasets.generated import partial_results, plan_of, result_of
+from envs.datasets.families import result_of
+from envs.datasets.generated import partial_results, plan_of
 from envs.types import Task, ToolCall
 from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText

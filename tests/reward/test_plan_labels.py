@@ -1,7 +1,7 @@
 import pytest
 
-from envs.datasets.families import build_catalogue
-from envs.datasets.generated import generate, result_of
+from envs.datasets.families import build_catalogue, result_of
+from envs.datasets.generated import generate
 from reward.labels import LabelError
 from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
