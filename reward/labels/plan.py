@@ -37,13 +37,10 @@ class PlanLabeller:
 
     def __init__(self, trajectories: Iterable[Trajectory]) -> None:
         self._trajectories = {trajectory.id: trajectory for trajectory in trajectories}
-        self._scores: dict[str, list[float]] = {}
 
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step. Raise LabelError for a task that was not generated."""
-        if step.trajectory_id not in self._scores:
-            self._scores[step.trajectory_id] = plan_scores(self._trajectories[step.trajectory_id])
-        score = self._scores[step.trajectory_id][step.step]
+        score = plan_scores(self._trajectories[step.trajectory_id])[step.step]
         return StepLabel.of(step, labeller=self.name, score=score, votes=(score,))
 
 
@@ -75,8 +72,8 @@ class _Progress:
             if step.action == "code":
                 self.values.append(result_of(step.action_input, names))
                 self.parts |= partial_results(step.action_input, names)
-        self.found: set[str] = set()
-        self.known: set[int] = set()
+        self.known: set[str | int] = set()
+        """Items found and values computed."""
         self.seen: set[ToolCall] = set()
 
     def score(self, turn: Turn) -> float:
@@ -93,32 +90,19 @@ class _Progress:
             # The same call may be right later: a name that is missing now may be defined by then.
             return WRONG
         self.seen.add(call)
-        match call.name:
-            case "search":
-                return self._search(result.text)
-            case "code":
-                return self._code(result.text)
-        return HARMLESS
-
-    def _search(self, result: str) -> float:
-        found = {item for item in self.items if f"of {item} weighs" in result}
-        if not found:
+        brought: set[str | int]
+        if call.name == "search":
+            brought = {item for item in self.items if f"of {item} weighs" in result.text}
+        elif call.name == "code":
+            brought = {value for value in (*self.values, *self.parts) if result.text.strip() == str(value)}
+        else:
+            return HARMLESS
+        if not brought:
             return WRONG
-        is_new = not found <= self.found
-        self.found |= found
-        return RIGHT if is_new else REPEATED
-
-    def _code(self, result: str) -> float:
-        try:
-            value = int(result.strip())
-        except ValueError:
-            return WRONG
-        if value in self.known:
+        if brought <= self.known:
             return REPEATED
-        if value not in self.values and value not in self.parts:
-            return WRONG
-        self.known.add(value)
-        return RIGHT if value in self.values else PART
+        self.known |= brought
+        return PART if brought <= self.parts.difference(self.values) else RIGHT
 
 
 def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
