@@ -108,9 +108,6 @@ class Problem:
     not its wording."""
 
 
-DrawProblem = Callable[[random.Random, Goods], Problem]
-
-
 def _code(thought: str, source: str) -> PlanStep:
     return PlanStep(thought=thought, action="code", action_input=source)
 
@@ -298,7 +295,7 @@ def draw_branch(rng: random.Random, goods: Goods) -> Problem:
     )
 
 
-FAMILIES: dict[str, DrawProblem] = {
+FAMILIES: dict[str, Callable[[random.Random, Goods], Problem]] = {
     "arith": draw_arith,
     "lookup": draw_lookup,
     "two_lookup": draw_two_lookup,
