@@ -323,14 +323,10 @@ TOWERS = [
 ]
 
 
-@pytest.mark.parametrize("text", TOWERS)
-def test_power_of_too_many_digits_is_rejected_before_it_is_computed(text):
-    with pytest.raises((NotANumberError, OverflowError)):
-        parse_number(text)
-    assert same_number(text, "3") is False
-
-
-def test_tower_costs_the_checking_process_nothing():
+def test_power_of_too_many_digits_is_rejected_before_it_is_computed():
+    for tower in TOWERS:
+        with pytest.raises((NotANumberError, OverflowError)):
+            parse_number(tower)
     assert score_math("9*3", "27") == 1.0
     process = _CHILDREN[MAX_MEMORY]
     assert [score_math(tower, "27") for tower in TOWERS] == [0.0] * len(TOWERS)
@@ -338,15 +334,11 @@ def test_tower_costs_the_checking_process_nothing():
     assert _CHILDREN[MAX_MEMORY] is process
 
 
-def test_check_beyond_its_limit_is_unscored_and_the_next_one_is_checked(monkeypatch):
-    monkeypatch.setattr("reward.scorers.math.LIMIT_S", 0.0)
-    with pytest.raises(ScoringError):
-        score_math("9*3", "27")
-    monkeypatch.undo()
-    assert score_math("9*3", "27") == 1.0
-
-
-def test_checking_process_that_died_between_two_answers_costs_neither():
+def test_check_beyond_its_limit_is_unscored_and_neither_it_nor_a_dead_process_costs_the_next_answer(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("reward.scorers.math.LIMIT_S", 0.0)
+        with pytest.raises(ScoringError):
+            score_math("9*3", "27")
     assert score_math("9*3", "27") == 1.0
     close()
     assert score_math("9*3", "27") == 1.0
