@@ -7,13 +7,7 @@ import pytest
 
 from envs.types import Task
 from reward.prm.decoys import CANARIES
-from reward.prm.quality import (
-    auroc,
-    clustered_interval,
-    evaluate_prm,
-    quality_report,
-    spearman,
-)
+from reward.prm.quality import auroc, clustered_interval, evaluate_prm, quality_report, spearman
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
 from tests.reward.test_step_text import decided, make_trajectory
