@@ -94,7 +94,7 @@ class CustomSources:
         return file_tasks(name, self.path, as_written=self.scorer is not None)
 
     def num_dropped(self, name: str) -> int:
-        """Return the number of rows that `parts` leaves out as duplicates."""
+        """Return the number of duplicates that `parts` leaves out."""
         own = self.datasets.get(name)
         rows = read_source(name, own)[0] if own else local_rows(self.path) if self.path else ()
         return len(rows) - sum(map(len, self.parts(name).values()))

@@ -1,6 +1,7 @@
 """Step labels from the task generator's own plan, in which the right next step is known exactly."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from statistics import fmean
 
 from envs.datasets.families import result_of
@@ -13,7 +14,6 @@ from rollout.filters import SOLVED
 from rollout.types import Group, Trajectory, Turn
 
 RIGHT = 1.0
-"""A right next step."""
 UNSUPPORTED = 0.7
 """A right answer that the results so far do not support."""
 PART = 0.2
@@ -24,7 +24,6 @@ HARMLESS = 0.2
 REPEATED = 0.1
 """A step that brings what is known already."""
 WRONG = 0.0
-"""A wrong or malformed step."""
 
 
 class PlanLabeller:
@@ -62,7 +61,6 @@ class _Progress:
         self.task = task
         plan = plan_of(task)
         self.items = {step.action_input for step in plan if step.action == "search"}
-        """Items to look up."""
         self.values: list[int] = []
         """Values to compute, in order; the last one is the answer."""
         self.parts: set[int] = set()
@@ -106,17 +104,13 @@ class _Progress:
 
 
 def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
-    """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over a batch's steps.
+    """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over steps with both.
 
-    Steps without either are left out, such as those of tasks without a plan; nothing is returned if none is left.
+    Nothing is returned without such a step.
     """
     errors: list[float] = []
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        if trajectory.prm_digest is None:
-            continue
-        try:
+    for trajectory in (one for group in groups for one in group.trajectories if one.prm_digest is not None):
+        with suppress(LabelError):
             truths = zip(trajectory.planner_turns, plan_scores(trajectory), strict=True)
-        except LabelError:
-            continue
-        errors += [turn.score - truth for turn, truth in truths if turn.score is not None]
+            errors += [turn.score - truth for turn, truth in truths if turn.score is not None]
     return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}
