@@ -4,8 +4,8 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 # Calibrated on the AIME problems up to 2023 (919, no leaks) and the 14 of 2024 in the same public file (all
 # leaks), each against the 30 problems of AIME 2024:
@@ -20,7 +20,6 @@ CONTAINMENT_LEAK = 0.60
 _FIGURE = re.compile(r"\[asy\].*?(?:\[/asy\]|\Z)", re.DOTALL)
 _LATEX = re.compile(r"\\(?:begin|end) ?\{[^}]*\}|\\[a-z]+\*?|\\.|[${}]", re.DOTALL)
 _WORD = re.compile(r"[^\W_]+")
-_NO_WORD = re.compile(r"[\W_]")
 _ASK = r"\b(?:find|compute|determine|calculate|evaluate|what is)"
 _VARIABLES = r"\b[a-z]\b(?:[ ,]+(?:and )?[a-z]\b)*"
 _BOILERPLATE = re.compile(
@@ -39,10 +38,7 @@ _BOILERPLATE = re.compile(
 
 
 def is_sign(char: str) -> bool:
-    """Return whether a character that is no letter has a meaning of its own.
-
-    So have vowel signs, symbols and mathematical signs. LaTeX's $ has none, nor has a choice of how a sign is drawn.
-    """
+    """Return whether a character that is no letter has a meaning: a vowel sign, a symbol or a mathematical sign."""
     kind = unicodedata.category(char)
     return char in "-*/^%‰⌊⌋⌈⌉⟨⟩" or (kind in ("Mn", "Mc", "Sm", "So", "Sc") and char not in "$\ufe0e\ufe0f")
 
@@ -52,30 +48,32 @@ def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) 
 
     A question leaks when it equals a test question up to case, spaces, punctuation and figures. Without LaTeX commands
     and stock phrases, it leaks when the character 5-grams of the two have a Jaccard similarity of at least
-    JACCARD_LEAK, or when it has at least CONTAINMENT_LEAK of the test question's character 13-grams. Texts too short
-    for an n-gram can only be equal; empty texts never match.
-
-    The rule compares words rather than numbers: problems made from one template leak into each other.
+    JACCARD_LEAK, or when it has at least CONTAINMENT_LEAK of the test question's character 13-grams. Words count more
+    than numbers: problems made from one template leak into each other.
     """
     tests = [_Text.of(question) for question in test_questions]
     plain = {test.plain for test in tests if test.plain}
-    # Indexed by their n-grams, so that the cost of a check grows with the shared n-grams only.
-    short, long = (defaultdict[str, list[int]](list) for _ in range(2))
+    # Indexed by their n-grams, so that the cost of a check grows with the shared n-grams only. Their lengths differ.
+    having: defaultdict[str, list[int]] = defaultdict(list)
     for index, test in enumerate(tests):
-        for gram in test.short_grams:
-            short[gram].append(index)
-        for gram in test.long_grams:
-            long[gram].append(index)
+        for gram in test.short_grams | test.long_grams:
+            having[gram].append(index)
+
+    def num_shared(grams: Iterable[str]) -> Iterable[tuple[int, int]]:
+        return Counter(chain.from_iterable(having.get(gram, ()) for gram in grams)).items()
 
     def leaks(question: _Text) -> bool:
-        if question.plain in plain:
-            return True
-        num_short = Counter(chain.from_iterable(short.get(gram, ()) for gram in question.short_grams))
-        num_long = Counter(chain.from_iterable(long.get(gram, ()) for gram in question.long_grams))
-        return any(
-            shared / (len(question.short_grams) + len(tests[index].short_grams) - shared) >= JACCARD_LEAK
-            for index, shared in num_short.items()
-        ) or any(shared / len(tests[index].long_grams) >= CONTAINMENT_LEAK for index, shared in num_long.items())
+        return (
+            question.plain in plain
+            or any(
+                shared / (len(question.short_grams) + len(tests[index].short_grams) - shared) >= JACCARD_LEAK
+                for index, shared in num_shared(question.short_grams)
+            )
+            or any(
+                shared / len(tests[index].long_grams) >= CONTAINMENT_LEAK
+                for index, shared in num_shared(question.long_grams)
+            )
+        )
 
     return [id for id, question in train if leaks(_Text.of(question))]
 
@@ -83,8 +81,7 @@ def find_leaks(train: Iterable[tuple[str, str]], test_questions: Sequence[str]) 
 def question_share(question: str, texts: Iterable[str]) -> float:
     """Return the share of a question's character 13-grams that are in any of the retrieved `texts`, in [0, 1].
 
-    From CONTAINMENT_LEAK on the question was retrieved, most likely with its answer. LaTeX commands, stock phrases,
-    case, spaces and punctuation are ignored. A question without a 13-gram gives 0.
+    From CONTAINMENT_LEAK on the question was retrieved, most likely with its answer.
     """
     grams = _Text.of(question).long_grams
     retrieved = frozenset[str]().union(*(_Text.of(text).long_grams for text in texts))
@@ -102,12 +99,7 @@ def char_grams(text: str, n: int) -> frozenset[str]:
     return frozenset(text[start : start + n] for start in range(len(text) - n + 1))
 
 
-def _sign(match: re.Match[str]) -> str:
-    return match[0] if match[0] == "!" or is_sign(match[0]) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
+class _Text(NamedTuple):
     """A question, prepared once for many comparisons."""
 
     plain: str
@@ -118,5 +110,8 @@ class _Text:
     def of(cls, question: str) -> "_Text":
         folded = _FIGURE.sub(" ", unicodedata.normalize("NFKC", question).casefold())
         words = " ".join(_LATEX.sub(" ", folded).split())
-        core, plain = (_NO_WORD.sub(_sign, text) for text in (_BOILERPLATE.sub(" ", words), folded))
+        core, plain = (
+            "".join(sign for sign in text if sign.isalnum() or sign == "!" or is_sign(sign))
+            for text in (_BOILERPLATE.sub(" ", words), folded)
+        )
         return cls(plain, char_grams(core, JACCARD_CHARS), char_grams(core, CONTAINMENT_CHARS))

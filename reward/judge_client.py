@@ -71,10 +71,7 @@ class ChatClient:
     """
 
     def __init__(self, config: JudgeConfig, *, section: str) -> None:
-        """Raise ApiKeyError if the key that the configuration names is missing.
-
-        `section` is the recipe's table that `config` comes from; errors name its settings.
-        """
+        """Raise ApiKeyError without the key that `config`, the recipe's table `section`, names."""
         self.spent = Bill()
         self._config = config
         self._section = section
@@ -100,9 +97,7 @@ class ChatClient:
     async def complete(self, messages: Sequence[Message]) -> ChatReply:
         """Return the model's reply.
 
-        Raises:
-            BudgetExceededError: the request and its retries could exceed `max_cost_usd`; nothing was sent.
-            ChatError: the server gave no completion.
+        Raises ChatError, and BudgetExceededError, with nothing sent, if the request could exceed `max_cost_usd`.
         """
         config, bound = self._config, self.bound(messages)
         attempts = config.max_retries + 1
@@ -201,19 +196,12 @@ _VERDICT = re.compile(r'(```(?:json)?\s*)?(\{\s*"same"\s*:\s*(?:true|false)\s*\}
 
 
 def has_other_wordings(task: Task) -> bool:
-    """Return whether a right answer can be worded differently from the reference.
-
-    This holds where texts are compared. Numbers, letters and expressions have one right form, and the verdict of a
-    custom scorer is final.
-    """
+    """Return whether a right answer can be worded differently from the reference: where texts are compared."""
     return task.scorer == "text" if task.scorer else task.dataset in COMPARED_AS_TEXT
 
 
 class AnswerJudge:
-    """A judge that asks `config.num_votes` times whether two answers mean the same; the majority counts.
-
-    Its verdicts are never mixed with the exact scores: they are counted and reported separately.
-    """
+    """A judge that asks `config.num_votes` times whether two answers mean the same; the majority counts."""
 
     def __init__(self, config: JudgeConfig, *, client: ChatClient | None = None) -> None:
         self.name = config.model
@@ -226,7 +214,7 @@ class AnswerJudge:
     async def same(self, question: str, gold: str, answer: str) -> bool | None:
         """Return whether the answer means one of the references, one per line in `gold`; None without a majority.
 
-        Raises ChatError if no request can succeed, for example with an invalid key.
+        Raises ChatError if no request can succeed.
         """
         if len(answer) > MAX_ANSWER_CHARS:
             return False

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from configs.api_keys import without_secrets
 from configs.errors import UserError
@@ -48,11 +49,7 @@ class OutcomeReward:
         self._max_turn_tokens = max_turn_tokens
 
     def score(self, trajectory: Trajectory) -> Reward:
-        """Return the reward of a trajectory.
-
-        Infrastructure faults, and answers that the scorer cannot judge, are unscorable, not wrong; so are
-        cut trajectories under `filter`. Raises OwnCodeError.
-        """
+        """Return the reward of a trajectory, without a total for what must not be trained on. Raises OwnCodeError."""
         outcome = outcome_of(trajectory)
         if outcome is None:
             return Reward(outcome=None, total=None)
@@ -101,12 +98,10 @@ class GroupJudge:
         return time.monotonic() - started
 
     async def _scores(self, score_steps: ScoreSteps, group: Group) -> StepScores:
-        for delay in (*self._delays_s, None):
-            try:
+        for delay in (0.0, *self._delays_s):
+            await asyncio.sleep(delay)
+            with suppress(*self._transient):
                 return await score_steps(group)
-            except self._transient:
-                if delay is not None:
-                    await asyncio.sleep(delay)
         unscored = tuple((None,) * len(one.planner_turns) for one in group.trajectories)
         return StepScores(raw=unscored, prm_digest="")
 
@@ -118,6 +113,12 @@ def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSumm
     """
     ending, facts = ending_of(group.outcomes, group.totals), group_facts(group)
     kept = float(ending == "ready")
+    stops = Counter(
+        one.failure or one.stop_reason + (", without a score" if one.stop_reason != "infrastructure" else "")
+        for one in group.trajectories
+        if one.outcome is None
+    )
+    reasons = ", ".join(f"{num} of {len(group.trajectories)} {stop}" for stop, num in stops.items())
     return GroupSummary(
         ending=ending,
         versions=group.token_versions,
@@ -125,20 +126,10 @@ def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSumm
         right=facts["right"],
         scored=int(facts["scored"]),
         facts={**facts, "groups": 1.0, "kept": kept, "duration_s": duration_s, "prm_s": prm_s},
-        reason=_why_unscorable(group),
+        reason=without_secrets(reasons)[:MAX_REASON],
     )
 
 
 def failed_summary(error: Exception) -> GroupSummary:
     """Return the facts of a group whose rollout raised."""
     return GroupSummary(ending=None, facts={"groups": 1.0}, reason=failure(error)[:MAX_REASON])
-
-
-def _why_unscorable(group: Group) -> str:
-    stops = Counter(
-        one.failure or one.stop_reason + (", without a score" if one.stop_reason != "infrastructure" else "")
-        for one in group.trajectories
-        if one.outcome is None
-    )
-    reasons = ", ".join(f"{num} of {len(group.trajectories)} {stop}" for stop, num in stops.items())
-    return without_secrets(reasons)[:MAX_REASON]

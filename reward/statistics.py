@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from rollout.types import Group, Trajectory
+from rollout.types import Group
 
 SATURATED = 0.02
 
@@ -29,13 +29,9 @@ def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
         metrics["rollout/solve_rate"] = sums["right"] / sums["scored"]
     return {
         **metrics,
-        "rollout/turns": sums["turns"] / num,
-        "rollout/sampled_tokens": sums["sampled_tokens"] / num,
-        "rollout/format_errors": sums["format_errors"] / num,
-        "rollout/truncated_share": sums["truncated"] / num,
-        "rollout/tool_errors": sums["tool_errors"] / num,
+        **{f"rollout/{name}": sums[name] / num for name in ("turns", "sampled_tokens", "format_errors", "tool_errors")},
+        **{f"rollout/{name}_share": sums[name] / num for name in ("truncated", "failed")},
         "rollout/repeat_share": sums["repeats"] / max(sums["turns"], 1),
-        "rollout/failed_share": sums["failed"] / num,
         "rollout/unscored_share": 1 - sums["scored"] / num,
         "rollout/infrastructure_failures": float(sums["infrastructure"]),
         **_prm_metrics(sums),
@@ -60,7 +56,7 @@ def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         "prm/length_correlation": covariance / math.sqrt(variance) if variance > 1e-9 else 0.0,
     }
     if pairs:
-        # Mann-Whitney's U within each group, added up.
+        # Mann-Whitney's U of each group, added up.
         metrics["prm/sibling_auroc"] = sums["prm_wins"] / pairs
         metrics["prm/sibling_z"] = (sums["prm_wins"] - pairs / 2) / math.sqrt(sums["prm_wins_variance"])
     return metrics
@@ -68,9 +64,10 @@ def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 def group_facts(group: Group) -> Facts:
     """Return the counts of a judged group; those of the PRM are left out where no steps were to be scored."""
-    trajectories = group.trajectories
+    trajectories, stops = group.trajectories, Counter(trajectory.stop_reason for trajectory in group.trajectories)
     outcomes = [outcome for outcome in group.outcomes if outcome is not None]
     turns = [turn for trajectory in trajectories for turn in trajectory.planner_turns]
+    calls = [(one.id, turn.tool_call) for one in trajectories for turn in one.planner_turns if turn.tool_call]
     facts: Facts = {
         "trajectories": len(trajectories),
         "scored": len(outcomes),
@@ -80,9 +77,9 @@ def group_facts(group: Group) -> Facts:
         "format_errors": sum(trajectory.num_format_errors for trajectory in trajectories),
         "truncated": sum(trajectory.truncated for trajectory in trajectories),
         "tool_errors": sum(turn.tool_result is not None and turn.tool_result.error is not None for turn in turns),
-        "repeats": sum(map(_num_repeats, trajectories)),
-        "failed": sum(trajectory.stop_reason == "failed" for trajectory in trajectories),
-        "infrastructure": sum(trajectory.stop_reason == "infrastructure" for trajectory in trajectories),
+        "repeats": len(calls) - len(set(calls)),
+        "failed": stops["failed"],
+        "infrastructure": stops["infrastructure"],
         "generate_s": sum(turn.generate_s for turn in turns),
         "tool_s": sum(turn.tool_s for turn in turns),
     }
@@ -129,9 +126,3 @@ def ranking_facts(outcomes: Sequence[float | None], step_scores: Sequence[Sequen
 def _spread(num: int) -> int:
     """Return what `num` attempts add to the variance of pairs in the right order (Terpstra, Indag. Math. 14, 1952)."""
     return num**2 * (2 * num + 3)
-
-
-def _num_repeats(trajectory: Trajectory) -> int:
-    """Count tool calls that an earlier turn of the trajectory made already."""
-    calls = [turn.tool_call for turn in trajectory.planner_turns if turn.tool_call is not None]
-    return len(calls) - len(set(calls))

@@ -65,17 +65,13 @@ def read_medqa(row: Row) -> Reading:
 
 
 def read_gpqa(row: Row) -> Reading:
-    """Read a question of GPQA.
-
-    The public rows have the right option first; here each question has a fixed random order.
-    """
+    """Read a question of GPQA; the options of a public row, the right one first, get a fixed random order."""
     if "Correct Answer" not in row:
         return _listed_choice(row)
-    right, *wrong = (_text(row, name) for name in ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))))
-    texts = [right, *wrong]
+    texts = [_text(row, name) for name in ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))]
+    right = texts[0]
     random.Random(f"gpqa|{row['Question']}").shuffle(texts)
-    letters = dict(zip("ABCD", texts, strict=True))
-    return _choice(_text(row, "Question"), letters, "ABCD"[texts.index(right)])
+    return _choice(_text(row, "Question"), dict(zip("ABCD", texts, strict=True)), "ABCD"[texts.index(right)])
 
 
 def names_its_form(question: str) -> bool:
@@ -126,8 +122,8 @@ def _listed_choice(row: Row) -> Reading:
 def _choice(stem: str, options: Mapping[str, str], letter: str) -> Reading:
     if letter not in options:
         raise ValueError(f"{letter!r} is not one of the options {', '.join(options)}")
-    lines = [f"{key}. {' '.join(options[key].split())}" for key in sorted(options)]
-    return "\n".join((stem, *lines, LETTER)), lines[sorted(options).index(letter)]
+    lines = {key: f"{key}. {' '.join(options[key].split())}" for key in sorted(options)}
+    return "\n".join((stem, *lines.values(), LETTER)), lines[letter]
 
 
 def _text(row: Row, *columns: str) -> str:
@@ -206,8 +202,7 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     """Load all items of a benchmark from its file in `folder`, or from the public data set.
 
     With `whole` the number of items must be the known one: results on a changed benchmark are not comparable. Raises
-    ValueError for another number, a repeated id and an unreadable row, and FileNotFoundError if the folder lacks the
-    file.
+    ValueError, and FileNotFoundError if the folder lacks the file.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
@@ -222,45 +217,41 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     else:
         rows = local_rows(path) if path else public_rows(benchmark.source, benchmark.config, benchmark.split)
         tasks = read_tasks(rows, path or benchmark.source, partial(_benchmark_task, name, benchmark.read))
+    counts = [count for count in (benchmark.count, benchmark.subset) if count] if whole else []
+    return _checked(tasks, f"{benchmark.title} in {path or benchmark.source}", counts)
+
+
+def _checked(tasks: list[Task], name: str, counts: Sequence[int]) -> list[Task]:
+    """Return the tasks. Raise ValueError for a repeated id, or if their number is none of `counts`."""
     if len({task.id for task in tasks}) != len(tasks):
-        raise ValueError(f"{benchmark.title}: the same id occurs twice in {path or benchmark.source}")
-    if whole and len(tasks) not in (benchmark.count, benchmark.subset):
-        counts = " or ".join(str(count) for count in (benchmark.count, benchmark.subset) if count)
+        raise ValueError(f"{name}: the same id occurs twice")
+    if counts and len(tasks) not in counts:
         raise ValueError(
-            f"{benchmark.title}: expected {counts} items, found {len(tasks)} in {path or benchmark.source}; use the "
-            "original file, or --part for a part of it"
+            f"{name}: expected {' or '.join(map(str, counts))} items, found {len(tasks)}; use the original file, or in "
+            "`agentflow evaluate` --part for a part of it"
         )
     return tasks
 
 
 def _benchmark_task(name: str, read: Callable[[Row], Reading | None], row: Row, index: int) -> Task | None:
-    if (reading := read(row)) is None:
-        return None
     id = next((row[key] for key in ("id", "task_id", "Record ID") if row.get(key) not in (None, "")), index)
-    return Task(id=f"{id}", dataset=name, question=reading[0], answer=reading[1])
+    reading = read(row)
+    return reading and Task(id=f"{id}", dataset=name, question=reading[0], answer=reading[1])
 
 
 def load_aime(path: Path | None = None, *, split: Split, whole_file: bool = True) -> list[Task]:
     """Load the problems of AIME of one split from a csv or jsonl file, or else from the public data set.
 
-    With `whole_file` the number of problems must be the known one: results on a changed data set are not comparable.
-    Raises ValueError for another number, for a repeated id, and for a row that is not an AIME problem.
+    With `whole_file` their number must be the known one. Raises ValueError.
     """
-    source, expected = path or AIME_SOURCES[split], AIME_COUNTS[split]
+    source = path or AIME_SOURCES[split]
     rows = local_rows(path) if path else public_rows(AIME_SOURCES[split])
     tasks = read_tasks(rows, source, partial(_aime_problem, split))
-    if len({task.id for task in tasks}) != len(tasks):
-        raise ValueError(f"AIME {split}: the same problem id occurs twice in {source}")
-    if whole_file and len(tasks) != expected:
-        raise ValueError(f"AIME {split}: expected {expected} problems, found {len(tasks)} in {source}")
-    return tasks
+    return _checked(tasks, f"AIME {split} in {source}", [AIME_COUNTS[split]] if whole_file else [])
 
 
 def _aime_problem(split: Split, row: Row, index: int) -> Task | None:
-    """Read a problem from the columns of a known layout; None for one of another split.
-
-    A row {id, question, answer} may have any id, but then for evaluation only: the year decides what is trained on.
-    """
+    """Read a problem; None for one of another split. Without a year in its id it is for evaluation only."""
     url = _AIME_URL.search(str(row.get("url")))
     id = "-".join(url.groups()) if url else str(row.get("ID", row.get("id", index)))
     has_year = _AIME_ID.fullmatch(id)

@@ -32,20 +32,10 @@ _TAKEN = ("id", "answer", "split", "scorer")
 
 
 def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Part, list[Task]]:
-    """Return the tasks of a file by split.
+    """Return the tasks of a file by split. Raises ValueError, which names the file, for a row that is not a task.
 
-    A row has the columns
-
-    - `question`, or `prompt` or `messages` as in `_question_of`;
-    - `answer`: a text or an integer. For "own_text" also a list of accepted texts. With `as_written`, for a custom
-      scorer, a text keeps its lines and spaces;
-    - `id`: the number of the row where it is missing;
-    - `split`: in every row or in none. Without it the hash of the question, or of `kept_with`, decides.
-
-    All other columns become the task's `metadata`.
-
-    Raises:
-        ValueError: The message names the file. A row is not a task, or two questions have the same id.
+    `split` is in every row or in none. Without it the hash of the question, or of `kept_with`, decides. For the other
+    columns and `as_written` see `_row_task`.
     """
     if path is None:
         raise ValueError(f"{dataset!r} reads a custom file: set envs.data_path to it")
@@ -63,14 +53,13 @@ class CustomSources:
     """Custom data sets and the scorer of a recipe."""
 
     datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
-    """Data sets by name."""
     path: Path | None = None
     """File of CUSTOM_FILES, of AIME and of Game of 24."""
     scorer: str | None = None
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
     with_teacher: bool = False
-    """True if a teacher plays demonstrations, which get a part of the tasks."""
+    """Whether a teacher plays demonstrations, which get a part of the tasks."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "CustomSources":
@@ -105,7 +94,7 @@ class CustomSources:
         return file_tasks(name, self.path, as_written=self.scorer is not None)
 
     def num_dropped(self, name: str) -> int:
-        """Return the number of rows that `parts` leaves out as duplicates."""
+        """Return the number of duplicates that `parts` leaves out."""
         own = self.datasets.get(name)
         rows = read_source(name, own)[0] if own else local_rows(self.path) if self.path else ()
         return len(rows) - sum(map(len, self.parts(name).values()))
@@ -121,17 +110,15 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
     decides: half of the tasks are for evaluation; of the others a quarter is for the PRM and, with a teacher, a quarter
     for demonstrations. A held-out split of the hub is used for evaluation as it is.
 
-    Raises:
-        ValueError: The message names source and row. A row is not a task, or two questions have the same id.
-        OwnCodeError: The function fails.
+    Raises ValueError, which names source and row, for a row that is not a task, and OwnCodeError if the function fails.
     """
     tasks, named = read_source(name, config)
 
     def part_for_training(task: Task) -> Part:
         purpose = purpose_of(kept_with(task))
-        if purpose == "rl" or (purpose == "demonstrations" and not with_teacher):
-            return "train"
-        return purpose
+        if purpose == "prm" or (purpose == "demonstrations" and with_teacher):
+            return purpose
+        return "train"
 
     def hashed(task: Task) -> Part:
         return "eval" if split_of(question_key(kept_with(task))) == "eval" else part_for_training(task)
@@ -144,7 +131,16 @@ def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False
 @lru_cache(maxsize=16)
 def read_source(name: str, config: OwnDatasetConfig) -> tuple[list[Task], list[object]]:
     """Return the tasks of a function or of the hub, and the `split` of each; raises as `module_tasks`."""
-    rows = _hub_rows(name, config) if config.is_hub else _returned_rows(name, config)
+    rows: Sequence[object]
+    if config.is_hub:
+        rows = _hub_rows(name, config)
+    else:
+        key = f"envs.datasets.{name}.source"
+        function = own_function(config.source, key=key, takes="")
+        try:
+            rows = list(function())
+        except Exception as error:
+            raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from None
     tasks = [_source_task(name, config, row, number) for number, row in enumerate(rows, start=1)]
     columns = (row.metadata if isinstance(row, Task) else row for row in rows)
     return tasks, [row.get("split") if isinstance(row, Mapping) else None for row in columns]
@@ -172,31 +168,19 @@ def _divided(
             )
         placed.append((task, part, question_key(kept_with(task))))
     home = {key: part for kept in reversed(_KEPT) for _, part, key in placed if part == kept}
-    unique = {
-        (" ".join(task.question.split()), part): task for task, part, key in reversed(placed) if home[key] == part
-    }
+    unique: dict[tuple[str, Part], Task] = {}
+    for task, part, key in placed:
+        if home[key] == part:
+            unique.setdefault((" ".join(task.question.split()), part), task)
     if repeated := [id for id, times in Counter(task.id for task in unique.values()).items() if times > 1]:
         raise ValueError(f"{source}: the id {repeated[0][:80]!r} is in several rows with different questions; keep one")
-    divided: dict[Part, list[Task]] = {part: [] for part in parts}
-    for (_, part), task in reversed(unique.items()):
-        divided[part].append(task)
-    return divided
-
-
-def _returned_rows(name: str, config: OwnDatasetConfig) -> Sequence[object]:
-    key = f"envs.datasets.{name}.source"
-    function = own_function(config.source, key=key, takes="")
-    try:
-        return list(function())
-    except Exception as error:
-        raise OwnCodeError(f"{key}: '{config.source}' failed with {failure(error)}") from None
+    return {kept: [task for (_, part), task in unique.items() if part == kept] for kept in parts}
 
 
 def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
     """Return the rows of the training split, then those of the evaluation split, marked with `split` = "eval".
 
-    Question, answer and id are set from the configured columns; other columns are kept. Raises ValueError, which names
-    the setting, for a missing data set, configuration, split or column.
+    Raises ValueError, which names the setting, for a missing data set, configuration, split or column.
     """
     place = f"envs.datasets.{name}"
     rows = []
@@ -258,12 +242,15 @@ def _row_task(
 ) -> Task:
     """Return the task of a table; its `metadata` are all columns but question, answer, id, split and scorer.
 
-    `several` permits a list of accepted answers; `as_written` keeps the lines and spaces of an answer.
+    Without an `id` it is the number of the row. `several` permits a list of accepted answers; `as_written` keeps the
+    lines and spaces of an answer.
     """
     question, column = _question_of(row, place)
     answer = row.get("answer")
     answers = answer if isinstance(answer, list) and several else [answer]
-    if not answers or not all(map(_is_answer, answers)):
+    if not answers or any(
+        isinstance(one, bool) or not isinstance(one, str | int) or not str(one).strip() for one in answers
+    ):
         or_several = ", or a list of these" if several else ""
         raise ValueError(f"{place}: 'answer' must be a text or an integer{or_several}, got {answer!r:.80}")
     kept = as_written and not isinstance(answer, list)
@@ -278,10 +265,10 @@ def _row_task(
 
 
 def _question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
-    """Return a row's question and its column.
+    """Return a row's question and its column. Raises ValueError.
 
     A `prompt` or `messages` may be a conversation in OpenAI's form with one message of the user. A system message and
-    earlier turns are rejected: the planner has its instructions, and its turns must be sampled. Raises ValueError.
+    earlier turns are rejected: the planner has its instructions, and its turns must be sampled.
     """
     column = next((name for name in QUESTIONS if row.get(name) is not None), QUESTIONS[0])
     value = row.get(column)
@@ -300,7 +287,3 @@ def _question_of(row: Mapping[str, object], place: str) -> tuple[str, str]:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{place}: '{column}' must be a text, got {value!r:.80}")
     return whole_letters(value), column
-
-
-def _is_answer(value: object) -> bool:
-    return (isinstance(value, str) and bool(value.strip())) or (isinstance(value, int) and not isinstance(value, bool))

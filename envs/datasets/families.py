@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, product
 
 from envs.datasets.rows import SPLITS, Split, split_of
 
@@ -63,30 +64,26 @@ class Goods:
 def build_catalogue() -> dict[Split, Goods]:
     """Return the catalogue in two disjoint halves: a weight memorized in training does not help in evaluation."""
     rng = random.Random("catalogue:0")
-    items = [
-        Item(name=f"{material} {goods}", weight_kg=rng.randint(MIN_WEIGHT_KG, MAX_WEIGHT_KG))
-        for material in MATERIALS.split()
-        for goods in GOODS.split()
-    ]
+    names = map(" ".join, product(MATERIALS.split(), GOODS.split()))
+    items = [Item(name=name, weight_kg=rng.randint(MIN_WEIGHT_KG, MAX_WEIGHT_KG)) for name in names]
     return {split: _half(items, split, rng) for split in SPLITS}
 
 
 def catalogue_passages() -> list[str]:
     """Return all passages of the catalogue; DISTRACTORS answer no question."""
     halves = build_catalogue().values()
-    goods = (*(half.items for half in halves), *(half.links for half in halves))
-    return [*(item.passage for items in goods for item in items), *DISTRACTORS]
+    items = chain(*(half.items for half in halves), *(half.links for half in halves))
+    return [*(item.passage for item in items), *DISTRACTORS]
 
 
 def _half(items: Sequence[Item], split: Split, rng: random.Random) -> Goods:
     # A link leads to the same goods of another material, so that no passage has both words of another link's name.
     kept = tuple(item for item in items if split_of(item.name) == split)
-    names = (f"{material} {goods}" for goods in GOODS.split() for material in LINK_MATERIALS.split())
     links = []
-    for name in names:
-        if split_of(name) == split:
-            item = rng.choice([item for item in kept if item.name.split()[1] == name.split()[1]])
-            links.append(Item(name=name, weight_kg=item.weight_kg, same_as=item))
+    for goods, material in product(GOODS.split(), LINK_MATERIALS.split()):
+        if split_of(f"{material} {goods}") == split:
+            item = rng.choice([item for item in kept if item.name.endswith(f" {goods}")])
+            links.append(Item(name=f"{material} {goods}", weight_kg=item.weight_kg, same_as=item))
     return Goods(items=kept, links=tuple(links))
 
 
@@ -107,11 +104,8 @@ class Problem:
     answer: int
     plan: tuple[PlanStep, ...]
     keys: tuple[str, ...]
-    """A problem belongs to a split if all keys hash to it. Keys identify the computation and not its wording, with
-    commuting operands in one order, so that two wordings of one computation are never in different splits."""
-
-
-DrawProblem = Callable[[random.Random, Goods], Problem]
+    """All keys of a problem hash to its split. They identify the computation, with commuting operands in one order, and
+    not its wording."""
 
 
 def _code(thought: str, source: str) -> PlanStep:
@@ -122,8 +116,20 @@ def answer_step(value: int, thought: str = "That is it.") -> PlanStep:
     return PlanStep(thought=thought, action="answer", action_input=str(value))
 
 
-def _search_problem(goods: Sequence[Item], *, question: str, thought: str, source: str, answer: int) -> Problem:
+def result_of(code: str, names: dict[str, int] | None = None) -> int:
+    """Return the number that the code of a plan prints; assignments stay in `names`, as in the sandbox.
+
+    Only for code that a family wrote: it runs in this process.
+    """
+    names = {} if names is None else names
+    assignment, _, expression = code.rpartition(";")
+    exec(assignment, {}, names)
+    return int(eval(expression, {}, names))
+
+
+def _search_problem(goods: Sequence[Item], *, question: str, thought: str, source: str) -> Problem:
     """Return a problem that needs a search for each of the goods, then one code call."""
+    answer = result_of(source)
     return Problem(
         question=question,
         answer=answer,
@@ -167,12 +173,12 @@ def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     # The key has sorted operands; a subtraction needs the larger one first to stay positive.
     first_is_larger = shape.startswith("({a}-") or rng.random() < 0.5
     a, b = (high, low) if first_is_larger else (low, high)
-    inner = a * b if "*{b}" in shape else a + b if "+{b}" in shape else a - b
-    answer = inner * c if shape.endswith("*{c}") else inner + c if shape.endswith("+{c}") else inner - c
+    code = shape.format(a=a, b=b, c=c)
+    answer = result_of(code)
     return Problem(
         question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
         answer=answer,
-        plan=(_code("Compute it.", shape.format(a=a, b=b, c=c)), answer_step(answer)),
+        plan=(_code("Compute it.", code), answer_step(answer)),
         keys=(shape.format(a=low, b=high, c=c),),
     )
 
@@ -198,14 +204,9 @@ def draw_chain(rng: random.Random, goods: Goods) -> Problem:
 
 def _load_problem(rng: random.Random, found: Sequence[Item]) -> Problem:
     """Draw the load of a number of crates of the first of the goods, which weigh as much as the last."""
-    n, weight_kg = rng.randint(11, 99), found[-1].weight_kg
-    return _search_problem(
-        found,
-        question=rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=found[0].name),
-        thought="Multiply both.",
-        source=f"{n}*{weight_kg}",
-        answer=n * weight_kg,
-    )
+    n = rng.randint(11, 99)
+    question = rng.choice(_LOOKUP_PHRASINGS).format(n=n, name=found[0].name)
+    return _search_problem(found, question=question, thought="Multiply both.", source=f"{n}*{found[-1].weight_kg}")
 
 
 _TOTAL_PHRASINGS = (
@@ -238,7 +239,6 @@ def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
         question=rng.choice(phrasings).format(n=n, name=item.name, m=m, other=other.name),
         thought="Subtract the second load." if difference else "Add the loads.",
         source=f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}",
-        answer=n * item.weight_kg + (-1 if difference else 1) * m * other.weight_kg,
     )
 
 
@@ -257,7 +257,6 @@ def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
         question=rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads)),
         thought="Add the loads.",
         source="+".join(f"{n}*{item.weight_kg}" for item, n in loads),
-        answer=sum(n * item.weight_kg for item, n in loads),
     )
 
 
@@ -268,40 +267,35 @@ _BRANCH_PHRASINGS = (
 )
 
 
-def _draw_condition(rng: random.Random, x: int) -> tuple[str, bool]:
-    """Draw a condition on x and its truth; bounds are close enough to x that the product must be computed."""
-    kind = rng.choice(("even", "odd", "above", "below"))
-    if kind in ("even", "odd"):
-        return kind, (x % 2 == 0) == (kind == "even")
-    bound = x + rng.choice((-1, 1)) * rng.randint(10, 100)
-    return f"{kind} {bound}", (x > bound) == (kind == "above")
-
-
 def draw_branch(rng: random.Random, goods: Goods) -> Problem:
     """Draw two code calls: the result of the first decides the second, which uses its variable x."""
     # A product of two free factors is odd only once in four times; drawing the parity first balances both.
     start = rng.choice((11, 12))
     a, b = rng.randrange(start, 100, 2), rng.randrange(11, 100, 2)
     x = a * b
-    condition, met = _draw_condition(rng, x)
+    condition = rng.choice(("even", "odd", "above", "below"))
+    met = (x % 2 == 0) == (condition == "even")
+    if condition in ("above", "below"):
+        # So close to x that the product must be computed.
+        bound = x + rng.choice((-1, 1)) * rng.randint(10, 100)
+        condition, met = f"{condition} {bound}", (x > bound) == (condition == "above")
     plus, factor = rng.randint(11, 99), rng.randint(3, 9)
-    results = {f"x + {plus}": x + plus, f"x - {plus}": x - plus, f"x * {factor}": x * factor}
-    then, other = rng.sample(list(results), 2)
+    then, other = rng.sample([f"x + {plus}", f"x - {plus}", f"x * {factor}"], 2)
     taken = then if met else other
-    wording = rng.choice(_BRANCH_PHRASINGS)
+    answer = result_of(taken, {"x": x})
     return Problem(
-        question=wording.format(a=a, b=b, condition=condition, then=then, other=other),
-        answer=results[taken],
+        question=rng.choice(_BRANCH_PHRASINGS).format(a=a, b=b, condition=condition, then=then, other=other),
+        answer=answer,
         plan=(
             _code("Compute x first.", f"x = {a}*{b}; x"),
             _code(f"x is {'' if met else 'not '}{condition}.", taken),
-            answer_step(results[taken]),
+            answer_step(answer),
         ),
         keys=(f"{min(a, b)}*{max(a, b)} {condition} {then} {other}",),
     )
 
 
-FAMILIES: dict[str, DrawProblem] = {
+FAMILIES: dict[str, Callable[[random.Random, Goods], Problem]] = {
     "arith": draw_arith,
     "lookup": draw_lookup,
     "two_lookup": draw_two_lookup,

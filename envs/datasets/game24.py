@@ -2,13 +2,14 @@
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from functools import cache
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, product
 from pathlib import Path
 
-from envs.datasets.rows import Row, Split, TooFewTasksError, local_rows, public_rows, read_tasks, split_of
+from envs.datasets.rows import Row, Split, local_rows, public_rows, read_tasks, split_of
 from envs.types import Task
 
 TARGET = 24
@@ -19,34 +20,16 @@ PUBLIC_ID = "nlile/24-game"
 Hand = tuple[int, ...]
 
 
-def solve(numbers: Sequence[int]) -> str | None:
-    """Return an expression that uses each number once and equals 24, or None if there is none."""
-    results = _results(tuple(sorted(numbers)))
-    solution = next((text for value, text in results if value == TARGET), None)
-    return solution and solution[1:-1]
-
-
-def generate_game24(*, split: Split, count: int | None, seed: int) -> list[Task]:
-    """Return `count` different solvable hands of one split, or all for None. The two splits are disjoint."""
+def generate_game24(*, split: Split, seed: int) -> Iterator[Task]:
+    """Yield the solvable hands of one split in random order. The two splits are disjoint."""
     all_hands = combinations_with_replacement(range(1, MAX_NUMBER + 1), HAND_SIZE)
     hands = [hand for hand in all_hands if _split_of_hand(hand) == split]
     random.Random(f"game24|{split}|{seed}").shuffle(hands)
-    tasks: list[Task] = []
-    for hand in hands:
-        if len(tasks) == count:
-            break
-        if solve(hand) is not None:
-            tasks.append(_task(f"game24-{'-'.join(map(str, hand))}", hand))
-    if count is not None and len(tasks) < count:
-        raise TooFewTasksError("game24", split, wanted=count, available=len(tasks))
-    return tasks
+    return (_task(f"game24-{'-'.join(map(str, hand))}", hand) for hand in hands if is_solvable(hand))
 
 
 def load_game24(path: Path | None = None) -> list[Task]:
-    """Load all solvable hands of a file, or else of the public data set.
-
-    A row has `numbers`, or a `question` of any words and an `answer` that uses the four numbers. Raises ValueError.
-    """
+    """Load all solvable hands of a file, or else of the public data set. Raises ValueError."""
     rows = local_rows(path) if path else public_rows(PUBLIC_ID)
     return read_tasks(rows, path or PUBLIC_ID, _hand_of)
 
@@ -92,33 +75,26 @@ def _split_of_hand(numbers: Sequence[int]) -> Split:
     return split_of(f"game24 {sorted(numbers)}")
 
 
-def _results(hand: Hand) -> Iterator[tuple[Fraction, str]]:
-    """Yield the values of the hand, each with an expression; values may repeat."""
+def is_solvable(numbers: Sequence[int]) -> bool:
+    """Return whether an expression that uses each number once equals 24."""
+    return TARGET in _results(tuple(sorted(numbers)))
+
+
+def _results(hand: Hand) -> Iterator[Fraction]:
+    """Yield the values of the sorted hand, some of them repeatedly."""
     if len(hand) == 1:
-        yield Fraction(hand[0]), str(hand[0])
-    for left, right in _partitions(hand):
-        for a, a_text in _values(left).items():
-            for b, b_text in _values(right).items():
-                yield a + b, f"({a_text}+{b_text})"
-                yield a - b, f"({a_text}-{b_text})"
-                yield b - a, f"({b_text}-{a_text})"
-                yield a * b, f"({a_text}*{b_text})"
+        yield Fraction(hand[0])
+    for size in range(1, len(hand) // 2 + 1):
+        for left in set(combinations(hand, size)):
+            right = tuple(sorted((Counter(hand) - Counter(left)).elements()))
+            for a, b in product(_values(left), _values(right)):
+                yield from (a + b, a - b, b - a, a * b)
                 if b:
-                    yield a / b, f"({a_text}/{b_text})"
+                    yield a / b
                 if a:
-                    yield b / a, f"({b_text}/{a_text})"
+                    yield b / a
 
 
 @cache
-def _values(hand: Hand) -> dict[Fraction, str]:
-    return dict(_results(hand))
-
-
-def _partitions(hand: Hand) -> set[tuple[Hand, Hand]]:
-    """Return the ways to deal the hand into two smaller ones; both stay sorted, which keeps the cache small."""
-    positions = range(len(hand))
-    return {
-        (tuple(hand[i] for i in chosen), tuple(hand[i] for i in positions if i not in chosen))
-        for size in range(1, len(hand) // 2 + 1)
-        for chosen in combinations(positions, size)
-    }
+def _values(hand: Hand) -> frozenset[Fraction]:
+    return frozenset(_results(hand))

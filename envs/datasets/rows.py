@@ -56,24 +56,16 @@ class TooFewTasksError(ValueError):
 
 def split_of(key: str) -> Split:
     """Return the split of a key: the same in every process and for every seed."""
-    return SPLITS[_digest(f"split:{key}")[0] % len(SPLITS)]
+    return SPLITS[hashlib.sha256(f"split:{key}".encode()).digest()[0] % len(SPLITS)]
 
 
 def purpose_of(question: str) -> Purpose:
-    """Return the purpose of a training question; case, spacing and punctuation make no difference."""
-    return _PURPOSES[_digest(f"purpose:{question_key(question)}")[0] % len(_PURPOSES)]
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
+    """Return the purpose of a training question."""
+    return _PURPOSES[hashlib.sha256(f"purpose:{question_key(question)}".encode()).digest()[0] % len(_PURPOSES)]
 
 
 def kept_with(task: Task) -> str:
-    """Return the text whose hash decides the split of a task.
-
-    It is `kept_with` of the task's metadata, which groups tasks that ask the same in different words, or else the
-    question.
-    """
+    """Return the text whose hash decides the split of a task: `kept_with` of its metadata, or else the question."""
     return str(task.metadata.get("kept_with") or task.question)
 
 
@@ -92,12 +84,7 @@ def question_key(question: str) -> str:
 
 
 def local_rows(path: Path) -> list[Row]:
-    """Read a JSON Lines, CSV or Parquet file.
-
-    Raises:
-        ValueError: The content is something else; the message names the file and the line or row.
-        OSError: The file cannot be read.
-    """
+    """Read a JSON Lines, CSV or Parquet file. Raises OSError, and ValueError that names the file and the row."""
     if path.suffix.lower() == ".parquet":
         from pyarrow.parquet import ParquetFile
 
@@ -108,7 +95,6 @@ def local_rows(path: Path) -> list[Row]:
             # Damaged bytes can raise anything.
             raise ValueError(f"{path} cannot be read as Parquet: {reason(error)}") from None
     try:
-        # Some editors write a byte order mark before the first line.
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -136,40 +122,38 @@ def _csv_rows(text: str, path: Path) -> list[Row]:
 def _json_rows(text: str, path: Path) -> list[Row]:
     rows: list[Row] = []
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-                check_depth(row)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"{path}, line {number} is not JSON, one object per line and nested at most {MAX_JSON_DEPTH} deep: "
-                    f"{reason(error)}"
-                ) from None
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            check_depth(row)
             if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number} is not a JSON object; write one object per line")
-            rows.append(row)
+                raise ValueError(f"it is a {type(row).__name__}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number} is not a JSON object, one per line and nested at most {MAX_JSON_DEPTH} deep: "
+                f"{reason(error)}"
+            ) from None
+        rows.append(row)
     return rows
 
 
 def plain_rows(table: "pyarrow.Table") -> list[Row]:
-    """Return the rows of a table as JSON values.
+    """Return the rows of a table as JSON values, without empty ones and those that JSON cannot hold, such as pictures.
 
-    Dates and decimals become texts. Empty values, and values that JSON cannot hold such as pictures, are left out.
     Raises ValueError, which names the row, for a value that Python cannot hold, such as a date after the year 9999.
     """
     rows: list[Row] = []
     for number, values in enumerate(zip(*table.columns, strict=True), start=1):
         try:
             row = {name: value.as_py() for name, value in zip(table.column_names, values, strict=True)}
-            plain = json.loads(json.dumps(row, default=_as_text))
+            plain = json.loads(
+                json.dumps(row, default=lambda value: str(value) if isinstance(value, date | time | Decimal) else None)
+            )
         except Exception as error:
             raise ValueError(f"row {number}: {reason(error)}") from None
         rows.append({name: value for name, value in plain.items() if value is not None})
     return rows
-
-
-def _as_text(value: object) -> str | None:
-    return str(value) if isinstance(value, date | time | Decimal) else None
 
 
 def public_rows(source: str, config: str | None = None, split: str = "train") -> list[Row]:

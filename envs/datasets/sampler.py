@@ -3,7 +3,8 @@
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from configs.envs import EnvsConfig
@@ -11,7 +12,7 @@ from configs.learner import FileConfig, TeacherConfig
 from configs.run import RunConfig
 from envs.datasets import game24
 from envs.datasets.benchmarks import load_aime, names_its_form, stem_of
-from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources, file_tasks, module_tasks
+from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.rows import Purpose, Split, TooFewTasksError, kept_with, question_key
@@ -30,18 +31,13 @@ def load_tasks(
 ) -> list[Task]:
     """Return `count` different tasks of one split of a finite data set, or all for None; the same for the same seed.
 
-    The file of `custom` is used for "game24" (generated without it), for "aime" (downloaded without it), and for custom
-    files, which need it.
-
-    Raises:
-        TooFewTasksError: The data set has fewer tasks.
-        ValueError: The data set is unknown or cannot be read.
-        OwnCodeError: The function of a custom data set fails.
+    Without the file of `custom`, "game24" is generated and "aime" downloaded. Raises ValueError, and OwnCodeError if
+    the function of a custom data set fails.
     """
-    if dataset == "game24" and custom.path is None:
-        tasks = game24.generate_game24(split=split, count=count, seed=seed)
-        return [custom.scored(task) for task in tasks]
-    if dataset in (*custom.datasets, *CUSTOM_FILES):
+    is_generated = dataset == "game24" and custom.path is None
+    if is_generated:
+        tasks = list(islice(game24.generate_game24(split=split, seed=seed), count))
+    elif dataset in (*custom.datasets, *CUSTOM_FILES):
         tasks = custom.tasks(dataset, split)
     elif dataset == "aime":
         tasks = load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
@@ -52,7 +48,8 @@ def load_tasks(
     count = len(tasks) if count is None else count
     if count > len(tasks):
         raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
-    return [custom.scored(task) for task in random.Random(f"pick|{seed}").sample(tasks, count)]
+    drawn = tasks if is_generated else random.Random(f"pick|{seed}").sample(tasks, count)
+    return [custom.scored(task) for task in drawn]
 
 
 def _aime_without_leaks(path: Path | None) -> list[Task]:
@@ -70,41 +67,41 @@ class FixedShares:
     """
 
     def __init__(self, mix: Mapping[str, float], *, seed: int) -> None:
-        self._quotas = {name: quota for name, quota in shared_out(mix, BLOCK).items() if mix[name] > 0}
-        if missing := [name for name, quota in self._quotas.items() if quota == 0]:
+        quotas = {name: quota for name, quota in shared_out(mix, BLOCK).items() if mix[name] > 0}
+        if missing := [name for name, quota in quotas.items() if quota == 0]:
             raise ValueError(
                 f"envs.mix: the share of {missing[0]!r} is less than 1 in {BLOCK} tasks, so none would be drawn; raise "
                 "the share or remove the data set"
             )
-        self._block = partial(_block, tuple(self._quotas.items()), seed)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._quotas)
+        self.names = tuple(quotas)
+        self._seed = seed
+        self._block = [name for name, quota in quotas.items() for _ in range(quota)]
 
     def name(self, ordinal: int) -> str:
-        block, place = divmod(ordinal, BLOCK)
-        return self._block(block)[place]
+        return self._shuffled(ordinal // BLOCK)[ordinal % BLOCK]
 
     def num_before(self, ordinal: int) -> int:
         """Return the number of lower ordinals with the same data set."""
-        block, place = divmod(ordinal, BLOCK)
-        names = self._block(block)
-        return block * self._quotas[names[place]] + names[:place].count(names[place])
+        number, place = divmod(ordinal, BLOCK)
+        names = self._shuffled(number)
+        return number * names.count(names[place]) + names[:place].count(names[place])
+
+    def _shuffled(self, number: int) -> list[str]:
+        return [self._block[place] for place in _order(BLOCK, f"block|{self._seed}|{number}")]
 
 
-@lru_cache(maxsize=2)
-def _block(quotas: tuple[tuple[str, int], ...], seed: int, number: int) -> tuple[str, ...]:
-    names = [name for name, quota in quotas for _ in range(quota)]
-    random.Random(f"block|{seed}|{number}").shuffle(names)
-    return tuple(names)
+@lru_cache(maxsize=16)
+def _order(size: int, key: str) -> list[int]:
+    """Return the numbers below `size` in a random order that `key` decides."""
+    order = list(range(size))
+    random.Random(key).shuffle(order)
+    return order
 
 
 class TaskSampler:
     """The endless sequence of training tasks: an ordinal gives the same task in every process, at constant cost.
 
-    Generated families never run out. A finite data set is drawn in shuffled rounds, independent of the rest of the mix:
-    no task repeats before all tasks were drawn. Raises ValueError as `FixedShares` and `load_tasks`.
+    A finite data set is drawn in shuffled rounds: no task repeats before all were drawn. Raises ValueError.
     """
 
     def __init__(self, mix: Mapping[str, float], *, seed: int, custom: CustomSources = NO_SOURCES) -> None:
@@ -126,15 +123,7 @@ class TaskSampler:
             return self._custom.scored(rl_task(name, ordinal=ordinal, seed=self._seed).task)
         tasks = self._finite[name]
         number, position = divmod(self._shares.num_before(ordinal), len(tasks))
-        return tasks[_round(name, len(tasks), self._seed, number)[position]]
-
-
-@lru_cache(maxsize=16)
-def _round(name: str, size: int, seed: int, number: int) -> tuple[int, ...]:
-    """Return the order of a data set's tasks in one round."""
-    order = list(range(size))
-    random.Random(f"round|{seed}|{name}|{number}").shuffle(order)
-    return tuple(order)
+        return tasks[_order(len(tasks), f"round|{self._seed}|{name}|{number}")[position]]
 
 
 def training_tasks(config: RunConfig) -> TaskSampler:
@@ -173,11 +162,7 @@ def evaluation_tasks(config: RunConfig) -> list[Task]:
 
 
 def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> list[GeneratedTask]:
-    """Return training tasks with a known plan, which only generated families have.
-
-    RL never asks their questions: many demonstrations are wrong on purpose, and a question whose wrong answer was shown
-    is not new to the policy.
-    """
+    """Return training tasks with a known plan, which only generated families have; RL never asks their questions."""
     generated = {name: share for name, share in mix.items() if share > 0 and name in FAMILIES}
     if not generated:
         raise ValueError(
@@ -188,10 +173,9 @@ def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> l
 
 
 def cold_start_tasks(config: RunConfig) -> list[GeneratedTask]:
-    """Return the tasks of a recipe's demonstrations; RL asks none of them.
+    """Return the tasks of a recipe's demonstrations; RL asks none of them. Raises ValueError.
 
-    Tasks for a teacher may have no plan, and are fewer where a data set has no more. Demonstrations from a file need no
-    tasks. Raises ValueError.
+    Tasks for a teacher may have no plan, and are fewer where a data set has no more.
     """
     settings, mix, seed = config.cold_start, config.envs.mix, config.seed
     if isinstance(settings, TeacherConfig):
@@ -223,8 +207,7 @@ def collection_tasks(
 ) -> list[Task]:
     """Return `count` training tasks for a PRM in the shares of `mix`, fewer where a data set has no more.
 
-    Neither RL nor the demonstrations draw the generated tasks, and RL does not draw those of custom sources. Raises
-    ValueError for a data set that cannot be read.
+    RL draws none of the generated tasks and none of custom sources. Raises ValueError.
     """
     quotas = {name: quota for name, quota in shared_out(mix, count).items() if quota}
     tasks = _generated(quotas, split="train", seed=seed, purpose="prm")
@@ -242,22 +225,19 @@ def _at_most(tasks: list[Task], count: int, seed: int) -> list[Task]:
 
 
 def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
-    """Return the tasks that training on the mix of `envs` cannot ask, in their order.
+    """Return the tasks that training on the mix of `envs` cannot ask, in their order. Raises as `load_tasks`.
 
-    The questions of generated families are never equal to those of other data sets. Raises ValueError and OSError as
-    `load_tasks`.
+    The questions of generated families are never equal to those of other data sets.
     """
-    path = Path(envs.data_path) if envs.data_path else None
+    custom = CustomSources(datasets=envs.datasets, path=Path(envs.data_path) if envs.data_path else None)
     trained: list[Task] = []
     for name in (name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES):
-        if name in envs.datasets:
+        if name in (*envs.datasets, *CUSTOM_FILES):
             # RL, a teacher or a PRM uses each part that is not held out.
-            parts = module_tasks(name, envs.datasets[name])
+            parts = custom.parts(name)
             trained += [task for part, tasks_of in parts.items() if part != "eval" for task in tasks_of]
-        elif name in CUSTOM_FILES:
-            trained += file_tasks(name, path)["train"]
         else:
-            trained += load_tasks(name, split="train", count=None, seed=0, custom=CustomSources(path=path))
+            trained += load_tasks(name, split="train", count=None, seed=0, custom=custom)
     keys = {key for task in trained for key in (_task_key(task), _stem_key(task))}
     # Custom data does not have the options and the form of the answer that benchmarks add to a question.
     return [

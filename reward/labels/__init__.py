@@ -47,13 +47,10 @@ class Labeller(Protocol):
 
     name: str
 
-    async def label(self, step: StepText) -> StepLabel:
-        """Judge one step. Raise LabelError if there is no honest verdict."""
-        ...
+    async def label(self, step: StepText) -> StepLabel: ...
 
 
 def append_label(path: Path, label: StepLabel) -> None:
-    """Write a label before the next one is requested, because it may have been paid for."""
     append_record(path, msgspec.to_builtins(label))
 
 
@@ -94,11 +91,7 @@ class MonteCarloLabeller:
         self._policy = policy
 
     async def label(self, step: StepText) -> StepLabel:
-        """Judge one step.
-
-        Raises LabelError if no continuation repeats the trajectory up to the step, or if one has no score, for example
-        because its tools or engine failed, which is not the step's fault.
-        """
+        """Judge one step. Raise LabelError if there is no continuation, or if one has no score."""
         trajectory = self._trajectories[step.trajectory_id]
         ends: Sequence[Trajectory] = (trajectory,)
         if step.step < step.num_steps - 1:

@@ -144,9 +144,7 @@ class StepJudge:
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step.
 
-        Raises:
-            LabelError: this step got no verdict, or its votes disagree.
-            ChatError: every other step would fail as well (a refused key, a spent budget); labelling should stop.
+        Raises LabelError if it got no verdict or its votes disagree, and ChatError if every other step would fail, too.
         """
         # Steps with equal texts share verdicts; in parallel they would both pay for them.
         async with self._locks[step.digest]:
@@ -187,8 +185,8 @@ class StepJudge:
     async def _ask(self, key: str, messages: list[Message]) -> Paid:
         num_replies = self._config.max_retries + 1
         for _ in range(num_replies):
-            if paid := self._paid.get(key):
-                return paid
+            if key in self._paid:
+                break
             try:
                 reply = await self.client.complete(messages)
             except ChatError as error:
@@ -198,9 +196,9 @@ class StepJudge:
                     raise
                 raise LabelError(str(error)) from error
             self._record(key, reply.text, reply.bill)
-        if paid := self._paid.get(key):
-            return paid
-        raise LabelError(f"{self.name} gave no verdict in {num_replies} replies; read them in {self._receipts}")
+        if key not in self._paid:
+            raise LabelError(f"{self.name} gave no verdict in {num_replies} replies; read them in {self._receipts}")
+        return self._paid[key]
 
     def _record(self, key: str, text: str, bill: Bill) -> None:
         """Write a receipt; the text is empty if the reply was lost."""

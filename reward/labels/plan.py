@@ -1,9 +1,11 @@
 """Step labels from the task generator's own plan, in which the right next step is known exactly."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from statistics import fmean
 
-from envs.datasets.generated import partial_results, plan_of, result_of
+from envs.datasets.families import result_of
+from envs.datasets.generated import partial_results, plan_of
 from envs.types import Task, ToolCall
 from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
@@ -12,7 +14,6 @@ from rollout.filters import SOLVED
 from rollout.types import Group, Trajectory, Turn
 
 RIGHT = 1.0
-"""A right next step."""
 UNSUPPORTED = 0.7
 """A right answer that the results so far do not support."""
 PART = 0.2
@@ -23,7 +24,6 @@ HARMLESS = 0.2
 REPEATED = 0.1
 """A step that brings what is known already."""
 WRONG = 0.0
-"""A wrong or malformed step."""
 
 
 class PlanLabeller:
@@ -36,13 +36,10 @@ class PlanLabeller:
 
     def __init__(self, trajectories: Iterable[Trajectory]) -> None:
         self._trajectories = {trajectory.id: trajectory for trajectory in trajectories}
-        self._scores: dict[str, list[float]] = {}
 
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step. Raise LabelError for a task that was not generated."""
-        if step.trajectory_id not in self._scores:
-            self._scores[step.trajectory_id] = plan_scores(self._trajectories[step.trajectory_id])
-        score = self._scores[step.trajectory_id][step.step]
+        score = plan_scores(self._trajectories[step.trajectory_id])[step.step]
         return StepLabel.of(step, labeller=self.name, score=score, votes=(score,))
 
 
@@ -64,7 +61,6 @@ class _Progress:
         self.task = task
         plan = plan_of(task)
         self.items = {step.action_input for step in plan if step.action == "search"}
-        """Items to look up."""
         self.values: list[int] = []
         """Values to compute, in order; the last one is the answer."""
         self.parts: set[int] = set()
@@ -74,8 +70,8 @@ class _Progress:
             if step.action == "code":
                 self.values.append(result_of(step.action_input, names))
                 self.parts |= partial_results(step.action_input, names)
-        self.found: set[str] = set()
-        self.known: set[int] = set()
+        self.known: set[str | int] = set()
+        """Items found and values computed."""
         self.seen: set[ToolCall] = set()
 
     def score(self, turn: Turn) -> float:
@@ -92,46 +88,29 @@ class _Progress:
             # The same call may be right later: a name that is missing now may be defined by then.
             return WRONG
         self.seen.add(call)
-        match call.name:
-            case "search":
-                return self._search(result.text)
-            case "code":
-                return self._code(result.text)
-        return HARMLESS
-
-    def _search(self, result: str) -> float:
-        found = {item for item in self.items if f"of {item} weighs" in result}
-        if not found:
+        brought: set[str | int]
+        if call.name == "search":
+            brought = {item for item in self.items if f"of {item} weighs" in result.text}
+        elif call.name == "code":
+            brought = {value for value in (*self.values, *self.parts) if result.text.strip() == str(value)}
+        else:
+            return HARMLESS
+        if not brought:
             return WRONG
-        is_new = not found <= self.found
-        self.found |= found
-        return RIGHT if is_new else REPEATED
-
-    def _code(self, result: str) -> float:
-        try:
-            value = int(result.strip())
-        except ValueError:
-            return WRONG
-        if value in self.known:
+        if brought <= self.known:
             return REPEATED
-        if value not in self.values and value not in self.parts:
-            return WRONG
-        self.known.add(value)
-        return RIGHT if value in self.values else PART
+        self.known |= brought
+        return PART if brought <= self.parts.difference(self.values) else RIGHT
 
 
 def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
-    """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over a batch's steps.
+    """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over steps with both.
 
-    Steps without either are left out, such as those of tasks without a plan; nothing is returned if none is left.
+    Nothing is returned without such a step.
     """
     errors: list[float] = []
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        if trajectory.prm_digest is None:
-            continue
-        try:
+    for trajectory in (one for group in groups for one in group.trajectories if one.prm_digest is not None):
+        with suppress(LabelError):
             truths = zip(trajectory.planner_turns, plan_scores(trajectory), strict=True)
-        except LabelError:
-            continue
-        errors += [turn.score - truth for turn, truth in truths if turn.score is not None]
+            errors += [turn.score - truth for turn, truth in truths if turn.score is not None]
     return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}

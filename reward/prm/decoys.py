@@ -49,8 +49,7 @@ def junk_steps(steps: Sequence[StepText], *, share: float, seed: int) -> list[St
 def spoilt_steps(right: Sequence[StepText], *, share: float, seed: int) -> list[StepText]:
     """Return `share` times as many copies of right steps with one digit or one word of the input changed.
 
-    They resemble what a planner writes that copies carelessly. Thoughts are left out, because a changed word does not
-    make them wrong.
+    Thoughts are left out, because a changed word does not make them wrong.
     """
     rng = random.Random(f"spoilt|{seed}")
     split = [(step, *_split_input(step)) for step in right if "\nAction: think\n" not in step.decision]

@@ -32,8 +32,7 @@ LORA_ALPHA = 32.0
 class ProcessRewardModel:
     """A transformer with a LoRA adapter and a linear head in float32 at the last token of the decision.
 
-    Sequence regression: score = sigmoid(head(h_last)). Attention is causal, so the score depends on nothing that
-    comes after the decision. Steps of one group share their prefixes and are computed as one tree.
+    Sequence regression: score = sigmoid(head(h_last)). Steps of one group share prefixes and are computed as one tree.
     """
 
     def __init__(self, model_path: Path, config: PrmConfig, *, seed: int) -> None:
@@ -49,8 +48,8 @@ class ProcessRewardModel:
             gradient_checkpointing=config.gradient_checkpointing,
         )
         self.head = torch.nn.Linear(self.backbone.hidden_size, 1).to(self.backbone.device)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
+        for parameter in self.head.parameters():
+            torch.nn.init.zeros_(parameter)
         self.digest = ""
 
     def rows(self, steps: Sequence[StepText]) -> list[NumberedSequence]:
@@ -74,10 +73,9 @@ class ProcessRewardModel:
         return torch.sigmoid(self.head(hidden).squeeze(-1))[self.backbone.tensor(row_of)]
 
     def score(self, steps: Sequence[StepText]) -> list[float | None]:
-        """Return raw scores in [0, 1]; None for a decision that is longer than the PRM reads.
+        """Return scores in [0, 1]; None for a decision that is longer than the PRM reads.
 
-        Up to rounding, scores do not depend on which steps are scored together. Raises PrmError if a score is not
-        finite, because a broken model must not look like a bad step.
+        Raises PrmError if a score is not finite, because a broken model must not look like a bad step.
         """
         scores: list[float | None] = [None] * len(steps)
         with torch.no_grad():

@@ -1,5 +1,6 @@
 """Quality of a PRM on steps that it was not trained on: agreement with labels and outcomes, junk."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,10 +64,9 @@ def clustered_interval(
     seed: int,
     num_draws: int = 500,
 ) -> tuple[float, float] | None:
-    """Return the 95% percentile interval of `statistic(*columns)` under a bootstrap of whole clusters.
+    """Return the 95% percentile interval of a statistic under a bootstrap of clusters (Efron, Tibshirani 1993, ch. 13).
 
-    Rows of one task are not independent, so tasks are drawn (Efron and Tibshirani 1993, chapter 13). None for fewer
-    than two clusters, or if the statistic is undefined in more than half of the draws.
+    None for fewer than two clusters, or if the statistic is undefined in more than half of the draws.
     """
     names, places = np.unique(np.asarray(clusters), return_inverse=True)
     if len(names) < 2:
@@ -85,10 +85,7 @@ def clustered_interval(
 
 
 def critic_quality(groups: Iterable[Group], values: Mapping[str, Sequence[float]]) -> Mapping[str, float]:
-    """Return `credit/critic_auroc` and `credit/critic_mse` of a critic's values, over all states of the attempts.
-
-    The values were given before the critic knew the outcomes. Without both classes the first is left out.
-    """
+    """Return `credit/critic_mse` and, with both classes, `credit/critic_auroc` over all states of the attempts."""
     judged = [
         (value, float(attempt.outcome == SOLVED))
         for group in groups
@@ -112,15 +109,7 @@ def quality_report(
     spearman_within_group: rank correlation with the labels within each group, averaged.
     auroc_outcome: right against wrong trajectories by the mean score of their steps.
 
-    Args:
-        trajectories: That of each step.
-        labels: The labeller's score of each step.
-        scores: The PRM's output for each step.
-        baseline: The mean label of the steps that the PRM was trained on.
-        seed: Decides the draws of the bootstrap.
-
-    Raises:
-        UserError: If there are no steps.
+    `trajectories`, `labels` and `scores` have one entry per step. Raises UserError without steps.
     """
     if not trajectories:
         raise UserError("no held-out step could be scored; raise prm.max_tokens, or collect more tasks")
@@ -152,9 +141,9 @@ def quality_report(
 
 def _places(names: Iterable[str]) -> list[list[int]]:
     """Return the positions of each name."""
-    places: dict[str, list[int]] = {}
+    places: defaultdict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
+        places[name].append(place)
     return list(places.values())
 
 
@@ -171,11 +160,11 @@ def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Sc
         baseline=float(np.mean([labelled.label for labelled in data.train])),
         seed=seed,
     )
-    junk: dict[str, list[float]] = {}
+    junk: defaultdict[str, list[float]] = defaultdict(list)
     for context in [step for step in held_out if step.step == 0][:NUM_CANARY_CONTEXTS]:
         decisions = canaries(context)
         for name, value in zip(decisions, score(list(decisions.values())), strict=True):
-            junk.setdefault(name, []).extend([] if value is None else [value])
+            junk[name] += [] if value is None else [value]
     return {
         **report,
         "num_unscored": len(found) - len(scored),

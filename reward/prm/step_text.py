@@ -1,12 +1,8 @@
 """Text of a planner turn: the renderer that labellers, the PRM's trainer and the PRM's reward share.
 
-A step's text ends with its decision and never contains the decision's own result, so the answer of a tool cannot
-change the score of the call. Earlier steps are rendered as they were when they were proposed: the text of step k is a
-prefix of the text of step k + 1, and a whole group is scored as one prefix tree. Foreign text is quoted, as in
-prompts: a page that imitates a step stays a result.
-
-A turn of a custom agent is a reply, and the messages that the agent added before it are quoted. Its context is that of
-its own branch.
+A step's text ends with its decision and never contains the decision's own result. The text of step k is a prefix of the
+text of step k + 1, so that a group is scored as one prefix tree. Foreign text is quoted, as in prompts: a page that
+imitates a step stays a result. A turn of a custom agent is a reply after the quoted messages of its own branch.
 """
 
 import hashlib
@@ -86,8 +82,7 @@ def step_texts(trajectory: Trajectory) -> list[StepText]:
 def encode_step(step: StepText, encode: Encode, *, max_tokens: int) -> list[int] | None:
     """Return at most `max_tokens` token ids of a step's text; pieces are encoded one by one so prefixes stay prefixes.
 
-    The oldest context is cut first, then the middle of the problem. The decision is never cut: None is returned if it
-    does not fit, and the step stays unscored.
+    The oldest context is cut first, then the middle of the problem. None if the decision does not fit.
     """
     problem, *pieces, decision = (list(encode(piece)) for piece in (step.problem, *step.context, step.decision))
     if len(decision) > max_tokens:
@@ -118,17 +113,13 @@ Texts = tuple[tuple[str, ...], str]
 def _decisions(turns: Sequence[Turn]) -> Iterator[Texts]:
     context: tuple[str, ...] = ()
     for number, turn in enumerate(turns, start=1):
+        decision = MALFORMED.format(number=number, text=turn.text)
         if call := turn.tool_call:
-            decision = DECISION.format(
-                number=number, thought=turn.thought, action=call.name, action_input=call.arguments
-            )
-        else:
-            decision = MALFORMED.format(number=number, text=turn.text)
+            fields = {"thought": turn.thought, "action": call.name, "action_input": call.arguments}
+            decision = DECISION.format(number=number, **fields)
         yield context, decision
-        if turn.tool_result is None:
-            context += (decision, REJECTED.format(text=turn.format_error or ""))
-        else:
-            context += (decision, RESULT.format(text=shown(turn.tool_result)))
+        rejected, result = REJECTED.format(text=turn.format_error or ""), turn.tool_result
+        context += (decision, RESULT.format(text=shown(result)) if result else rejected)
 
 
 def _replies(turns: Sequence[Turn]) -> list[Texts]:

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -53,14 +54,12 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
     by_place = {(label.trajectory_id, label.step): label for label in labels}
     joined: list[LabelledStep] = []
     for step in (step for trajectory in trajectories for step in step_texts(trajectory)):
-        label = by_place.get((step.trajectory_id, step.step))
-        if label is None:
-            continue
-        if label.text_digest != step.digest:
-            raise UserError(
-                f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
-            )
-        joined.append(LabelledStep(step=step, label=label.score))
+        if label := by_place.get((step.trajectory_id, step.step)):
+            if label.text_digest != step.digest:
+                raise UserError(
+                    f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
+                )
+            joined.append(LabelledStep(step=step, label=label.score))
     held_out = held_out_tasks({labelled.step.task_id for labelled in joined}, share=HELD_OUT_SHARE)
     data = PrmData(
         train=tuple(labelled for labelled in joined if labelled.step.task_id not in held_out),
@@ -83,8 +82,7 @@ def held_out_tasks(task_ids: Iterable[str], *, share: float) -> set[str]:
 def train_prm(prm: ProcessRewardModel, steps: Sequence[LabelledStep], *, seed: int) -> Iterator[float]:
     """Minimise the mean squared error of the score; yield the loss of every optimizer step.
 
-    A batch contains the steps of BATCH_TASKS tasks, junk, and corrupted copies of right steps. The learning rate
-    falls linearly to zero. Raises UserError if a gradient is not finite.
+    The learning rate falls linearly to zero. Raises UserError if a gradient is not finite.
     """
     config = prm.config
     optimizer = torch.optim.AdamW(prm.trainable_parameters(), weight_decay=0.0)
@@ -115,9 +113,9 @@ def num_batches(steps: Sequence[LabelledStep], *, num_epochs: int) -> int:
 
 def _batches(steps: Sequence[LabelledStep], *, seed: str) -> Iterator[list[LabelledStep]]:
     rng = random.Random(f"prm|{seed}")
-    by_task: dict[str, list[LabelledStep]] = {}
+    by_task: defaultdict[str, list[LabelledStep]] = defaultdict(list)
     for labelled in steps:
-        by_task.setdefault(labelled.step.task_id, []).append(labelled)
+        by_task[labelled.step.task_id].append(labelled)
     order = sorted(by_task)
     rng.shuffle(order)
     for start in range(0, len(order), BATCH_TASKS):

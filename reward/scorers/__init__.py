@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from configs.errors import did_you_mean
 from configs.plugins import OwnCodeError
+from envs.datasets.families import FAMILIES
 from envs.types import Task
 from reward.scorers.custom import own_score
 from reward.scorers.math import is_solution, score_math
@@ -21,21 +22,13 @@ from rollout.types import Trajectory, Turn, is_answer
 SHORT_ANSWERS = ("bamboogle", "2wiki", "hotpotqa", "musique")
 
 _MAX_CHARS = 64
-_AIME_GOLD = re.compile(r"[0-9]{1,3}")
 _INTEGER = re.compile(r"[+-]?(?:[0-9]{1,32}|[0-9]{1,3}(?:,[0-9]{3}){1,8})")
 
 
-def score_aime(text: str, gold: str | int) -> float:
-    """Compare a plain number with an integer of at most three digits."""
-    if not _AIME_GOLD.fullmatch(str(gold)):
-        raise ValueError(f"an AIME reference answer has 1 to 3 digits, got {gold!r}")
-    return float(len(text) <= _MAX_CHARS and read_number(text) == int(gold))
-
-
 def score_integer(text: str, gold: str) -> float:
-    """Compare a plain number with an integer: it is read, never computed."""
+    """Compare a plain number with an integer: it is read, never computed. Raise ValueError for another reference."""
     if not _INTEGER.fullmatch(gold):
-        raise ValueError(f"the reference answer of a generated task is an integer, got {gold!r}")
+        raise ValueError(f"the reference answer must be an integer, got {gold!r}")
     return float(len(text) <= _MAX_CHARS and read_number(text) == int(gold.replace(",", "")))
 
 
@@ -45,10 +38,9 @@ def score_game24(text: str, gold: str) -> float:
 
 
 def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> float | None:
-    """Return the score of a trajectory's answer; a missing or blank answer scores 0.
+    """Return the score of an answer, or None if a custom scorer cannot decide; a missing or blank answer scores 0.
 
-    A custom scorer may read the trajectory's `turns`, and may return None if it cannot decide. Raises OwnCodeError if
-    it fails.
+    Raises OwnCodeError if a custom scorer cannot be loaded, and ScoringError if it fails.
     """
     name = task.scorer
     if name is None and task.dataset not in _SCORERS:
@@ -66,9 +58,9 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:
-    """Return the raw score; None where the infrastructure failed, or the scorer cannot judge the answer or fails.
+    """Return the raw score; None where the infrastructure failed, or the scorer fails, which the trajectory notes.
 
-    Why it failed is noted in the trajectory. Raises OwnCodeError if a custom scorer cannot be loaded.
+    Raises OwnCodeError if a custom scorer cannot be loaded.
     """
     if trajectory.stop_reason == "infrastructure":
         return None
@@ -95,15 +87,8 @@ NAMED: dict[str, Callable[[str, str], float]] = {
 """The comparisons that a task can name."""
 
 _SCORERS: dict[str, Callable[[str, str], float]] = {
-    "arith": score_integer,
-    "lookup": score_integer,
-    "two_lookup": score_integer,
-    "three_lookup": score_integer,
-    "chain": score_integer,
-    "branch": score_integer,
+    **dict.fromkeys((*FAMILIES, "aime", "aime24"), score_integer),
     "game24": score_game24,
-    "aime": score_aime,
-    "aime24": score_aime,
     "amc23": score_math,
     "gaia": score_gaia,
     "gpqa": score_choice,

@@ -25,13 +25,13 @@ _ADVICE = "; make it faster, or raise reward.timeout_s"
 def own_score(task: Task, answer: str, turns: Sequence[Turn]) -> float | None:
     """Return the score of an answer by the function that `task.scorer` names: from 0 to 1, or None if undecided.
 
-    Raises OwnCodeError if the function cannot be loaded, and ScoringError if it raises, takes too long, or returns
-    anything else: such an answer is never a zero.
+    Raises OwnCodeError if the function cannot be loaded, and ScoringError if it fails: such an answer is never a zero.
     """
     source, limit_s = task.scorer or "", task.scoring_limit_s
-    what = f"scorer '{source}'"
     # It was checked in the process that computed it.
-    return scored(_answer_scorer, source, (task, answer, turns), limit_s=limit_s, what=what, advice=_ADVICE)  # type: ignore[return-value]
+    return scored(  # type: ignore[return-value]
+        _answer_scorer, source, (task, answer, turns), limit_s=limit_s, what=f"scorer '{source}'", advice=_ADVICE
+    )
 
 
 class CustomTurnScorer:
@@ -45,10 +45,9 @@ class CustomTurnScorer:
         _turn_scorer(source)
 
     async def score_group(self, group: Group) -> StepScores:
-        """Return a number from 0 to 1, or None, for each planner turn.
+        """Return a number from 0 to 1, or None, for each planner turn; None everywhere where the function fails.
 
-        An attempt that failed for lack of infrastructure, or at which the function fails, has None everywhere. Raises
-        OwnCodeError if the function cannot be loaded, or fails MAX_FAILURES times in a row.
+        Raises OwnCodeError if the function cannot be loaded, or fails MAX_FAILURES times in a row.
         """
         calls = (asyncio.to_thread(self._scores, trajectory) for trajectory in group.trajectories)
         return StepScores(raw=tuple(await asyncio.gather(*calls)), prm_digest="")

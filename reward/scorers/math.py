@@ -118,12 +118,10 @@ def _length_in_braces(text: str) -> int:
 
 
 def _num_digits(base: "Expr") -> float:
-    """Return the digits that a power of `base` gains per unit of its exponent; 0 for 1 and -1.
-
-    An irrational base counts as at least one digit, because the power of a sum grows in terms.
-    """
+    """Return the digits that a power of `base` gains per unit of its exponent; 0 for 1 and -1."""
     if base.is_Rational:
         return max(math.log10(abs(base.p)), math.log10(base.q))
+    # At least one, because the power of a sum grows in terms.
     return max(1.0, abs(math.log10(float(abs(base)))))
 
 
@@ -189,10 +187,7 @@ class _Parser:
         return name.endswith("frac") and are_whole and int(above) < int(below)
 
     def _raised(self, base: "Expr", exponent: "Expr") -> "Expr":
-        """Return base ** exponent, for a negative base and an odd root the real one. Raise OverflowError.
-
-        An exponent beyond the range of floats overflows.
-        """
+        """Return base ** exponent, for a negative base and an odd root the real one. Raise OverflowError."""
         if exponent.is_finite and base.is_finite and base != 0:
             digits = abs(float(exponent)) * _num_digits(base)
             if digits > MAX_DIGITS:

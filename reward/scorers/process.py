@@ -61,9 +61,8 @@ class _Child:
     def ask(self, load: Load, source: str, arguments: Sequence[object], limit_s: float) -> tuple[str, object]:
         """Call the function with the arguments and return how it ended, and with what.
 
-        It ends `done` with a value; `failed` with a reason; `broken` if `load` failed, with a reason; `late` beyond its
-        limit, whose time starts when the function is loaded, or `stuck` if it still runs then; `lost` if the process
-        ended; or `hung` if the process was killed because it did not answer in time.
+        It ends `done` with a value; `failed` or, in `load`, `broken` with a reason; `late` beyond its limit, or `stuck`
+        if it still runs then; `lost` if the process ended; or `hung` if it was killed because it did not answer.
         """
         number = next(_NUMBERS)
         replies = self._replies[number] = SimpleQueue()
@@ -115,9 +114,8 @@ def scored(
 ) -> object:
     """Return the checked result of a function, called in a process, and once more in another if that ends or hangs.
 
-    Calls run side by side in one process. With `memory` its address space is limited to as many bytes, and it knows no
-    variable of the environment. Raises OwnCodeError if the function cannot be loaded, and ScoringError, which begins
-    with `what`, if it fails.
+    Calls run side by side in one process, with at most `memory` bytes, if any. Raises OwnCodeError if the function
+    cannot be loaded, and ScoringError, which begins with `what`, if it fails.
     """
     with _STARTING:
         child = _CHILDREN.get(memory)

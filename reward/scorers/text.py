@@ -61,12 +61,10 @@ def _typed(text: str) -> str:
 
 def _worded(typed: str) -> str:
     # Punctuation of other scripts is like a comma, but for the signs of per mille.
-    typed = "".join("," if sign > "\x7f" and _is_punctuation(sign) else sign for sign in typed)
+    typed = "".join(
+        "," if sign > "\x7f" and sign not in "‰‱" and unicodedata.category(sign)[0] == "P" else sign for sign in typed
+    )
     return _NO_WORDS.sub(lambda found: found["kept"] or (" " if found["between"] else ""), typed)
-
-
-def _is_punctuation(sign: str) -> bool:
-    return unicodedata.category(sign)[0] == "P" and sign not in "‰‱"
 
 
 def _f1(text: str, alias: str) -> float:
@@ -83,11 +81,7 @@ _SEPARATOR = re.compile("[,;、،؛]")
 
 
 def score_gaia(text: str, gold: str) -> float:
-    """Return 1.0 if the answer is the reference's number, list or text by GAIA's rules.
-
-    Numbers ignore $, % and commas of thousands; lists keep their order; texts ignore white space, case and punctuation,
-    except in numbers.
-    """
+    """Return 1.0 if the answer is the reference's number, list or text by GAIA's rules."""
     if len(text) > MAX_CHARS:
         return 0.0
     wanted = plain(gold)

@@ -122,17 +122,6 @@ def test_parquet_file_is_read_like_json_lines(tmp_path):
         file_tasks("own_text", path)
 
 
-def test_file_may_start_with_a_byte_order_mark_and_must_be_utf_8(tmp_path):
-    path = tmp_path / "mine.jsonl"
-    row = json.dumps({"question": "Où?", "answer": "là", "split": "train"}, ensure_ascii=False)
-    path.write_text(row, encoding="utf-8-sig")
-    assert [task.question for task in load_file("own_text", path, split="train")] == ["Où?"]
-    for encoding in ("latin-1", "utf-16"):
-        path.write_text(row, encoding=encoding)
-        with pytest.raises(ValueError, match=r"mine\.jsonl"):
-            file_tasks("own_text", path)
-
-
 def test_hash_of_the_question_decides_the_split_whatever_case_spacing_or_punctuation(file):
     first = [{"question": f"How many legs do {number} spiders have?", "answer": "8"} for number in range(100)]
     again = [{"question": f"how  many legs do {number} spiders have ?", "answer": "8"} for number in range(100)]
@@ -174,6 +163,8 @@ def test_file_with_an_empty_split_or_too_many_answers_is_refused(file):
         load_file("own_integer", file({"question": "q", "answer": ["1", "2"]}), split="train")
     with pytest.raises(ValueError, match=r"envs\.data_path"):
         load_tasks("own_text", split="train", count=1, seed=0)
+    with pytest.raises(ValueError, match="gsm8k"):
+        load_tasks("gsm8k", split="train", count=1, seed=0)
 
 
 def test_duplicates_are_dropped_on_the_training_side_first_and_counted(file):
@@ -369,19 +360,9 @@ def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_
     assert custom.scored(Task(id="t", dataset="d", question="q", answer="a", scorer="math")).scorer == "math"
 
 
-class ScriptedSources:
-    datasets = dict.fromkeys("hgfedcba")
-
-    def tasks(self, name, part):
-        return [Task(id=f"{name}{n}", dataset=name, question=f"{name} {n}?", answer="x") for n in range(9)]
-
-    def scored(self, task):
-        return task
-
-
 def test_collected_tasks_have_the_order_of_the_mix_in_every_process():
-    mix = dict.fromkeys(ScriptedSources.datasets, 1.0)
-    collected = collection_tasks(mix, count=8, seed=0, custom=ScriptedSources())
+    custom = CustomSources(datasets=dict.fromkeys("hgfedcba", source("load")))
+    collected = collection_tasks(dict.fromkeys("hgfedcba", 1.0), count=8, seed=0, custom=custom)
     assert "".join(task.dataset for task in collected) == "hgfedcba"
 
 

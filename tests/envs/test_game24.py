@@ -1,6 +1,4 @@
 import json
-import re
-from fractions import Fraction
 from itertools import combinations_with_replacement
 
 import pytest
@@ -17,21 +15,20 @@ def write_hands(path, *hands):
     return path
 
 
-@pytest.mark.parametrize("hand", [(1, 3, 4, 6), (3, 3, 8, 8), (1, 5, 5, 5), (4, 4, 10, 10), (13, 13, 2, 4)])
-def test_solvable_hands_get_an_expression_that_makes_24(hand):
-    expression = game24.solve(hand)
-    assert sorted(map(int, re.findall(r"\d+", expression))) == sorted(hand)
-    assert eval(re.sub(r"(\d+)", r"Fraction(\1)", expression), {"Fraction": Fraction}) == 24
-
-
-@pytest.mark.parametrize("hand", [(1, 1, 1, 1), (13, 13, 13, 13), (1, 1, 1, 7)])
-def test_hands_without_a_solution_get_none(hand):
-    assert game24.solve(hand) is None
+@pytest.mark.parametrize(
+    ("hand", "solvable"),
+    [
+        *((hand, True) for hand in ((1, 3, 4, 6), (3, 3, 8, 8), (1, 5, 5, 5), (4, 4, 10, 10), (13, 13, 2, 4))),
+        *((hand, False) for hand in ((1, 1, 1, 1), (13, 13, 13, 13), (1, 1, 1, 7))),
+    ],
+)
+def test_solvable_hands(hand, solvable):
+    assert game24.is_solvable(hand) == solvable
 
 
 def test_the_number_of_solvable_hands_is_the_known_one():
     hands = combinations_with_replacement(range(1, 14), 4)
-    assert sum(game24.solve(hand) is not None for hand in hands) == 1362
+    assert sum(map(game24.is_solvable, hands)) == 1362
 
 
 def test_a_task_names_its_numbers_and_hides_the_solution(tmp_path):
@@ -41,23 +38,16 @@ def test_a_task_names_its_numbers_and_hides_the_solution(tmp_path):
     assert "=" not in task.question
 
 
-def test_a_file_of_something_else_is_told_by_its_row(tmp_path):
-    file = tmp_path / "questions.jsonl"
-    file.write_text('{"question": "Who?", "answer": "you"}\n')
-    with pytest.raises(ValueError, match=r"questions\.jsonl"):
-        game24.load_game24(file)
-
-
-@pytest.mark.parametrize("hand", [[1, 2, 3], [1, 2, 3, 14], [0, 2, 3, 4], ["1", "2", "3", "4"]])
-def test_a_malformed_hand_is_refused(tmp_path, hand):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize("hand", [None, [1, 2, 3], [1, 2, 3, 14], [0, 2, 3, 4], ["1", "2", "3", "4"]])
+def test_a_malformed_hand_is_refused_with_its_file(tmp_path, hand):
+    with pytest.raises(ValueError, match=r"hands\.jsonl"):
         game24.load_game24(write_hands(tmp_path / "hands.jsonl", hand))
 
 
 def test_the_registry_holds_a_file_apart_by_the_same_halves(tmp_path):
     path = write_hands(tmp_path / "hands.jsonl", *([1, 1, n, m] for n in range(2, 8) for m in range(8, 13)))
     train = load_tasks("game24", split="train", count=8, seed=0, custom=CustomSources(path=path))
-    held_out = {task.answer for task in game24.generate_game24(split="eval", count=600, seed=0)}
+    held_out = {task.answer for task in game24.generate_game24(split="eval", seed=0)}
     assert not {task.answer for task in train} & held_out
     with pytest.raises(ValueError):
         load_tasks("game24", split="train", count=31, seed=0, custom=CustomSources(path=path))
@@ -67,4 +57,4 @@ def test_the_registry_holds_a_file_apart_by_the_same_halves(tmp_path):
 def test_every_hand_of_the_real_file_is_solvable():
     tasks = game24.load_game24(REAL_DATA / "gameof24.jsonl")
     assert len(tasks) == len({task.answer for task in tasks}) == 300
-    assert all(game24.solve([int(n) for n in task.answer.split()]) for task in tasks)
+    assert all(game24.is_solvable([int(n) for n in task.answer.split()]) for task in tasks)

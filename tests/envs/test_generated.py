@@ -18,7 +18,6 @@ from envs.datasets.families import (
 )
 from envs.datasets.generated import generate, sample_tasks, wrong_plan
 from envs.datasets.rows import TooFewTasksError, split_of
-from envs.datasets.sampler import load_tasks
 
 ACTIONS = {
     "arith": "code answer",
@@ -165,11 +164,6 @@ def test_family_without_further_questions_is_reported(monkeypatch):
 def test_mix_needs_positive_weights(mix):
     with pytest.raises(ValueError, match="positive"):
         sample_tasks(mix, split="train", count=3, seed=0)
-
-
-def test_unknown_names_and_files_are_refused():
-    with pytest.raises(ValueError, match="gsm8k"):
-        load_tasks("gsm8k", split="train", count=1, seed=0)
 
 
 @pytest.mark.parametrize(

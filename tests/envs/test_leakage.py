@@ -6,7 +6,7 @@ import pytest
 from real_data import REAL_DATA, needs
 
 from envs.datasets.benchmarks import load_aime
-from envs.leakage import char_grams, find_leaks, question_share
+from envs.leakage import find_leaks, question_share
 
 TRAIN_FILE, TEST_FILE = REAL_DATA / "aime_1983_2024.csv", REAL_DATA / "aime24.jsonl"
 needs_real_files = needs(TRAIN_FILE.name, TEST_FILE.name)
@@ -78,11 +78,6 @@ def test_a_test_question_without_its_figure_or_inside_a_longer_text_is_caught():
 
 def test_another_problem_on_the_same_topic_is_clear():
     assert find_leaks(DIFFERENT.items(), TESTS) == []
-
-
-def test_grams_by_hand():
-    assert char_grams("abcdef", 5) == {"abcde", "bcdef"}
-    assert char_grams("abcd", 5) == char_grams("", 5) == frozenset()
 
 
 def test_leaks_by_hand():

@@ -12,9 +12,7 @@ def keys(tasks):
     return {question_key(task.question) for task in tasks}
 
 
-@pytest.mark.parametrize(
-    "mix", [{"game24": 1}, {"game24": 1, "lookup": 1}, {"game24": 0.2, "lookup": 0.5, "arith": 0.3}]
-)
+@pytest.mark.parametrize("mix", [{"game24": 1}, {"game24": 0.2, "lookup": 0.5, "arith": 0.3}])
 def test_finite_data_set_is_drawn_in_shuffled_rounds(mix):
     sampler = TaskSampler(mix, seed=1)
     size = len(sampler._finite["game24"])
@@ -33,13 +31,10 @@ def test_every_block_has_the_exact_shares():
 
 
 def test_an_ordinal_alone_decides_its_task():
-    mix = {"game24": 1.0, "lookup": 1.0}
-    far = 10**12 + 7
-    late, fresh = TaskSampler(mix, seed=2), TaskSampler(mix, seed=2)
-    for ordinal in (far, 5, 4321, far - 1, 0):
-        late.task(ordinal)
-    assert late.task(far) == fresh.task(far)
-    assert late.task(4321) == fresh.task(4321)
+    late, fresh = (TaskSampler({"game24": 1.0, "lookup": 1.0}, seed=2) for _ in range(2))
+    ordinals = (10**12 + 7, 5, 4321, 10**12 + 6, 0)
+    tasks = {ordinal: late.task(ordinal) for ordinal in ordinals}
+    assert {ordinal: fresh.task(ordinal) for ordinal in reversed(ordinals)} == tasks
 
 
 def test_tasks_of_a_seed_are_stable():

@@ -93,9 +93,6 @@ async def test_transient_errors_are_retried_and_then_the_group_stays_unscored(nu
     assert prm.num_calls == min(num_errors + 1, 3)
     assert (raw_of(scored), digests_of(scored)) == (((score, score),) * 3, {digest})
     assert scored.outcomes == [1.0, 0.0, None]
-
-
-async def test_other_errors_propagate():
     with pytest.raises(BusyError):
         await judged(make_judge(ScriptedPrm(BusyError()), transient=()), make_group("42", "1"))
 

@@ -80,19 +80,15 @@ async def label(step, ends, *, trajectory=EPISODE, continuations=4):
         (("140", "141", None), 1 / 3),
     ],
 )
-async def test_the_label_is_the_share_of_continuations_that_end_right(answers, score):
-    labelled = await label(0, Ends(*(ending(answer) for answer in answers)))
-    assert labelled.score == pytest.approx(score)
-    assert labelled.votes == tuple(float(answer == "141") for answer in answers)
-
-
-@pytest.mark.parametrize("step", [0, 1, 2])
-async def test_continuations_start_after_the_step(step):
-    ends = Ends(ending("141"))
-    labelled = await label(step, ends, continuations=7)
-    assert ends.requests == [("g1/0", step + 1, 7)]
-    assert (labelled.step, labelled.trajectory_id, labelled.task_id) == (step, "g1/0", "t1")
-    assert (labelled.labeller, labelled.text_digest) == ("monte_carlo", step_texts(EPISODE)[step].digest)
+async def test_the_label_is_the_share_of_continuations_after_the_step_that_end_right(answers, score):
+    for step in range(3):
+        ends = Ends(*(ending(answer) for answer in answers))
+        labelled = await label(step, ends, continuations=7)
+        assert labelled.score == pytest.approx(score)
+        assert labelled.votes == tuple(float(answer == "141") for answer in answers)
+        assert ends.requests == [("g1/0", step + 1, 7)]
+        assert (labelled.step, labelled.trajectory_id, labelled.task_id) == (step, "g1/0", "t1")
+        assert (labelled.labeller, labelled.text_digest) == ("monte_carlo", step_texts(EPISODE)[step].digest)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 
-from envs.datasets.families import build_catalogue
-from envs.datasets.generated import generate, result_of
+from envs.datasets.families import build_catalogue, result_of
+from envs.datasets.generated import generate
 from reward.labels import LabelError
 from reward.labels.plan import PlanLabeller, plan_scores
 from reward.prm.step_text import step_texts
@@ -108,9 +108,7 @@ async def test_a_label_is_bound_to_the_text_of_its_step():
     labeller = PlanLabeller([trajectory])
     steps = step_texts(trajectory)
     labels = [await labeller.label(step) for step in reversed(steps)][::-1]
-    assert [label.score for label in labels] == [1.0, 0.2, 1.0, 1.0]
-    assert [label.votes for label in labels] == [(1.0,), (0.2,), (1.0,), (1.0,)]
-    assert [(label.step, label.text_digest, label.labeller) for label in labels] == [
-        (step.step, step.digest, "plan") for step in steps
-    ]
-    assert {(label.trajectory_id, label.task_id) for label in labels} == {("g1/0", task.id)}
+    assert [(label.score, label.votes) for label in labels] == [(score, (score,)) for score in (1.0, 0.2, 1.0, 1.0)]
+    for label, step in zip(labels, steps, strict=True):
+        assert (label.step, label.text_digest, label.labeller) == (step.step, step.digest, "plan")
+        assert (label.trajectory_id, label.task_id) == ("g1/0", task.id)

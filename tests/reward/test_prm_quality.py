@@ -7,14 +7,7 @@ import pytest
 
 from envs.types import Task
 from reward.prm.decoys import CANARIES
-from reward.prm.quality import (
-    auroc,
-    clustered_interval,
-    evaluate_prm,
-    mse,
-    quality_report,
-    spearman,
-)
+from reward.prm.quality import auroc, clustered_interval, evaluate_prm, quality_report, spearman
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
 from tests.reward.test_step_text import decided, make_trajectory
@@ -25,11 +18,6 @@ PRED = np.array([0.1, 0.1, 0.5, 0.3, 0.9, 0.8])
 
 def near(value):
     return pytest.approx(value, abs=1e-9)
-
-
-def test_mse_by_hand():
-    # Errors .1, -.1, .1, -.1, .1, -.2.
-    assert mse(LABEL, PRED) == near(0.09 / 6)
 
 
 def test_spearman_uses_average_ranks():

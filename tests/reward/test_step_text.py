@@ -98,12 +98,6 @@ def test_context_of_a_custom_agents_reply_is_its_own_branch():
     assert not any(step.is_reply for step in step_texts(EPISODE))
 
 
-def test_only_planner_turns_are_steps_including_malformed_ones():
-    steps = step_texts(EPISODE)
-    assert [(step.step, step.num_steps) for step in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
-    assert {(step.trajectory_id, step.task_id) for step in steps} == {("g1/0", "t1")}
-
-
 def test_text_of_a_step_is_a_prefix_of_the_next():
     texts = [step.text for step in step_texts(EPISODE)]
     assert all(after.startswith(before) for before, after in pairwise(texts))
