@@ -276,7 +276,7 @@ class CustomAgent:
         try:
             limit = TimeLimit(self.limits.episode_timeout_s, self.limits.wall_timeout_s)
             attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
-            await self.endpoint.admit(attempt)
+            self.endpoint.admit(attempt)
             try:
                 answer = await self._in_time(task, attempt)
             finally:

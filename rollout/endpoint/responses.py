@@ -14,7 +14,6 @@ from rollout.endpoint.messages import (
 )
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields
 
-PATH = "/v1/responses"
 FIELDS = Fields(
     known=(
         *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
