@@ -13,7 +13,7 @@ from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
 from rollout.endpoint.messages import ChatMessage, RequestError, read_calls, turns_of
 from rollout.endpoint.request import ModelRequest, Rules
-from rollout.endpoint.writer import Writer
+from rollout.endpoint.writer import EngineWriter, Writer
 from rollout.engines.engine import TimeLimit
 from rollout.types import Completion, Turn
 
@@ -192,7 +192,8 @@ class Attempt:
         for call in self._calls:
             call.answering.cancel()
         await self.sampled()
-        self._writer.release()
+        if isinstance(self._writer, EngineWriter):
+            self._writer.engine.release(self._writer.trajectory_id)
         return [call.turn(call.reply) for call in self._calls if call.reply is not None]
 
     def _repeated(self, request: ModelRequest, *, is_retry: bool) -> Call | None:
@@ -289,7 +290,8 @@ class Attempt:
     async def _sample(self, call: Call, max_tokens: int) -> Reply:
         started, request = time.perf_counter(), call.request
         try:
-            with self.limit.paused() if self._writer.by_engine else nullcontext():
+            # The time of an engine does not count as the agent's.
+            with self.limit.paused() if isinstance(self._writer, EngineWriter) else nullcontext():
                 completion = await self._writer.write(request, call.prompt_token_ids, max_tokens)
         except RequestError as error:
             self.broken = str(error)
