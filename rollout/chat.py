@@ -1,22 +1,20 @@
 """The chat format as token pieces: one renderer for training and inference.
 
-The model's template is rendered once around placeholders and cut there. If a template has no place for the system's
-text before the first user turn, the text becomes the beginning of that turn. Fixed pieces keep their special tokens.
-Everything that a task, a tool or a model wrote is tokenized with special tokens disabled, so a tool result that holds
-`<|im_end|>` stays text and cannot forge a role. Tokens that mark roles without being special, such as DeepSeek-R1's
-`<|User|>` in full-width bars, are disabled too. Roles that a template marks with plain text, such as Llama 2's
+The model's template is rendered around placeholders and cut there. Fixed pieces keep their special tokens. What a task,
+a tool or a model wrote is tokenized with special tokens and those that mark roles disabled, so a tool result that holds
+`<|im_end|>` stays text and cannot forge a role. Roles that a template marks with plain text, such as Llama 2's
 `[INST]`, can be forged. A later turn only appends (prompt, sampled ids, bridge): sampled ids are never tokenized again.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from configs.errors import UserError, whole_letters
 from rollout.types import ChatRole, Message
@@ -42,14 +40,6 @@ class ChatTemplateError(UserError):
     """A chat template that cannot render a growing dialogue."""
 
 
-class Chat(Protocol):
-    """Turns a dialogue into a prompt."""
-
-    def prompt(self, system: str, user: str) -> tuple[int, ...]: ...
-
-    def bridge(self, sampled: tuple[int, ...], user: str) -> tuple[int, ...]: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPieces:
     """The fixed text of a chat template, in the order of a dialogue."""
@@ -65,8 +55,8 @@ class ChatPieces:
     before_next: str
 
 
-class ServedChat:
-    """The chat of servers that render and tokenize messages themselves, without token ids."""
+class Chat:
+    """Turns a dialogue into token ids: into none for servers, which render and tokenize messages themselves."""
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
         return ()
@@ -75,7 +65,7 @@ class ServedChat:
         return ()
 
 
-class ChatFormat:
+class ChatFormat(Chat):
     """Token pieces of a Hugging Face tokenizer's chat template."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -87,17 +77,10 @@ class ChatFormat:
         self.turn_end = turn_end(tokenizer)
         """The token that ends a reply of the template."""
         self._marks = _marks(tokenizer)
-        self._around: dict[tuple[str, ...], tuple[tuple[int, ...], ...]] = {}
+        self._around = lru_cache(MAX_SHAPES)(self._pieces_around)
         # A tokenizer such as Llama 2's begins every text with a blank.
         before, letter, both = (self._ids(text) for text in (_BEFORE, "x", f"{_BEFORE}x"))
         self._before = () if both == before + letter else before
-
-    @cached_property
-    def _for_free(self) -> Tokenizer:
-        # A copy that is switched once, because switching a tokenizer that other threads use is not safe.
-        free = _with_special_roles(self._tokenizer, self.pieces)
-        free("", add_special_tokens=False, split_special_tokens=True)
-        return free
 
     def prompt(self, system: str, user: str) -> tuple[int, ...]:
         """Return the token ids up to the start of the assistant's reply."""
@@ -109,37 +92,27 @@ class ChatFormat:
 
     def dialogue(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Return the token ids of any messages, up to the assistant's reply. Raises ChatTemplateError."""
-        opening, *pieces = self._pieces_around(messages)
-        return self._joined(opening, messages, pieces)
+        return self._joined(messages, self._around(tuple(one.role for one in messages)))
 
     def continuation(self, messages: Sequence[Message], since: int, sampled: tuple[int, ...]) -> tuple[int, ...]:
         """Return the ids between a sampled reply and the next: its end, and the messages from index `since`.
 
         `sampled` are the ids of the assistant's message before `since`. Raises ChatTemplateError.
         """
-        before, *pieces = self._pieces_around(messages)[since:]
+        before, *pieces = self._around(tuple(one.role for one in messages))[since:]
         end = next((index for index, one in enumerate(before) if one in self._marks), len(before))
         if sampled and before[end : end + 1] == sampled[-1:]:
             # The end of the turn was sampled already, without the blank that some templates write before it.
             before = before[end + 1 :]
-        return self._joined(before, messages[since:], pieces)
+        return self._joined(messages[since:], (before, *pieces))
 
-    def _joined(
-        self, before: tuple[int, ...], messages: Sequence[Message], pieces: Sequence[tuple[int, ...]]
-    ) -> tuple[int, ...]:
-        later = (self._free(one.content) + piece for one, piece in zip(messages, pieces, strict=True))
-        return tuple(chain(before, *later))
+    def _joined(self, messages: Sequence[Message], pieces: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        later = (self._free(one.content) + piece for one, piece in zip(messages, pieces[1:], strict=True))
+        return tuple(chain(pieces[0], *later))
 
-    def _pieces_around(self, messages: Sequence[Message]) -> tuple[tuple[int, ...], ...]:
-        roles = tuple(one.role for one in messages)
-        # Another thread may clear the cache at any time.
-        pieces = self._around.get(roles)
-        if pieces is None:
-            if len(self._around) >= MAX_SHAPES:
-                self._around.clear()
-            opening, *others = _pieces_of(self._tokenizer, roles)
-            self._around[roles] = pieces = (self._ids(opening), *map(self._inside, others))
-        return pieces
+    def _pieces_around(self, roles: tuple[ChatRole, ...]) -> tuple[tuple[int, ...], ...]:
+        opening, *others = _pieces_of(self._tokenizer, roles)
+        return (self._ids(opening), *map(self._inside, others))
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of these ids without special tokens."""
@@ -169,6 +142,21 @@ class ChatFormat:
         encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=split_special_tokens)
         return tuple(encoding.input_ids)
 
+    @cached_property
+    def _for_free(self) -> Tokenizer:
+        """A copy of the tokenizer in which the added tokens that mark roles are special.
+
+        Other added tokens, such as `<tool_call>` and `<think>`, stay tokens in every text.
+        """
+        used = {one for text in asdict(replace(self.pieces, generation="")).values() for one in self._ids(text)}
+        added = [one for index, one in self._tokenizer.added_tokens_decoder.items() if index in used]
+        free = copy.deepcopy(self._tokenizer)
+        if marks := [token.content for token in added if token.content.strip() and not token.special]:
+            free.add_tokens(marks, special_tokens=True)
+        # Switched once, because switching a tokenizer that other threads use is not safe.
+        free("", add_special_tokens=False, split_special_tokens=True)
+        return free
+
 
 def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
     """Return the fixed text of a tokenizer's chat template, with thinking disabled. Raises ChatTemplateError."""
@@ -189,20 +177,6 @@ def chat_pieces(tokenizer: Tokenizer) -> ChatPieces:
         generation=generation,
         before_next=before_next,
     )
-
-
-def _with_special_roles(tokenizer: Tokenizer, pieces: ChatPieces) -> Tokenizer:
-    """Return a copy of the tokenizer in which the added tokens that mark roles are special.
-
-    Other added tokens, such as `<tool_call>` and `<think>`, stay tokens in every text.
-    """
-    fixed = (pieces.before_system, pieces.before_lone_user, pieces.before_user, pieces.before_assistant)
-    used = {one for text in (*fixed, pieces.before_next) for one in tokenizer(text, add_special_tokens=False).input_ids}
-    added = [token for index, token in tokenizer.added_tokens_decoder.items() if index in used and not token.special]
-    changed = copy.deepcopy(tokenizer)
-    if marks := [token.content for token in added if token.content.strip()]:
-        changed.add_tokens(marks, special_tokens=True)
-    return changed
 
 
 def _marks(tokenizer: Tokenizer) -> set[int]:
@@ -226,11 +200,7 @@ def turn_end(tokenizer: Tokenizer) -> int:
 
 
 def reply_ends(model_path: Path, tokenizer: Tokenizer) -> list[int]:
-    """Return all tokens that end a reply, or a grammar: of the chat template, the tokenizer and the model's files.
-
-    The files are generation_config.json, or config.json if there is no such file. Instruction-tuned models name two or
-    three.
-    """
+    """Return all tokens that end a reply, or a grammar: of the chat template, the tokenizer and the model's files."""
     from transformers import AutoConfig, GenerationConfig
 
     try:

@@ -17,7 +17,7 @@ from ray_jobs.run.console import Console, PhaseProgress
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.model_folder import prm_base, resolve_model
 from ray_jobs.run.origin import check_trained_alike
-from rollout.chat import ServedChat
+from rollout.chat import Chat
 from rollout.engines.engine import BackendError
 from rollout.engines.served import OllamaEngine, OpenAiEngine
 from rollout.worker import Solver, Worker
@@ -142,7 +142,7 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
     else:
         engine = OpenAiEngine(backend, seed=config.seed)
     asyncio.run(engine.check())
-    solver = Solver(config, engine, ServedChat(), max_open=backend.max_concurrency)
+    solver = Solver(config, engine, Chat(), max_open=backend.max_concurrency)
     try:
         yield solver
     finally:

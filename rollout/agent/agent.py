@@ -30,7 +30,6 @@ from rollout.engines.engine import ContextFullError, Engine, EngineError, Genera
 from rollout.files import TOKENIZER
 from rollout.types import Message, Role, StopReason, TextCompletion, Trajectory, Turn
 
-ToolsForEpisode = Callable[[], AbstractContextManager[list[Tool]]]
 TurnListener = Callable[[Turn], None]
 
 FROZEN_MAX_TOKENS = 256
@@ -55,7 +54,7 @@ class Agent:
     config: RunConfig
     engine: Engine
     chat: Chat
-    tools_for_episode: ToolsForEpisode
+    tools_for_episode: Callable[[], AbstractContextManager[list[Tool]]]
     """Opens new tools for a task."""
     temperature: float
     """0 is greedy."""
@@ -70,8 +69,8 @@ class Agent:
     ) -> Trajectory:
         """Run one attempt, with `hints` in the planner's prompt.
 
-        A broken engine or tool, or any other error, ends it as `infrastructure`: recorded up to there and unscored,
-        without affecting other attempts. The time limit ends it as `failed`.
+        The time limit ends it as `failed`. A broken engine or tool, or any other error, ends it as `infrastructure`:
+        recorded up to there and unscored, without affecting other attempts.
         """
         turns: list[Turn] = []
         answer: str | None = None
@@ -110,39 +109,26 @@ class Agent:
         )
 
 
+@dataclass
 class _Episode:
-    """The state of one attempt.
+    """The state of one attempt."""
 
-    The planner's dialogue exists as token ids and as messages, to which text is only appended. The memory of the
-    steps, which verifier and generator read, holds one line per step; text that a tool found takes further lines.
-    """
+    agent: Agent
+    task: Task
+    trajectory_id: str
+    tools: Sequence[Tool]
+    hints: str
+    turns: list[Turn]
+    """Grows while the attempt runs, so that a failed attempt is recorded up to its failure."""
+    on_turn: TurnListener | None
 
-    def __init__(
-        self,
-        agent: Agent,
-        task: Task,
-        trajectory_id: str,
-        tools: Sequence[Tool],
-        hints: str,
-        turns: list[Turn],
-        on_turn: TurnListener | None,
-    ) -> None:
-        rollout = agent.config.rollout
+    def __post_init__(self) -> None:
+        self._config, self._planner, rollout = self.agent.config, self.agent.config.planner, self.agent.config.rollout
         self.limit = TimeLimit(rollout.episode_timeout_s, rollout.wall_timeout_s)
-        self._agent = agent
-        self._config = agent.config
-        self._planner = agent.config.planner
-        self._task = task
-        self._trajectory_id = trajectory_id
-        self._tools = tools
-        self._turns = turns  # grows while the attempt runs, so that a failed attempt is recorded up to its failure
-        self._on_turn = on_turn
-        system, user = opening(tools, task, self._planner.max_steps, hints, self._planner.prompt)
-        self._context = agent.chat.prompt(system, user)
-        self._messages: tuple[Message, ...] = (
-            Message(role="system", content=system),
-            Message(role="user", content=user),
-        )
+        system, user = opening(self.tools, self.task, self._planner.max_steps, self.hints, self._planner.prompt)
+        # The planner's dialogue as token ids and as messages, to which text is only appended.
+        self._context = self.agent.chat.prompt(system, user)
+        self._messages = [Message(role="system", content=system), Message(role="user", content=user)]
         self._memory: list[str] = []
         self._answer: str | None = None
 
@@ -184,31 +170,29 @@ class _Episode:
 
     async def _sample(self, step: int) -> tuple[Turn, Decision | None]:
         actions = ("answer",) if step == self._planner.max_steps else self._config.envs.actions
-        schemas, prompt, started = self._agent.schemas, self._context, time.perf_counter()
+        schemas, prompt, started = self.agent.schemas, self._context, time.perf_counter()
         grammar = planner_grammar(actions, schemas)
+        request = GenerationRequest(
+            trajectory_id=self.trajectory_id,
+            prompt_token_ids=prompt,
+            max_tokens=self._config.rollout.max_turn_tokens,
+            temperature=self.agent.temperature,
+            grammar=grammar,
+            messages=tuple(self._messages),
+            json_schema=planner_schema(actions, schemas),
+        )
         with self.limit.paused():
-            completion = await self._agent.engine.generate(
-                GenerationRequest(
-                    trajectory_id=self._trajectory_id,
-                    prompt_token_ids=prompt,
-                    max_tokens=self._config.rollout.max_turn_tokens,
-                    temperature=self._agent.temperature,
-                    grammar=grammar,
-                    messages=self._messages,
-                    json_schema=planner_schema(actions, schemas),
-                )
-            )
+            completion = await self.agent.engine.generate(request)
         generate_s = round(time.perf_counter() - started, 4)
         self._context = prompt + completion.token_ids
-        self._messages += (Message(role="assistant", content=completion.text),)
+        self._messages.append(Message(role="assistant", content=completion.text))
         decision, wrong = None, None
-        if completion.finish_reason == "length":
-            wrong = "the reply was cut because it was too long"
-        else:
-            try:
-                decision = parse_decision(completion.text, actions, schemas)
-            except FormatError as error:
-                wrong = str(error)
+        try:
+            if completion.finish_reason == "length":
+                raise FormatError("the reply was cut because it was too long")
+            decision = parse_decision(completion.text, actions, schemas)
+        except FormatError as error:
+            wrong = str(error)
         served = isinstance(completion, TextCompletion)
         turn = Turn.of(
             role="planner",
@@ -224,12 +208,11 @@ class _Episode:
 
     async def _execute(self, step: int, turn: Turn, decision: Decision) -> bool:
         """Run the decision's tool, and return whether the verifier stops the attempt."""
-        started = time.perf_counter()
-        turn.tool_call, turn.tool_result = call, result = await execute(
-            self._tools, decision, self._config.envs.max_result_chars
-        )
+        started, max_chars = time.perf_counter(), self._config.envs.max_result_chars
+        turn.tool_call, turn.tool_result = call, result = await execute(self.tools, decision, max_chars)
         turn.tool_s = round(time.perf_counter() - started, 4)
         self._record(turn)
+        # One line per step, for verifier and generator; text that a tool found takes further lines.
         self._memory.append(f"Step {step}: {call.name}({call.arguments}) -> {shown(result)}")
         self._answer = call.arguments if call.name == "answer" else None
         stops = self._answer is not None
@@ -242,9 +225,9 @@ class _Episode:
     async def _ask_frozen(self, role: Role, system: str, grammar: str | None = None) -> str:
         """Let the frozen base model, never the trained adapter, reply to the memory of the steps."""
         memory = "\n".join(self._memory)
-        prompt = self._agent.chat.prompt(system, f"Task: {self._task.question}\n{memory}")
+        prompt = self.agent.chat.prompt(system, f"Task: {self.task.question}\n{memory}")
         request = GenerationRequest(
-            trajectory_id=self._trajectory_id,
+            trajectory_id=self.trajectory_id,
             prompt_token_ids=prompt,
             max_tokens=FROZEN_MAX_TOKENS,
             temperature=0.0,
@@ -252,20 +235,20 @@ class _Episode:
             use_adapter=False,
         )
         with self.limit.paused():
-            completion = await self._agent.engine.generate(request)
+            completion = await self.agent.engine.generate(request)
         self._record(Turn.of(role=role, prompt_token_ids=prompt, completion=completion, trainable=False))
         return completion.text
 
     def _tell(self, turn: Turn, text: str, next_step: int) -> None:
         """Append a text after a turn, and the first line of the next step."""
         text = f"{text}\n{step_line(next_step, self._planner.max_steps)}"
-        self._context += self._agent.chat.bridge(turn.token_ids, text)
-        self._messages += (Message(role="user", content=text),)
+        self._context += self.agent.chat.bridge(turn.token_ids, text)
+        self._messages.append(Message(role="user", content=text))
 
     def _record(self, turn: Turn) -> None:
-        self._turns.append(turn)
-        if self._on_turn:
-            self._on_turn(turn)
+        self.turns.append(turn)
+        if self.on_turn:
+            self.on_turn(turn)
 
 
 async def execute(tools: Sequence[Tool], decision: Decision, max_chars: int) -> tuple[ToolCall, ToolResult]:

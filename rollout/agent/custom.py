@@ -19,7 +19,7 @@ from pathlib import Path
 from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.plugins import failure, in_a_thread, own_function
-from configs.rollout import AgentConfig, CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig, RolloutConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig, RolloutConfig
 from configs.run import RunConfig
 from envs import kernel
 from envs.types import Task, ToolUnavailableError
@@ -56,10 +56,7 @@ class GivenTask:
 
 
 class AgentError(RuntimeError):
-    """An agent that gave no answer.
-
-    `bound` names what the policy used up. `fault`: because the engine, a tool or the machine failed.
-    """
+    """An agent that gave no answer because it used up `bound`, or by a `fault` that is not the policy's doing."""
 
     def __init__(self, message: str, *, bound: Bound | None = None, fault: bool = False) -> None:
         super().__init__(message)
@@ -78,11 +75,10 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
     """
     function = own_function(config.function, key="agent.function", takes="task, client")
 
-    async def called(task: GivenTask, attempt: Attempt, endpoint: Endpoint) -> object:
+    async def called(task: GivenTask, url: str, key: str) -> object:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 
         # On loopback there is no proxy, and without TLS no certificates, which take long to load.
-        url, key = endpoint.base_url, attempt.key
         if inspect.iscoroutinefunction(function):
             async_http = DefaultAsyncHttpxClient(trust_env=False, verify=False)
             async with AsyncOpenAI(base_url=url, api_key=key, http_client=async_http) as async_client:
@@ -96,7 +92,7 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
 
         faults = (ToolUnavailableError, APIConnectionError, InternalServerError)
         try:
-            answer = await called(task, attempt, endpoint)
+            answer = await called(task, endpoint.base_url, attempt.key)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
@@ -122,25 +118,18 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return an error with all that it contains, was raised from, or was raised while handling."""
-    causes: list[BaseException] = []
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if one not in causes:
-            causes.append(one)
-            inside = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
-            waiting += filter(None, (one.__cause__, one.__context__, *inside))
+    causes = [error]
+    for one in causes:
+        inside = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        causes += [other for other in (one.__cause__, one.__context__, *inside) if other and other not in causes]
     return causes
 
 
 class Program:
-    """A command that acts for one attempt: a process in a temporary folder, of which nothing remains.
-
-    Its words that name files beside the recipe or in the current folder become absolute paths.
-    """
+    """A command that acts for one attempt: a process in a temporary folder, of which nothing remains."""
 
     def __init__(self, command: str, code_path: str | None) -> None:
-        """Find the program. Raises UserError."""
+        """Find the program, and the files beside the recipe or in the current folder. Raises UserError."""
         try:
             arguments = shlex.split(command)
         except ValueError as error:
@@ -159,15 +148,12 @@ class Program:
             )
         script = self._words[1] if len(arguments) > 1 and _INTERPRETER.fullmatch(Path(arguments[0]).name) else "-"
         if not script.startswith("-") and not Path(script).is_absolute():
-            raise UserError(
-                f"agent.command: the file '{script}' is neither beside the recipe nor in the current folder"
-            )
+            raise UserError(f"agent.command: '{script}' is a file neither beside the recipe nor in the current folder")
 
     async def run(self, task: Mapping[str, object], variables: Mapping[str, str], *, max_memory_mb: int) -> str:
         """Run the program with `task` as JSON on its input, and return the last line that it prints.
 
-        Its environment holds `variables` and what is in INHERITED. At the end every process that descends from it is
-        killed. Raises AgentError.
+        At the end every process that descends from it is killed. Raises AgentError.
         """
         home, lock = held_folder(Path(tempfile.gettempdir()))
         try:
@@ -243,12 +229,10 @@ def command_solving(config: CommandAgentConfig, code_path: str | None) -> Solve:
             await asyncio.wait((running,))
         if attempt.posted.done():
             return attempt.posted.result()
-        try:
-            return running.result()
-        except AgentError as error:
+        if isinstance(error := running.exception(), AgentError):
             # A program's output does not show reliably why it failed.
             error.bound = attempt.used_up
-            raise
+        return running.result()
 
     return solve
 
@@ -276,7 +260,7 @@ class CustomAgent:
         try:
             limit = TimeLimit(self.limits.episode_timeout_s, self.limits.wall_timeout_s)
             attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
-            await self.endpoint.admit(attempt)
+            self.endpoint.admit(attempt)
             try:
                 answer = await self._in_time(task, attempt)
             finally:
@@ -338,9 +322,8 @@ class CustomAgent:
         return solving.result()
 
 
-def build_solving(config: AgentConfig, code_path: str | None) -> Solve:
+def build_solving(config: FunctionAgentConfig | CommandAgentConfig, code_path: str | None) -> Solve:
     """Load a custom agent. Raises UserError."""
-    assert not isinstance(config, PlannerAgentConfig)
     if isinstance(config, CommandAgentConfig):
         return command_solving(config, code_path)
     return function_solving(config)

@@ -57,12 +57,10 @@ def read_conversations(path: str) -> list[Conversation]:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cold_start.path = '{path}' cannot be read: {error}") from None
-    conversations = [
-        _conversation(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()
-    ]
-    if not conversations:
+    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not filled:
         raise UserError(f"cold_start.path = '{path}' contains no conversation; write one JSON object per line")
-    return conversations
+    return [_conversation(line, f"{path}, line {number}") for number, line in filled]
 
 
 def _conversation(line: str, place: str) -> Conversation:
@@ -78,9 +76,7 @@ def _conversation(line: str, place: str) -> Conversation:
         if _is_imitated(message) and not (index and _text_of(message)):
             raise UserError(f"{place}: messages[{index}] is empty or replies to nothing; delete it or give it weight 0")
     if not any(map(_is_imitated, messages)):
-        raise UserError(
-            f"{place}: has no message of the assistant with a weight other than 0, so there is nothing to imitate"
-        )
+        raise UserError(f"{place}: has no message of the assistant with a weight other than 0 to imitate")
     if not tools and any(one.calls for one in said):
         raise UserError(f"{place}: has function calls but no 'tools'")
     return Conversation(place=place, messages=messages, tools=tools)

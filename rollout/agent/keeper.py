@@ -22,17 +22,13 @@ MAX_PROCESSES = 512
 MAX_LINE_BYTES = 1 << 19
 LOOK_EVERY_S = 0.25
 REMOVE = ("sh", "-c", 'rm -rf -- "$0" || { chmod -R u+rwx -- "$0"; rm -rf -- "$0"; }')
-"""Command that deletes the folder that is named after it: however deep, and also where rights were taken away."""
+"""Deletes the folder that is named after it, however deep, and also where rights were taken away."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _CHUNK_BYTES = 1 << 16
 
 
 def main() -> NoReturn:
-    """Run a program in `folder`/work, tell its end on standard output, and delete the folder.
-
-    SIGTERM ends it; so does the end of the worker. The arguments are the import path, the worker's number, the folder,
-    the limit of memory, and the command.
-    """
+    """Run a program in `folder`/work until it, the worker or SIGTERM ends it, tell its end, and delete the folder."""
     _, _, worker, folder, max_memory_mb, *words = sys.argv
     first = os.getpid()
     try:
@@ -60,15 +56,8 @@ def main() -> NoReturn:
 def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, ...]) -> None:
     """Run the program until it ends, goes beyond a limit, or one of `ends` is ready."""
     try:
-        # This process has one thread.
-        program = Popen(
-            words,
-            stdout=PIPE,
-            stderr=PIPE,
-            cwd=work,
-            start_new_session=True,
-            preexec_fn=_bound,  # noqa: PLW1509
-        )
+        # This process has one thread, so that a function may run between fork and exec.
+        program = Popen(words, cwd=work, start_new_session=True, preexec_fn=_bound, stdout=PIPE, stderr=PIPE)  # noqa: PLW1509
     except OSError as error:
         _tell(127, "", "", f"cannot be started: {error}")
         return
@@ -117,10 +106,7 @@ def _bound() -> None:
 
 
 def end_all() -> dict[int, int]:
-    """Kill all descendants, and return the wait statuses of this process's children.
-
-    Only children are killed: their numbers are theirs until they are waited for. The others become children in turn.
-    """
+    """Kill all descendants, which become children in turn, and return the wait statuses of the children."""
     statuses: dict[int, int] = {}
     with suppress(ChildProcessError):
         while True:

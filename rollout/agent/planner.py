@@ -58,25 +58,17 @@ _LETTER = r'([^"\\\x00-\x1f] | "\\" ["\\/nt])'
 def planner_grammar(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> str:
     r"""Return the EBNF of a decision whose action is one of `actions`, without optional white space.
 
-    Only the escapes \" \\ \/ \n \t are allowed. Others would turn `\boxed` or `\frac` into a backspace or a form
-    feed, and `\u` could write half a surrogate pair.
+    Only the escapes \" \\ \/ \n \t are allowed: others would turn `\boxed` or `\frac` into control characters.
     """
     choice = " | ".join(f'"{action}"' for action in actions if action not in schemas)
-    objects = [(action, schemas[action]) for action in actions if action in schemas]
     values = JsonGrammar(letter=_LETTER, comma=",", colon=":")
-    with_objects = "".join(
-        rf' | "{{\"thought\":\"" text "\",\"action\":\"{action}\",\"action_input\":" {values.value(schema)} "}}"'
-        for action, schema in objects
-    )
-    return "\n".join(
-        (
-            r'root ::= "{\"thought\":\"" text "\",\"action\":\"" action "\",\"action_input\":\"" text "\"}"'
-            + with_objects,
-            f"action ::= {choice}",
-            f"text ::= {_LETTER}*",
-            *values.rules,
-        )
-    )
+    root = [r'"{\"thought\":\"" text "\",\"action\":\"" action "\",\"action_input\":\"" text "\"}"']
+    for action in actions:
+        if action in schemas:
+            value = values.value(schemas[action])
+            root.append(rf'"{{\"thought\":\"" text "\",\"action\":\"{action}\",\"action_input\":" {value} "}}"')
+    start = f"root ::= {' | '.join(root)}"
+    return "\n".join((start, f"action ::= {choice}", f"text ::= {_LETTER}*", *values.rules))
 
 
 def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dict[str, object]:
@@ -84,24 +76,19 @@ def planner_schema(actions: Sequence[str], schemas: Schemas = NO_SCHEMAS) -> dic
     text = {"type": "string"}
     objects = [schemas[action] for action in actions if action in schemas]
     action_input = {"anyOf": [text, *objects]} if objects else text
+    action = {"type": "string", "enum": list(actions)}
     return {
         "type": "object",
-        "properties": {
-            "thought": text,
-            "action": {"type": "string", "enum": list(actions)},
-            "action_input": action_input,
-        },
+        "properties": {"thought": text, "action": action, "action_input": action_input},
         "required": list(FIELDS),
         "additionalProperties": False,
     }
 
 
 def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas = NO_SCHEMAS) -> Decision:
-    """Read one decision strictly.
+    """Read one decision: the three fields, once each, and nothing around the object. Raises FormatError.
 
-    A decision has exactly the three fields, each of them once and a string, a known action, and nothing around the
-    object but white space. `action_input` is an object for the actions of `schemas`, and may be empty only for `think`.
-    Raises FormatError.
+    `action_input` is an object for the actions of `schemas`, and may be empty only for `think`.
     """
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
@@ -128,9 +115,9 @@ def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len({key for key, _ in pairs}) != len(pairs):
+    if len(fields := dict(pairs)) != len(pairs):
         raise FormatError("a field appears twice")
-    return dict(pairs)
+    return fields
 
 
 def _no_constant(name: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs.plugins import OwnCodeError
 from envs.datasets.rows import question_key
@@ -28,6 +28,8 @@ LOCAL = {"type": "subprocess"}
 NO_CODE = {"id": "null"}
 NAMES = frozenset({"idx", "id", "name", "description"})
 """Fields of a task's data that only name it."""
+MAX_TASKS = 10_000
+"""Tasks that are loaded for training, and for evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,6 @@ class VerifiersEnvironment:
         arguments: Mapping[str, object] | None = None,
         evaluation: Mapping[str, object] | None = None,
         environment: Mapping[str, object] | None = None,
-        num_tasks: int = 10_000,
         num_taught: int = 0,
         model: str = "policy",
     ) -> None:
@@ -66,18 +67,15 @@ class VerifiersEnvironment:
         Args:
             taskset: Its name.
             arguments: Its arguments.
-            evaluation: The arguments that differ for held-out tasks. Without them a hash of the prompt (or of the data
-                of tasks without a prompt) decides which tasks are held out, so equal prompts stay together.
-            environment: The rest of verifiers' `[env]` table: `id` of a class that plays in turns, and a table for
-                each seat. A seat runs on this machine, by default with the harness `null`, which runs no code.
-            num_tasks: The number of tasks to load at most, for training and for evaluation.
+            evaluation: The arguments that differ for held-out tasks. Without them a hash of the prompt, or of the data
+                without one, decides which tasks are held out.
+            environment: The rest of verifiers' `[env]` table. A seat runs on this machine, by default with the harness
+                `null`, which runs no code.
             num_taught: With `evaluation`, the first training tasks, and those equal to them, are for a teacher.
             model: `agent.model` of the recipe.
 
-        Raises OwnCodeError for an unknown taskset, for several seats, and for a harness that would run the model's
-        code without a sandbox.
+        Raises OwnCodeError, also for several seats and for a harness that runs the model's code without a sandbox.
         """
-        self._num_tasks = num_tasks
         self._num_taught = num_taught
         self._model = model
         shared = dict(arguments or {})
@@ -103,14 +101,12 @@ class VerifiersEnvironment:
         return [*train, *held_out]
 
     def _load(self, config: vf.EnvConfig, split: str | None) -> list[_Row]:
-        loaded = vf.load_taskset(config.taskset).take(self._num_tasks)
-        return [_Row(task=task, config=config, split=split) for task in loaded]
+        return [_Row(task=one, config=config, split=split) for one in vf.load_taskset(config.taskset).take(MAX_TASKS)]
 
     def tasks(self) -> Iterator[dict[str, object]]:
         """Yield a table per task, with the prompt as its question; a repeated prompt gets a number.
 
-        Only the environment knows the answers: those in the tables are what `score` accepts as right. Raises
-        OwnCodeError for a task that is trained on and held out.
+        Its answer is what `score` accepts as right. Raises OwnCodeError for a task that is trained on and held out.
         """
         seen: set[str] = set()
         for number, row in enumerate(self._rows):
@@ -124,10 +120,7 @@ class VerifiersEnvironment:
             yield table
 
     async def solve(self, task: "GivenTask", client: "AsyncOpenAI") -> str:
-        """Play one episode, and return JSON with its `reward` and `reply`, the model's last reply.
-
-        Raises ToolUnavailableError for a failed episode, which leaves the attempt unscored.
-        """
+        """Play one episode; return JSON of its reward and last reply. Raises ToolUnavailableError for a failed one."""
         row = self._rows[int(task.id.rpartition("-")[2])]
         environment = vf.load_environment(row.config)
         # verifiers reads keys from the environment of the process, which all attempts share, so the key is a header.
@@ -137,9 +130,8 @@ class VerifiersEnvironment:
             episode = await environment.run_episode(row.task, context)
         if not episode.ok:
             errors = [*episode.errors, *chain.from_iterable(trace.errors for trace in episode.traces)]
-            raise ToolUnavailableError(
-                "; ".join(f"{one.type}: {one.message}" for one in errors) or "the episode has no end"
-            )
+            said = "; ".join(f"{one.type}: {one.message}" for one in errors)
+            raise ToolUnavailableError(said or "the episode has no end")
         if len(episode.traces) != 1:
             raise ToolUnavailableError(f"{row.config.env_id} played {len(episode.traces)} agents; one can be trained")
         [trace] = episode.traces
@@ -155,17 +147,14 @@ def _answer(reward: float, reply: str) -> str:
 
 
 def _config(taskset: str, arguments: Mapping[str, object], environment: Mapping[str, object]) -> vf.EnvConfig:
-    table = {**environment, "taskset": {"id": taskset, **arguments}}
+    table: dict[str, Any] = {**environment, "taskset": {"id": taskset, **arguments}}
     try:
         fields = vf.env_config_type(taskset, str(environment.get("id", ""))).model_fields
         default = vf.default_harness_id(taskset)
         for name, field in fields.items():
             if isinstance(field.default, vf.AgentConfig):
-                declared = environment.get(name)
-                seat = {"runtime": LOCAL, **(declared if isinstance(declared, Mapping) else {})}
-                if field.default.harness is None and default == "bash":
-                    seat.setdefault("harness", NO_CODE)
-                table[name] = seat
+                no_code = field.default.harness is None and default == "bash"
+                table[name] = {"runtime": LOCAL, **({"harness": NO_CODE} if no_code else {}), **table.get(name, {})}
         config = vf.resolve_env_config(table)
         vf.import_taskset(taskset)
     except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:

@@ -17,7 +17,6 @@ from rollout.endpoint.messages import (
 )
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields, texts
 
-PATH = "/v1/messages"
 FIELDS = Fields(
     known=(
         *("model", "messages", "system", "max_tokens", "tools", "tool_choice", "stop_sequences", "stream"),

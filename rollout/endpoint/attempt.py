@@ -13,7 +13,7 @@ from envs.types import ToolCall, ToolResult
 from rollout.chat import ChatFormat, ChatTemplateError
 from rollout.endpoint.messages import ChatMessage, RequestError, read_calls, turns_of
 from rollout.endpoint.request import ModelRequest, Rules
-from rollout.endpoint.writer import Writer
+from rollout.endpoint.writer import EngineWriter, Writer
 from rollout.engines.engine import TimeLimit
 from rollout.types import Completion, Turn
 
@@ -57,10 +57,7 @@ class Reply:
 
     @property
     def call_names(self) -> tuple[str, ...]:
-        """Names of its function calls, unique in an attempt.
-
-        They are the same in every attempt that takes the same course, because agents may write them into prompts.
-        """
+        """Names of its function calls: unique in an attempt, and the same in attempts that take the same course."""
         return tuple(f"{self.number}_{index}" for index in range(len(self.message.calls)))
 
     @property
@@ -151,10 +148,10 @@ class Attempt:
         self._ended = False
 
     async def call(self, request: ModelRequest, *, name: str | None = None, is_retry: bool = False) -> Call:
-        """Return a new call, or the earlier call that this request repeats.
+        """Return a new call, or the earlier call that this request repeats. Raises RequestError.
 
-        A request repeats a call if it has the same idempotency key (`name`), comes from a client that says that it
-        retries, or equals a request whose reply did not reach its client. Raises RequestError.
+        It repeats an equal request if it has the same idempotency key (`name`), if its client says that it retries, or
+        if the reply did not reach the client.
         """
         async with self._starting:
             if self._ended:
@@ -170,16 +167,13 @@ class Attempt:
                 self._by_name[name] = call
             return call
 
-    def conversation_until(self, reply_id: str, prefix: str) -> tuple[ChatMessage, ...] | None:
-        """Return the messages up to and including a reply, without the instructions of its request.
-
-        Returns None for a reply of another attempt. `prefix` turns call names into a protocol's ids.
-        """
-        for reply in (call.reply for call in self._calls):
-            if reply is not None and reply.id == reply_id:
-                *before, message = reply.conversation[reply.request.num_instructions :]
-                return (*before, replace(message, call_ids=tuple(prefix + name for name in reply.call_names)))
-        return None
+    def conversation_until(self, reply_id: str) -> tuple[ChatMessage, ...] | None:
+        """Return the messages up to and including a reply of this attempt, without the instructions of its request."""
+        reply = next((call.reply for call in self._calls if call.reply and call.reply.id == reply_id), None)
+        if reply is None:
+            return None
+        *before, message = reply.conversation[reply.request.num_instructions :]
+        return (*before, replace(message, call_ids=tuple(f"call_{name}" for name in reply.call_names)))
 
     async def sampled(self) -> None:
         """Wait for the replies that are being sampled."""
@@ -192,7 +186,8 @@ class Attempt:
         for call in self._calls:
             call.answering.cancel()
         await self.sampled()
-        self._writer.release()
+        if isinstance(self._writer, EngineWriter):
+            self._writer.engine.release(self._writer.trajectory_id)
         return [call.turn(call.reply) for call in self._calls if call.reply is not None]
 
     def _repeated(self, request: ModelRequest, *, is_retry: bool) -> Call | None:
@@ -256,11 +251,10 @@ class Attempt:
         return RequestError(self.refusal, code="context_length_exceeded", param="messages")
 
     def _begun(self, request: ModelRequest) -> Call:
-        """Return the call with its prompt's ids, without tokenizing again what this attempt sampled.
+        """Return the call with its prompt's ids. Raises ChatTemplateError.
 
         A request whose messages begin with an earlier conversation gets the ids of that prompt and of the sampled
-        reply; only the messages since then are rendered. A request that changes the history begins a branch at the
-        last reply that it leaves unchanged. Raises ChatTemplateError.
+        reply; only the messages since then are tokenized.
         """
         turns, number = turns_of(request.messages, request.tools), len(self._calls)
         continued = [
@@ -289,7 +283,8 @@ class Attempt:
     async def _sample(self, call: Call, max_tokens: int) -> Reply:
         started, request = time.perf_counter(), call.request
         try:
-            with self.limit.paused() if self._writer.by_engine else nullcontext():
+            # The time of an engine does not count as the agent's.
+            with self.limit.paused() if isinstance(self._writer, EngineWriter) else nullcontext():
                 completion = await self._writer.write(request, call.prompt_token_ids, max_tokens)
         except RequestError as error:
             self.broken = str(error)

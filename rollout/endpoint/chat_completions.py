@@ -16,7 +16,6 @@ from rollout.endpoint.messages import (
 )
 from rollout.endpoint.request import Fields, ModelRequest, build_request, read_fields, texts, whole_number
 
-PATH = "/v1/chat/completions"
 ROLES: Mapping[str, Speaker] = {
     "system": "system",
     "developer": "system",

@@ -78,7 +78,7 @@ class Connection(HttpProtocol):
 
 
 async def accept(listening: socket.socket, config: Config, state: ServerState) -> None:
-    """Accept connections until it is cancelled.
+    """Accept connections until it is cancelled, and close all of them then.
 
     At the limit the connection that sent no request for the longest time makes room. asyncio's own loop has no limit,
     and logs a thousand tracebacks a second if the process has no descriptors left.
@@ -87,17 +87,22 @@ async def accept(listening: socket.socket, config: Config, state: ServerState) -
     listening.setblocking(False)
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = MAX_CONNECTIONS if descriptors == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, descriptors // 2)
-    while True:
-        try:
-            opened, _ = await loop.sock_accept(listening)
-        except OSError as error:
-            _log.warning("the model endpoint cannot accept a connection: %s", error.strerror)
-            await asyncio.sleep(RETRY_S)
-            continue
-        if len(state.connections) >= most:
-            idle = [one for one in state.connections if isinstance(one, Connection) and one.is_idle]
-            if not idle:
-                opened.close()
+    try:
+        while True:
+            try:
+                opened, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                _log.warning("the model endpoint cannot accept a connection: %s", error.strerror)
+                await asyncio.sleep(RETRY_S)
                 continue
-            min(idle, key=lambda one: one.since).transport.abort()
-        await loop.connect_accepted_socket(lambda: Connection(config, state), opened)
+            if len(state.connections) >= most:
+                idle = [one for one in state.connections if isinstance(one, Connection) and one.is_idle]
+                if not idle:
+                    opened.close()
+                    continue
+                min(idle, key=lambda one: one.since).transport.abort()
+            await loop.connect_accepted_socket(lambda: Connection(config, state), opened)
+    finally:
+        listening.close()
+        for connection in [*state.connections]:
+            connection.shutdown()

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeAlias
 
 from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_parts, fields_of, unsupported
@@ -66,7 +65,7 @@ def read_fields(body: object, rules: Rules, fields: Fields) -> Body:
     """Return the fields of a request that are not null.
 
     Raises RequestError for an unknown field or model, for parts that no prompt has a place for, and for sampling
-    settings that differ from the recipe's unless the rules override them.
+    settings that differ from the recipe's.
     """
     given = {name: value for name, value in fields_of(body).items() if value is not None}
     if given.get("model") != rules.model:
@@ -107,11 +106,8 @@ def build_request(
     stop: tuple[str, ...] = (),
     num_instructions: int = 0,
 ) -> ModelRequest:
-    """Return the request with these messages, and with what all protocols have in common. Raises RequestError.
-
-    `form` is the form that the field `param` asks for, `limit` the field with the most tokens.
-    """
-    tools, grammar = _tools_and_grammar(given, _form_schema(form, param), rules, param)
+    """Return the request with the `form` that `param` asks for and the bound in `limit`. Raises RequestError."""
+    tools, grammar = _tools_and_grammar(given, _form_schemas(form, param), rules, param)
     return ModelRequest(
         body=given,
         messages=tuple(messages),
@@ -162,10 +158,7 @@ def _functions(given: Body) -> dict[str, Function]:
 
 
 def _choice(given: Body) -> tuple[str, object, str | None]:
-    """Return whether calls are "auto", "none", "required" or "named", the named function, and what limits them to one.
-
-    The last is the name of a field, or None. Raises RequestError.
-    """
+    """Return "auto", "none", "required" or "named", the named function, and the field that limits calls to one."""
     choice = given.get("tool_choice", "auto")
     fields = fields_of(choice)
     single = None
@@ -183,11 +176,12 @@ def _choice(given: Body) -> tuple[str, object, str | None]:
     raise RequestError(f"tool_choice = {choice!r} is neither auto, none, required nor a function", param="tool_choice")
 
 
-def _tools_and_grammar(given: Body, form: str | None, rules: Rules, param: str) -> tuple[tuple[str, ...], str | None]:
-    """Return the JSON of the functions that may be called, and the grammar of the reply.
+def _tools_and_grammar(
+    given: Body, schemas: list[object], rules: Rules, param: str
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the JSON of the functions that may be called, and the grammar of the reply; None allows any text.
 
-    The grammar forces calls if they are required. Otherwise it is that of `form`, the schema of a text as JSON, or of
-    calls; None allows any text. Raises RequestError.
+    The grammar forces calls if they are required. Otherwise it admits the forms of `schemas`, and calls.
     """
     kind, name, single = _choice(given)
     functions = _functions(given) if kind != "none" else {}
@@ -204,35 +198,32 @@ def _tools_and_grammar(given: Body, form: str | None, rules: Rules, param: str) 
         raise RequestError(f"tool_choice requires a call, but tools hold no {name or 'function'}", param="tool_choice")
     tools = tuple(json.dumps(function, ensure_ascii=False) for function in functions.values())
     if kind in ("named", "required"):
-        form = None
-    elif form is None:
+        schemas = []
+    elif not schemas:
         return tools, None
     most = 1 if single or kind == "named" else MAX_PARALLEL_CALLS
-    return tools, _grammar(form, json.dumps(called), most, param)
+    return tools, _grammar(schemas, called, most, param)
 
 
-def _form_schema(form: object, param: str) -> str | None:
-    """Return the JSON of a requested form's schema, or None for any text. Raises RequestError that names `param`."""
+def _form_schemas(form: object, param: str) -> list[object]:
+    """Return the schema of a requested form, or none for any text. Raises RequestError that names `param`."""
     fields = fields_of(form if form is not None else {"type": "text"})
     match {**fields, **fields_of(fields.get("json_schema")), "type": fields.get("type")}:
         case {"type": "text"}:
-            return None
+            return []
         case {"type": "json_object"}:
-            return '{"type": "object"}'
+            return [{"type": "object"}]
         case {"type": "json_schema", "schema": schema}:
-            return json.dumps(schema)
+            return [schema]
     raise RequestError(f"{param} must be text, json_object or json_schema with a schema", param=param.partition(".")[0])
 
 
-@lru_cache(maxsize=256)
-def _grammar(form: str | None, functions: str, most: int, param: str) -> str:
-    """Return the EBNF of a form or of calls, without optional white space. Raises RequestError."""
-    grammar = JsonGrammar()
-    where, choices, calls = param, [], []
+def _grammar(schemas: list[object], functions: list[Function], most: int, param: str) -> str:
+    """Return the EBNF of forms or calls, without optional white space. Raises RequestError."""
+    grammar, where, calls = JsonGrammar(), param, []
     try:
-        if form is not None:
-            choices.append(grammar.value(json.loads(form)))
-        for function in json.loads(functions):
+        choices = [grammar.value(schema) for schema in schemas]
+        for function in functions:
             where = f"tools, the parameters of {function['name']}"
             opening = quoted(f'{OPEN}{{"name": {json.dumps(function["name"])}, "arguments": ')
             arguments = grammar.arguments(function.get("parameters") or {"properties": {}})

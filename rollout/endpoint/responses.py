@@ -4,17 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from rollout.endpoint import chat_completions
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.messages import (
-    ChatMessage,
-    RequestError,
-    call_of,
-    fields_of,
-    in_call_order,
-    plain_text,
-)
+from rollout.endpoint.messages import ChatMessage, RequestError, call_of, fields_of, in_call_order, plain_text
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields
 
-PATH = "/v1/responses"
 FIELDS = Fields(
     known=(
         *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
@@ -61,7 +53,7 @@ def _before(given: Body, attempt: Attempt) -> tuple[ChatMessage, ...]:
     name = given.get("previous_response_id")
     if name is None:
         return ()
-    messages = attempt.conversation_until(str(name).removeprefix("resp_"), "call_")
+    messages = attempt.conversation_until(str(name).removeprefix("resp_"))
     if messages is None:
         raise RequestError(
             f"this attempt has no response {name!r}", code="previous_response_not_found", param="previous_response_id"

@@ -4,17 +4,16 @@ import asyncio
 import json
 import logging
 import math
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from configs.errors import in_whole_letters
 from envs.serving import LOOPBACK, listen
@@ -34,8 +33,6 @@ MAX_RECEIVED_BYTES = 8 * MAX_BODY_BYTES
 class Dialect(Protocol):
     """A module that reads the requests of a protocol and writes its replies."""
 
-    PATH: str
-
     def read(self, body: object, attempt: Attempt) -> ModelRequest: ...
 
     def whole(self, reply: Reply) -> Mapping[str, object]: ...
@@ -45,8 +42,11 @@ class Dialect(Protocol):
     def refusal(self, error: RequestError) -> Mapping[str, object]: ...
 
 
-_MODULES: tuple[Dialect, ...] = (chat_completions, anthropic_messages, responses)
-DIALECTS = {module.PATH: module for module in _MODULES}
+DIALECTS: Mapping[str, Dialect] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/responses": responses,
+    "/v1/messages": anthropic_messages,
+}
 
 
 class Endpoint:
@@ -54,9 +54,9 @@ class Endpoint:
 
     def __init__(self) -> None:
         self._attempts: dict[str, Attempt] = {}
-        self._server: _Server | None = None
+        self._state = ServerState()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._port = 0
         self._num_received_bytes = 0
 
@@ -64,26 +64,26 @@ class Endpoint:
     def base_url(self) -> str:
         return f"http://{LOOPBACK}:{self._port}/v1"
 
-    async def admit(self, attempt: Attempt) -> None:
+    def admit(self, attempt: Attempt) -> None:
         """Accept calls with the attempt's key from now on."""
         if self._loop is not asyncio.get_running_loop():
-            await self._start()
+            self._start()
         self._attempts[attempt.key] = attempt
 
     def dismiss(self, attempt: Attempt) -> None:
         """Reject calls with the attempt's key from now on, and close its connections."""
         del self._attempts[attempt.key]
-        for connection in [*self._server.server_state.connections] if self._server else ():
+        for connection in [*self._state.connections]:
             if isinstance(connection, Connection) and connection.key == attempt.key:
                 connection.finish()
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.should_exit = True
+        if self._loop and self._accepting and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._accepting.cancel)
 
-    async def _start(self) -> None:
+    def _start(self) -> None:
         self.close()
-        listening = listen(LOOPBACK, 0)
+        self._loop, self._state, listening = asyncio.get_running_loop(), ServerState(), listen(LOOPBACK, 0)
         self._port = listening.getsockname()[1]
         routes = [
             Route("/v1/models", self._models),
@@ -91,16 +91,8 @@ class Endpoint:
             *(Route(path, partial(self._complete, one), methods=["POST"]) for path, one in DIALECTS.items()),
         ]
         app = Starlette(routes=routes, exception_handlers={RequestError: _refusal})
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=300
-        )
-        self._server = _Server(config, listening)
-        self._loop = asyncio.get_running_loop()
-        self._serving = self._loop.create_task(self._server.serve([]))
-        while not self._server.started:
-            if self._serving.done():
-                self._serving.result()
-            await asyncio.sleep(0.005)
+        config = Config(app, log_config=None, access_log=False, ws="none", timeout_keep_alive=300)
+        self._accepting = self._loop.create_task(accept(listening, config, self._state))
 
     def _attempt(self, request: Request) -> Attempt:
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -154,28 +146,6 @@ class Endpoint:
             raise RequestError("the client disconnected", status=CLIENT_CLOSED_REQUEST) from None
         finally:
             self._num_received_bytes -= len(body)
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves signal handling to the worker's process, and bounds its connections."""
-
-    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
-        super().__init__(config)
-        self._listening = listening
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._accepting = asyncio.ensure_future(accept(self._listening, self.config, self.server_state))
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._accepting.cancel()
-        await asyncio.wait((self._accepting,))
-        self._listening.close()
-        await super().shutdown(sockets)
 
 
 def _json(body: bytes) -> object:

@@ -1,12 +1,11 @@
 """Sources of an attempt's replies: an engine, or a teacher."""
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from configs.plugins import failure
 from envs.types import Task, ToolCall
@@ -25,31 +24,16 @@ Teach = Callable[[Task, list[Message], list[Message]], Awaitable[object]]
 """Returns a reply to these messages with these tools: a text, or a message of OpenAI's chat protocol."""
 
 
-class Writer(ABC):
-    """A source of replies for one attempt."""
-
-    by_engine: ClassVar[bool] = False
-    """True if an engine writes, whose time does not count as the agent's."""
-
-    @abstractmethod
-    async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
-        """Write a reply. Raises RequestError, and ValueError for an invalid request."""
-
-    def release(self) -> None:  # noqa: B027 (most writers keep nothing)
-        """Free what is kept for the attempt."""
-
-
 @dataclass(frozen=True)
-class EngineWriter(Writer):
+class EngineWriter:
     """Samples replies with the policy."""
 
     engine: Engine
     trajectory_id: str
     temperature: float
 
-    by_engine = True
-
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        """Write a reply. Raises RequestError, and ValueError for an invalid request."""
         try:
             return await self.engine.generate(
                 GenerationRequest(
@@ -65,17 +49,9 @@ class EngineWriter(Writer):
         except EngineError as error:
             raise RequestError(f"the engine failed: {error}", status=503, code="engine_failed") from error
 
-    def release(self) -> None:
-        self.engine.release(self.trajectory_id)
-
-
-def engine_writers(engine: Engine, temperature: float) -> Callable[[Task, str], Writer]:
-    """Return a function that creates the writer of an attempt, from its task and its trajectory's id."""
-    return lambda task, trajectory_id: EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
-
 
 @dataclass(frozen=True)
-class TeacherWriter(Writer):
+class TeacherWriter:
     """Calls a custom teacher function for each reply."""
 
     teach: Teach
@@ -84,6 +60,7 @@ class TeacherWriter(Writer):
     chat: ChatFormat
 
     async def write(self, request: ModelRequest, prompt_token_ids: tuple[int, ...], max_tokens: int) -> Completion:
+        """Write a reply. Raises RequestError."""
         tools: list[Message] = [{"type": "function", "function": json.loads(tool)} for tool in request.tools]
         try:
             reply = await self.teach(self.task, openai_messages(request.messages), tools)
@@ -101,6 +78,15 @@ class TeacherWriter(Writer):
             return completion_of(text, request, self.chat, max_tokens)
         except ValueError as error:
             raise RequestError(f"the reply of {self.name} to {self.task.id} {error}", status=503) from error
+
+
+Writer: TypeAlias = EngineWriter | TeacherWriter
+"""The source of an attempt's replies."""
+
+
+def engine_writers(engine: Engine, temperature: float) -> Callable[[Task, str], Writer]:
+    """Return a function that creates the writer of an attempt, from its task and its trajectory's id."""
+    return lambda task, trajectory_id: EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
 
 
 def completion_of(text: str, request: ModelRequest, chat: ChatFormat, max_tokens: int) -> Completion:

@@ -90,7 +90,7 @@ def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0", recor
 async def play(*texts, rules=RULES, engine=None, **more):
     engine = engine or ScriptedEngine(texts)
     attempt, endpoint = new_attempt(engine, rules, **more), Endpoint()
-    await endpoint.admit(attempt)
+    endpoint.admit(attempt)
     async with new_client(endpoint, api_key=attempt.key) as client:
         yield Play(engine, endpoint, attempt, client)
     endpoint.close()

@@ -71,7 +71,7 @@ async def test_at_the_limit_the_connection_without_a_request_makes_room(monkeypa
         async with p.client_with() as other:
             later = asyncio.ensure_future(other.models.list())
             assert [one.id for one in (await later).data] == ["policy"]
-            assert len(p.endpoint._server.server_state.connections) <= 3
+            assert len(p.endpoint._state.connections) <= 3
             p.engine.gate.set()
             assert (await asked).choices[0].message.content == "a"
         for _, writer in idle:
@@ -84,8 +84,8 @@ async def test_connections_of_an_attempt_end_with_it_and_those_of_others_stay(mo
         for one in (p, other):
             await one.ask(user("1"))
         p.endpoint.dismiss(p.attempt)
-        await until(lambda: not p.endpoint._server.server_state.connections)
-        assert len(other.endpoint._server.server_state.connections) == 1
+        await until(lambda: not p.endpoint._state.connections)
+        assert len(other.endpoint._state.connections) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -247,7 +247,7 @@ async def test_a_function_that_fails_after_a_reply_is_wrong_unless_a_tool_failed
 
 
 async def test_an_attempt_that_cannot_be_opened_is_reported_and_raises_nothing(functions, monkeypatch):
-    async def no_port(endpoint, attempt):
+    def no_port(endpoint, attempt):
         raise OSError("too many open files")
 
     monkeypatch.setattr(Endpoint, "admit", no_port)

@@ -66,7 +66,7 @@ class SlowEngine(ScriptedEngine):
 async def latencies(endpoint, seconds):
     async def ask(number):
         attempt = new_attempt(SlowEngine([]), RULES, trajectory_id=f"g/{number}")
-        await endpoint.admit(attempt)
+        endpoint.admit(attempt)
         async with new_client(endpoint, api_key=attempt.key) as client:
             for _ in range(RULES.max_calls):
                 started = time.perf_counter()
@@ -96,7 +96,7 @@ async def test_other_attempts_hardly_notice_hostile_connections_bodies_texts_and
     writers = engine_writers(SlowEngine([]), 0.7)
     looping = CustomAgent(never_stops_asking, endpoint, writer=writers, chat=chat, rules=RULES, limits=RolloutConfig())
     victim = new_attempt(SlowEngine([]), trajectory_id="g/hostile")
-    await endpoint.admit(victim)
+    endpoint.admit(victim)
     await latencies(endpoint, 1)
     peak_bytes()
     quiet, before = await latencies(endpoint, 5), peak_bytes()

@@ -12,7 +12,7 @@ from scripted import ScriptedTool, decision, make_agent, run
 from configs.api_keys import ApiKeyError
 from configs.rollout import ServedConfig
 from rollout.agent.planner import planner_grammar, planner_schema
-from rollout.chat import ServedChat
+from rollout.chat import Chat
 from rollout.engines import served
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
 from rollout.engines.served import OllamaEngine, OpenAiEngine, parse_reply
@@ -154,7 +154,7 @@ def fields_of(agent):
 async def test_agent_solves_a_task_over_ollama_and_nothing_of_it_can_be_trained_on():
     with ollama_over(said(decision("code", "6*7")), said("not JSON"), said(REPLY)) as (ollama, engine):
         agent = make_agent([], tools=[ScriptedTool("code", {"6*7": "42"})])
-        trajectory = await run(type(agent)(**{**fields_of(agent), "engine": engine, "chat": ServedChat()}))
+        trajectory = await run(type(agent)(**{**fields_of(agent), "engine": engine, "chat": Chat()}))
     assert (trajectory.answer, trajectory.stop_reason, trajectory.served) == ("42", "answered", True)
     assert [turn.trainable for turn in trajectory.planner_turns] == [False] * 3
     roles = [message["role"] for message in ollama.chats[-1]["messages"]]
@@ -239,7 +239,7 @@ async def test_agent_stops_a_dialogue_that_outgrew_the_context():
     too_long = (400, "the input length exceeds the context length")
     with ollama_over(said(decision("code", "6*7")), too_long) as (_, engine):
         agent = make_agent([])
-        trajectory = await run(type(agent)(**{**fields_of(agent), "engine": engine, "chat": ServedChat()}))
+        trajectory = await run(type(agent)(**{**fields_of(agent), "engine": engine, "chat": Chat()}))
     assert (trajectory.stop_reason, trajectory.answer, len(trajectory.turns)) == ("context", None, 1)
 
 
