@@ -263,14 +263,12 @@ async def test_unfinished_reply_of_ollama_is_an_engine_fault(reply):
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize("reply", [b"", b"{" * 100_000, {"choices": [], "padding": LONG}, *OPEN_AIS])
-async def test_unfinished_reply_of_an_openai_server_is_an_engine_fault(reply):
-    with openai_over(ok(reply)) as (_, engine), pytest.raises(EngineError):
-        await engine.generate(request_of())
+UNREADABLE = [ok(one) for one in (b"", b"{" * 100_000, {"choices": [], "padding": LONG}, *OPEN_AIS)]
 
 
-async def test_compressed_reply_is_refused():
-    with openai_over((200, {"Content-Encoding": "gzip"}, b"\x1f\x8b")) as (_, engine), pytest.raises(EngineError):
+@pytest.mark.parametrize("answer", [*UNREADABLE, (200, {"Content-Encoding": "gzip"}, b"\x1f\x8b")])
+async def test_unfinished_or_compressed_reply_of_an_openai_server_is_an_engine_fault(answer):
+    with openai_over(answer) as (_, engine), pytest.raises(EngineError):
         await engine.generate(request_of())
 
 
@@ -341,16 +339,18 @@ async def test_model_of_ollama_that_thinks_is_refused(reply):
         await engine.generate(request_of())
 
 
-@pytest.mark.parametrize("text", [f"<think>\n\n</think>\n\n{REPLY}", f"Six sevens.</think>{REPLY}"])
-async def test_thinking_of_an_openai_server_is_removed(text):
-    with openai_over(ok(completion(text))) as (_, engine):
-        assert (await engine.generate(request_of())).text == REPLY
-
-
-async def test_thought_that_never_ended_leaves_no_answer_and_counts_as_cut():
-    with openai_over(ok(completion("<think>Six sev", finish_reason="length"))) as (_, engine):
-        reply = await engine.generate(request_of())
-    assert (reply.text, reply.finish_reason) == ("", "length")
+@pytest.mark.parametrize(
+    ("reply", "left"),
+    [
+        (completion(f"<think>\n\n</think>\n\n{REPLY}"), (REPLY, "stop")),
+        (completion(f"Six sevens.</think>{REPLY}"), (REPLY, "stop")),
+        (completion("<think>Six sev", finish_reason="length"), ("", "length")),
+    ],
+)
+async def test_thinking_of_an_openai_server_is_removed_and_leaves_no_answer_where_it_never_ended(reply, left):
+    with openai_over(ok(reply)) as (_, engine):
+        found = await engine.generate(request_of())
+    assert (found.text, found.finish_reason) == left
 
 
 async def test_reply_at_the_token_limit_is_cut_and_a_shorter_one_ran_out_of_context():
