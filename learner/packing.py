@@ -56,10 +56,8 @@ def samples_of(
     for branch, numbers in enumerate(trajectory.branches):
         token_ids = ids_of(turns[numbers[-1]].dialogue).astype(np.int64)
         sampled = np.zeros(len(token_ids), dtype=bool)
-        ages = np.full(len(token_ids), -1, dtype=np.int64)
-        logprobs = np.zeros(len(token_ids), dtype=np.float32)
-        advantages = np.zeros(len(token_ids), dtype=np.float32)
-        turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
+        ages, turn_ids = np.full((2, len(token_ids)), -1, dtype=np.int64)
+        logprobs, advantages = np.zeros((2, len(token_ids)), dtype=np.float32)
         spans = []
         for number in numbers:
             turn = turns[number]

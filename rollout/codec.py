@@ -104,16 +104,11 @@ def flat_record(trajectory: Trajectory) -> Record:
     return record
 
 
-_SHOWN_OF_TURNS = (
-    *("role", "thought", "format_error", "heard", "text", "finish_reason", "policy_version", "switches", "generate_s"),
-    *("tool_s", "trainable", "grammar", "served"),
-)
-
-
 def _flat_turn(turn: Turn) -> Record:
     call, result = turn.tool_call, turn.tool_result
     flat: Record = {
-        **_named(turn, *_SHOWN_OF_TURNS),
+        **_named(turn, "role", "thought", "format_error", "heard", "text", "finish_reason", "policy_version"),
+        **_named(turn, "switches", "generate_s", "tool_s", "trainable", "grammar", "served"),
         "action": call.name if call else None,
         "action_input": call.arguments if call else None,
         "result": result.text if result else None,

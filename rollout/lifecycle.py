@@ -56,6 +56,10 @@ class GroupCounts:
     lost: int = 0
 
     @property
+    def filtered(self) -> int:
+        return self.all_right + self.all_wrong + self.overlong + self.unscored
+
+    @property
     def live(self) -> int:
         return self.queued + self.running + self.ready + self.in_batch
 

@@ -5,7 +5,6 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 FLOOR = 0.1
@@ -54,8 +53,8 @@ class Draw(NamedTuple):
 
 Outcomes = Sequence[Outcome]
 """Of a family, the group that was drawn last first."""
-OutcomesOf = Callable[[str, int], Outcomes]
-"""Outcomes of a family, and their largest number."""
+OutcomesOf = Callable[[str], Outcomes]
+"""Outcomes of a family."""
 DrawOf = Callable[[int], Draw]
 """What the task with this number is."""
 
@@ -74,15 +73,15 @@ class FamilyOutcomes:
     def remove(self, family: str, ordinal: int) -> None:
         self._rows[family] = [row for row in self._rows[family] if row[0] != ordinal]
 
-    def latest(self, family: str, last: int) -> Outcomes:
+    def latest(self, family: str) -> Outcomes:
         """Return the outcomes of the last groups, the newest first."""
-        return [outcome for _, outcome in reversed(self._rows[family][-last:])]
+        return [outcome for _, outcome in reversed(self._rows[family])]
 
     def solve_rates(self) -> dict[str, float]:
         """Return the share of right trajectories in the last new tasks of each family that has any."""
         rates = {}
         for family in self._rows:
-            if outcomes := first_visits(self.latest(family, NUM_RECENT))[:SOLVED_WINDOW]:
+            if outcomes := first_visits(self.latest(family))[:SOLVED_WINDOW]:
                 rates[family] = sum(one.right for one in outcomes) / sum(one.scored for one in outcomes)
         return rates
 
@@ -115,13 +114,12 @@ class LearnableChoice:
     seed: int
 
     def weights(self, outcomes: OutcomesOf) -> Mapping[str, float]:
-        return {name: learnable_weight(solve_rate(first_visits(outcomes(name, NUM_RECENT)))) for name in self.names}
+        return {name: learnable_weight(solve_rate(first_visits(outcomes(name)))) for name in self.names}
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Iterable[int]]) -> DrawOf:
         """Return the choice for the tasks that are drawn next. Ask for each number once, in rising order."""
-        outcomes = cache(outcomes)
         weights, played = self.weights(outcomes), set(open_tasks())
-        to_repeat = {name: teaching(name, outcomes(name, NUM_RECENT)) for name in self.names}
+        to_repeat = {name: teaching(name, outcomes(name)) for name in self.names}
 
         def draw(task: int) -> Draw:
             rng = random.Random(f"choice|{self.seed}|{task}")

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from configs.api_keys import required_key
 from configs.rollout import ServedConfig
 from envs.tools.http import BoundedClient
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
-from rollout.types import Message, TextCompletion
+from rollout.types import TextCompletion
 
 Reply = TypeVar("Reply")
 
@@ -81,10 +81,6 @@ class _ServedEngine:
 
     def release(self, trajectory_id: str) -> None:
         """Do nothing: a request ends with the connection that its caller drops."""
-
-    def _check(self, request: GenerationRequest) -> None:
-        if not request.use_adapter:
-            raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
 
     async def _call(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
         """Return the result of a request, which is repeated after a failure that may pass."""
@@ -179,8 +175,7 @@ class OllamaEngine(_ServedEngine):
 
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
-        self._check(request)
-        messages = chat_messages(request.messages)
+        messages = chat_messages(request)
         options = {
             "num_predict": request.max_tokens,
             "num_ctx": self._num_ctx,
@@ -249,7 +244,7 @@ class OpenAiEngine(_ServedEngine):
 
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
-        self._check(request)
+        messages: Any = chat_messages(request)
         body: dict[str, object] = {}
         if self._config.form == "vllm_grammar":
             body = {**VLLM_PLAIN_SAMPLING, "chat_template_kwargs": {"enable_thinking": False}}
@@ -261,7 +256,7 @@ class OpenAiEngine(_ServedEngine):
         reply: Any = await self._call(
             lambda: self._client.chat.completions.create(
                 model=self._config.model,
-                messages=chat_messages(request.messages),  # type: ignore[arg-type]  # a union of typed dicts
+                messages=messages,
                 temperature=request.temperature,
                 max_tokens=request.max_tokens,
                 seed=self._seed if request.seed is None else request.seed,
@@ -286,15 +281,17 @@ class OpenAiEngine(_ServedEngine):
         )
 
 
-def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return the messages in the form that servers take. Raises EngineError without messages.
+def chat_messages(request: GenerationRequest) -> list[dict[str, str]]:
+    """Return the messages in the form that servers take. Raises EngineError without messages, BackendError for a base.
 
     A server interprets control tokens anywhere in a text. Text that looks like one (`<|im_end|>` or `<｜User｜>` in a
     tool result) gets a space after its `<`, so that it cannot forge a role.
     """
-    if not messages:
+    if not request.use_adapter:
+        raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
+    if not request.messages:
         raise EngineError("this request has token ids only, and a server takes messages")
-    return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in messages]
+    return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in request.messages]
 
 
 def parse_reply(text: str) -> tuple[str | None, str]:

@@ -10,8 +10,8 @@ from rollout.engines.engine import EngineLoad
 TURNOVER = 6
 
 
-def make_control(max_places, *, min_places=1, start=None, turnover=TURNOVER):
-    control = ConcurrencyControl(max_places, min_places=min_places, turnover=turnover)
+def make_control(max_places, *, min_places=1, start=None):
+    control = ConcurrencyControl(max_places, min_places=min_places, turnover=TURNOVER)
     control.places = control.places if start is None else start
     return control
 
@@ -26,9 +26,9 @@ def turnovers(control, num, **reading):
     return [[observe(control, **reading) for _ in range(TURNOVER)][-1] for _ in range(num)]
 
 
-def after_quiet_turnover(places, *, max_places=100):
+def after_quiet_turnover(places):
     """A control at so many places, whose mark of preemptions is set and which may change at once."""
-    control = make_control(max_places, start=places)
+    control = make_control(100, start=places)
     turnovers(control, 1, kv_usage=0.7)
     return control
 
@@ -56,14 +56,8 @@ def test_it_trims_down_to_the_least_and_recovers_when_the_pressure_is_gone():
     assert turnovers(control, 7) == [3, 4, 5, 6, 7, 8, 8]
 
 
-readings = st.fixed_dictionaries(
-    {
-        "kv_usage": st.floats(0, 1),
-        "num_preemptions": st.integers(0, 5),
-        "num_waiting": st.integers(0, 3),
-        "running": st.integers(0, 60),
-    }
-)
+COUNTS = {"num_preemptions": st.integers(0, 5), "num_waiting": st.integers(0, 3), "running": st.integers(0, 60)}
+readings = st.fixed_dictionaries({"kv_usage": st.floats(0, 1), **COUNTS})
 
 
 @given(bounds=st.tuples(*[st.integers(1, 50)] * 3).map(sorted), history=st.lists(readings, max_size=80))
