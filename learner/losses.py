@@ -99,16 +99,19 @@ def _custom_loss(function: Callable[..., object], config: CustomLossConfig, inpu
         output = function(inputs, **config.settings)
     except Exception as error:
         raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from None
-    loss = output.loss if isinstance(output, LossOutput) else None
-    with_gradient = inputs.learner_logprobs.requires_grad
-    if not isinstance(loss, Tensor) or loss.dim() or (with_gradient and not loss.requires_grad):
+    if (
+        not isinstance(output, LossOutput)
+        or not isinstance(output.loss, Tensor)
+        or output.loss.dim()
+        or (inputs.learner_logprobs.requires_grad and not output.loss.requires_grad)
+    ):
         raise OwnCodeError(f"{must} loss is a tensor of one number with a gradient, it returned {output!r:.120}")
     try:
         # Other names could overwrite the learner's own sums.
         metrics = {name: float(output.metrics[name]) for name in METRICS if name in output.metrics}
     except (TypeError, ValueError, RuntimeError, LookupError):
         raise OwnCodeError(f"{must} metrics are numbers by name, they are {output.metrics!r:.80}") from None
-    return LossOutput(loss=loss, metrics=metrics)
+    return LossOutput(loss=output.loss, metrics=metrics)
 
 
 def dapo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.28) -> LossOutput:

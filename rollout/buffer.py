@@ -209,7 +209,7 @@ class GroupBuffer:
 
     @property
     def counts(self) -> GroupCounts:
-        return GroupCounts(drawn=self._next_ordinal, **self._counts)
+        return GroupCounts(drawn=self._next_ordinal, **{str(state): num for state, num in self._counts.items()})
 
     def totals(self) -> Totals:
         """Return the numbers over the whole run, after checking the counts."""

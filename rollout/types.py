@@ -137,7 +137,6 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, *, role: Role, prompt_token_ids: Sequence[int], completion: Completion, **known: Any) -> "Turn":
         """Return the turn of one model call; `known` are its other fields."""
-        is_text = isinstance(completion, TextCompletion)
         return cls(
             role=role,
             prompt=packed_ids(prompt_token_ids),
@@ -147,7 +146,9 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
             finish_reason=completion.finish_reason,
             policy_version=completion.policy_version,
             switches=completion.switches,
-            served=(completion.num_prompt_tokens, completion.num_tokens) if is_text else None,
+            served=(completion.num_prompt_tokens, completion.num_tokens)
+            if isinstance(completion, TextCompletion)
+            else None,
             **known,
         )
 

@@ -244,7 +244,7 @@ class OpenAiEngine(_ServedEngine):
 
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
-        messages: Any = chat_messages(request)
+        messages = chat_messages(request)
         body: dict[str, object] = {}
         if self._config.form == "vllm_grammar":
             body = {**VLLM_PLAIN_SAMPLING, "chat_template_kwargs": {"enable_thinking": False}}
@@ -256,7 +256,7 @@ class OpenAiEngine(_ServedEngine):
         reply: Any = await self._call(
             lambda: self._client.chat.completions.create(
                 model=self._config.model,
-                messages=messages,
+                messages=messages,  # type: ignore[arg-type]  # a union of typed dicts
                 temperature=request.temperature,
                 max_tokens=request.max_tokens,
                 seed=self._seed if request.seed is None else request.seed,

@@ -69,8 +69,8 @@ class VllmEngine:
         self._busy_s = 0.0
         self._num_preemptions = 0
         self._computed_tokens = 0
-        given = (model_path, model, seed, in_lockstep, base)
-        self._thread = threading.Thread(target=self._run, args=given, name="vllm-engine", daemon=True)
+        start = partial(self._start, model_path, model, seed, in_lockstep, base)
+        self._thread = threading.Thread(target=self._run, args=(start,), name="vllm-engine", daemon=True)
         self._thread.start()
         self._commands.submit(lambda: None).result()
 
@@ -171,9 +171,9 @@ class VllmEngine:
             self._native = NativeAdapters(self._llm, self._merger)
         self._count_work()
 
-    def _run(self, *given: Any) -> None:
+    def _run(self, start: Callable[[], None]) -> None:
         try:
-            self._start(*given)
+            start()
             while not self._closing:
                 self._commands.run_all(idle=lambda: not self._open and not self._closing)
                 self._step()

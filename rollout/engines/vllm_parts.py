@@ -184,7 +184,8 @@ def fused_norms() -> dict[str, list[str]]:
     from torch import Tensor
     from vllm import ir
 
-    Weight, Size = Tensor | None, int | None
+    Weight = Tensor | None
+    Size = int | None
 
     def fits(x: Tensor, weight: Weight, epsilon: float, variance_size: Size = None) -> bool:
         whole = variance_size is None and weight is not None and weight.dtype == x.dtype
