@@ -40,23 +40,13 @@ class Backbone:
         attention: Attention = "auto",
         base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load the base model and create the adapter.
+        """Load the base model, or its first `num_layers`, and create the adapter, whose initial weights `seed` decides.
 
-        Args:
-            model_path: Folder of the base model.
-            model: Shape of the adapter.
-            device: `cpu` or `cuda`.
-            seed: Seed of the adapter's initial weights.
-            mixed_precision: Whether the frozen base and matrix products are in bf16; the adapter and its gradients are
-                in float32 always.
-            num_layers: Number of layers, from the first, that are kept; None keeps all.
-            gradient_checkpointing: Whether the backward pass computes each layer again instead of keeping its
-                activations: the same numbers, for a fraction of the memory and about a third more work.
-            with_reference: Whether there is a second adapter, which is never trained. Before `set_reference` it
-                changes nothing, so the reference is the untouched base model.
-            attention: Computation of the attention over the prefix tree.
-            base_weights: Base weights by transformers' names, on the device and in the base's type, which are used in
-                place; None loads the files. Raises ValueError if they do not fit the model.
+        With `mixed_precision` the frozen base and matrix products are in bf16; the adapter and its gradients are in
+        float32 always. With `gradient_checkpointing` the backward pass computes each layer again: the same numbers, for
+        a fraction of the memory and about a third more work. The reference is a second adapter, which is never trained
+        and changes nothing before `set_reference`. `base_weights` by transformers' names, on the device and in the
+        base's type, are used in place of the files. Raises ValueError if they do not fit the model.
         """
         from peft import LoraConfig, get_peft_model
         from transformers import AutoTokenizer
@@ -101,7 +91,6 @@ class Backbone:
             check_weights(model_path)
             base = AutoModelForCausalLM.from_pretrained(model_path, **kind)
         else:
-            # Built with these tensors as its parameters, without copies.
             with init_empty_weights(include_buffers=False):
                 base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path), **kind)
             unknown = base.load_state_dict(weights, strict=False, assign=True).unexpected_keys
@@ -119,14 +108,12 @@ class Backbone:
         return base.to(self.device)
 
     def _choose(self, attention: Attention, sizes: "PreTrainedConfig") -> Literal["fused", "blocks"]:
-        """Replace `auto` by the fused kernel on a card where it works, and by blocks elsewhere."""
         if attention != "auto":
             return attention
-        if self.device.type == "cpu":
-            return "blocks"
-        width = getattr(sizes, "head_dim", None) or sizes.hidden_size // sizes.num_attention_heads
         heads, kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
-        return "fused" if works(heads, kv_heads, width, self.device) else "blocks"
+        width = getattr(sizes, "head_dim", None) or sizes.hidden_size // heads
+        on_card = self.device.type != "cpu"
+        return "fused" if on_card and works(heads, kv_heads, width, self.device) else "blocks"
 
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -146,7 +133,7 @@ class Backbone:
         return output.last_hidden_state[0, :num_nodes]
 
     def adapter_state(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """Return the trained adapter on the CPU. It is rounded on its device, which makes the copy smaller."""
+        """Return the trained adapter on the CPU. Rounding on its device makes the copy smaller."""
         from peft import get_peft_model_state_dict
 
         state = get_peft_model_state_dict(self.model)
@@ -174,7 +161,6 @@ class Backbone:
 
     @torch.no_grad()
     def set_reference(self) -> None:
-        """Copy the adapter to the reference."""
         parameters = dict(self.model.named_parameters())
         for name, parameter in parameters.items():
             if f".{REFERENCE}." in name:
@@ -182,7 +168,7 @@ class Backbone:
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:
-        """Return a context with the reference instead of the trained adapter, without gradients."""
+        """A context with the reference instead of the trained adapter, without gradients."""
         self.model.set_adapter(REFERENCE, inference_mode=True)
         try:
             with torch.no_grad():
@@ -202,12 +188,12 @@ class Backbone:
         }
         base.gradient_checkpointing_enable(options)
         for layer in base.model.layers:
-            # Checkpointing depends on the layer's own flag. Its submodules stay in evaluation mode, without dropout.
+            # The flag of the layer alone. Its submodules stay in evaluation mode, without dropout.
             layer.training = True
 
     @contextmanager
     def _precision(self) -> Iterator[None]:
-        """Return a context for bf16 matrix products with float32 adapters.
+        """A context for bf16 matrix products with float32 adapters.
 
         PEFT's cast of adapter inputs to float32 is off, since autocast would undo it.
         """

@@ -1,6 +1,5 @@
 """Checkpoints: a folder with a manifest of hashes that appears whole or not at all."""
 
-import hashlib
 import json
 import re
 import shlex
@@ -14,11 +13,10 @@ import msgspec
 
 from configs.errors import UserError, reason
 from learner.types import Adapter
-from rollout.files import sweep_partials, whole_folder
+from rollout.files import file_digest, file_digests, sweep_partials, whole_folder
 from rollout.lifecycle import Snapshot
 
 if TYPE_CHECKING:
-    # Torch takes seconds to import, and looking for a checkpoint needs none of it.
     from learner.learner import Learner
 
 MANIFEST = "manifest.json"
@@ -31,11 +29,8 @@ NO_GROUPS = Snapshot()
 def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Snapshot = NO_GROUPS) -> Path:
     """Write adapter, optimizer and random state of the current version below `parent`, atomically.
 
-    `snapshot` is the state of the buffer after the step that made these weights. All ranks call this, and one writes;
-    its files are those of a learner in one process.
-
-    The manifest is written last, the folder renamed after everything is on disk, as a power cut would leave it. Older
-    checkpoints beyond `keep` are deleted only then. Raises UserError when the disk is full or not writable.
+    `snapshot` is the state of the buffer after the step that made these weights. All ranks call this, and one writes.
+    Older checkpoints beyond `keep` are deleted at the end. Raises UserError when the disk is full or not writable.
     """
     import torch
 
@@ -54,9 +49,8 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
             write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
     except (OSError, RuntimeError) as error:
         # Torch reports a full disk only as a short write.
-        problem = f"cannot write checkpoint {target}: {reason(error)[:100]}"
-        resume = f"agentflow resume {shlex.quote(str(parent.parent))}"
-        raise UserError(f"{problem}; free space, and continue with `{resume}`") from error
+        problem = f"cannot write checkpoint {target}: {reason(error)[:100]}; free space, and continue with"
+        raise UserError(f"{problem} `agentflow resume {shlex.quote(str(parent.parent))}`") from error
     saved = checkpoints_in(parent)
     for old in saved[: max(0, saved.index(target) + 1 - keep)]:
         shutil.rmtree(old, ignore_errors=True)
@@ -64,7 +58,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
 
 
 def checkpoints_in(parent: Path) -> list[Path]:
-    """Return the folders below `parent` that are named as checkpoints, by their versions. Others are the user's own."""
+    """Return the folders below `parent` that are named as checkpoints, by version. Others are the user's."""
     named = (path for path in parent.glob("v*") if re.fullmatch("v[0-9]+", path.name) and path.is_dir())
     return sorted(named, key=lambda path: int(path.name[1:]))
 
@@ -101,8 +95,7 @@ class Checkpoint:
 def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest intact checkpoint below `parent`, or None, and what is wrong with newer ones.
 
-    With `set_aside` the newer ones are renamed, so that they neither count among those that are kept nor hide what is
-    missing. Only the process that continues the run may do so.
+    With `set_aside`, for the process that continues the run, the newer ones are renamed.
     """
     faults: list[str] = []
     for folder in reversed(checkpoints_in(parent)):
@@ -124,8 +117,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, digest in manifest["files"].items():
-            found = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-            if found != digest:
+            if (found := file_digest(folder / name)) != digest:
                 raise UserError(
                     f"{folder / name}: sha256 {found[:12]}, the manifest says {digest[:12]}; use an older checkpoint"
                 )
@@ -136,5 +128,5 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def write_manifest(folder: Path, **facts: object) -> None:
     """Write the hash of every file in `folder`, and these facts."""
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, **facts, "files": files}, indent=2))
+    manifest = {"schema": SCHEMA, **facts, "files": file_digests(folder)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2))

@@ -10,20 +10,20 @@ from configs.learner import DEFAULT_BAND, Correction
 from learner.types import TrainBatch
 
 MAX_LOG_RATIO = 20.0
-"""Bound of log ratios before `exp`, in nats: finite, and far beyond every clip."""
+"""Bound of log ratios before `exp`, in nats, far beyond every clip."""
 MAX_WEIGHT = 2.0
-"""Largest weight of a token under `tis` and `sequence_reject`; 1 is the weight of an on-policy token."""
+"""Of a token under `tis` and `sequence_reject`; 1 is the weight of an on-policy token."""
 
 
 @torch.no_grad()
 def correction_weights(
     correction: Correction, log_ratio: Tensor, loss_mask: Tensor, band: tuple[float, float] = DEFAULT_BAND
 ) -> Tensor:
-    """Return the factor of every token's loss under `correction`: detached, `[B, T]`, 0 outside the loss mask.
+    """Return the factor of every token's loss: detached, `[B, T]`, 0 outside the loss mask.
 
     `log_ratio` `[B, T]` comes from `masked_log_ratio`; a row is a trajectory. `band` are the bounds of a ratio for
-    `icepop` and `sequence_reject`. Tokens with weight 0 stay in the loss's denominators. A log ratio of nan gives a
-    weight of nan, so that the guard notices it.
+    `icepop` and `sequence_reject`. Rejected tokens stay in the loss's denominators. nan stays nan, so that the guard
+    notices it.
     """
     mask = loss_mask.bool()
     ratio, (low, high) = log_ratio.exp(), band
@@ -45,8 +45,7 @@ def correction_weights(
 def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
     """Return numerator - denominator of two log-probs `[B, T]` at the tokens of `mask`, clamped, 0 elsewhere.
 
-    Computed in float32 or better. Outside the mask a log-prob may be any value, -inf included; it reaches neither value
-    nor gradient.
+    Computed in float32 or better. Outside the mask any value, -inf included, reaches neither value nor gradient.
     """
     numerator, denominator = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (numerator, denominator))
     return torch.where(mask, numerator - denominator, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -54,23 +53,21 @@ def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Te
 
 DECIDED = 0.999
 """Probability above which, under both sampler and learner, a token is no choice but scaffolding of the grammar. Such
-tokens are most of a planner's reply and agree under any policy; a mean over them would hide how far the others are
-off-policy."""
+tokens are most of a planner's reply, and a mean over them would hide how far the others are off-policy."""
 
 LEAST_EVIDENCE = 64
-"""Choice tokens at age 0 that a batch should have. Missing ones count as agreeing: among eight tokens a single one
-whose log-prob is rounded by 0.5 nats would refuse the whole batch."""
+"""Choice tokens at age 0 that a batch should have. Missing ones count as agreeing: of eight tokens a single one that is
+rounded by 0.5 nats would refuse the whole batch."""
 
 MIN_EFFECTIVE_SAMPLE_SHARE = 0.3
-"""The guard skips a step if the effective sample size is a smaller share of its choice tokens: learner and sampler are
-too far apart, or few tokens dominate."""
+"""Least effective sample size, as a share of the choice tokens, for which the guard takes a step."""
 
 MAX_MISMATCH_K3_AGE0 = 0.05
-"""The guard skips a step if engine and learner differ by more on choice tokens of the same weights (mean k3 per token,
-in nats). This is not staleness: the engine has other weights or computes wrongly."""
+"""Largest mean k3 per choice token of the same weights, in nats. More is not staleness: the engine has other weights or
+computes wrongly."""
 
 MAX_MISMATCH_K3_STALE = 1.0
-"""The guard skips a step if engine and learner differ by more on choice tokens of older weights."""
+"""The same for choice tokens of older weights."""
 
 
 def off_policy_sums(
@@ -78,10 +75,9 @@ def off_policy_sums(
 ) -> dict[str, float]:
     """Return sums over choice tokens (loss tokens that are not `DECIDED`), in total and by age.
 
-    All tensors are `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is
-    k3 = exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner) in nats. At age 0
-    both have the same weights, and a mismatch is numerical or a fault. At `_stale` tokens, which are older, it includes
-    staleness.
+    All tensors are `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is k3 =
+    exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner) in nats. At age 0 it is
+    numerical or a fault; at `_stale` tokens, which are older, it includes staleness.
     """
     mask = loss_mask.bool()
     with torch.no_grad():
@@ -92,10 +88,7 @@ def off_policy_sums(
         choice = mask & ~(lower > math.log(DECIDED))
         stale = choice & (ages > 0)
         tokens = {"": choice, "_age0": choice & ~stale, "_stale": stale}
-        sums = {
-            "age": float(ages[mask].sum()),
-            "logprob_gap_abs": float(difference[choice].abs().sum()),
-        }
+        sums = {"age": float(ages[mask].sum()), "logprob_gap_abs": float(difference[choice].abs().sum())}
         for suffix, chosen in tokens.items():
             sums |= {
                 f"choice_tokens{suffix}": float(chosen.sum()),
@@ -111,7 +104,7 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
 
     Metrics of an age exist only if the batch has such tokens.
     """
-    tokens = max(batch.num_loss_tokens, 1)
+    tokens, choice_tokens = max(batch.num_loss_tokens, 1), sums.get("choice_tokens", 0.0)
     sampled = max(batch.num_loss_tokens + batch.num_masked_tokens, 1)
     metrics = {
         "clip_high": sums.get("clip_high", 0.0) / tokens,
@@ -120,9 +113,9 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
         "stale_masked_share": batch.num_masked_tokens / sampled,
         "staleness_max": float(batch.max_age),
         "age_mean": sums.get("age", 0.0) / tokens,
-        "choice_tokens": sums.get("choice_tokens", 0.0),
-        "logprob_gap_abs": sums.get("logprob_gap_abs", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
-        "ratio": sums.get("ratio", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
+        "choice_tokens": choice_tokens,
+        "logprob_gap_abs": sums.get("logprob_gap_abs", 0.0) / max(choice_tokens, 1),
+        "ratio": sums.get("ratio", 0.0) / max(choice_tokens, 1),
     }
     for suffix in ("", "_age0", "_stale"):
         if count := sums.get(f"choice_tokens{suffix}"):

@@ -43,23 +43,16 @@ class Learner:
         ranks: Ranks | None = None,
         base_weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Load the base model and start with an untrained adapter.
+        """Load the base model and start with an untrained adapter, whose initial weights `seed` decides.
 
-        Args:
-            model_path: Folder of the base model.
-            model: Shape of the adapter.
-            config: Settings of the learner.
-            seed: Seed of the adapter's initial weights.
-            ranks: This process among those that learn together, None if it learns alone. The processes have called
-                `optim.join`, and all make the same calls in the same order.
-            base_weights: Weights of the base model, see `Backbone`.
+        `ranks` is this process among those that learn together, None if it learns alone. They have called `optim.join`,
+        and all make the same calls in the same order. `base_weights` are those of `Backbone`.
         """
         torch.set_num_threads(config.num_threads)
         self.config = config
         self._loss = policy_loss(config.loss)
         self.policy = Policy(model_path, model, config, seed=seed, base_weights=base_weights)
         self.critic: Critic | None = None
-        """Set where groups without a right attempt are credited by it."""
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         parameters = self.policy.trainable_parameters()
@@ -70,7 +63,6 @@ class Learner:
 
     @property
     def writes(self) -> bool:
-        """True if this process writes files and publishes, as the first rank does."""
         return self.optimizer.writes
 
     def reset_optimizer(self, learning_rate: float, warmup_steps: int = 0, num_steps: int | None = None) -> None:
@@ -86,10 +78,7 @@ class Learner:
         """Steps since the reset, skipped ones included: the position in the schedule."""
 
     def set_reference(self) -> None:
-        """Make the current policy the reference of the KL term, if the loss has one.
-
-        Before the first call the reference is the untouched base model.
-        """
+        """Make the current policy the reference of the KL term, if the loss has one."""
         if self.config.has_reference:
             with self.optimizer.whole(write=True):
                 self.policy.set_reference()
@@ -97,8 +86,7 @@ class Learner:
     def train_step(self, batch: TrainBatch) -> StepResult:
         """Do one RL update and advance the version.
 
-        If the guard refuses the step, or the batch has no loss tokens, only the version and the position in the
-        schedule change, and the result holds the reason.
+        If the step is refused, the result holds the reason, and the weights do not change.
         """
         started = time.perf_counter()
         self._step_logprobs = {}
@@ -134,8 +122,8 @@ class Learner:
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
         """Do one supervised update on the mean negative log-likelihood of the trained tokens, without a new version.
 
-        `learning_rate` is the step size from now on, None keeps it. Raises UserError if the gradient is not finite:
-        unlike samples, the same demonstrations would come again.
+        `learning_rate` is the step size from now on. Raises UserError if the gradient is not finite: unlike samples,
+        the same demonstrations would come again.
         """
         started = time.perf_counter()
         self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
@@ -167,13 +155,11 @@ class Learner:
         return Adapter(policy_version=self.policy_version, data=data, digest=digest)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Continue from an adapter."""
         with self.optimizer.whole(write=True):
             self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
         self.policy_version = adapter.policy_version
 
     def _rl_loss(self, prepared: Prepared, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss of a microbatch and its contribution to the step's sums."""
         rows = prepared.samples
         learner = self.policy.logprobs(prepared)
         self._step_logprobs |= trained_logprobs(rows, learner)

@@ -1,10 +1,9 @@
 """Policy losses as pure functions of tensors. Denominators are inputs, so microbatches add up to one large batch.
 
-Every batch gives one optimizer step, so the gradient is taken at the learner's own weights. PPO's clipped term
-min(r A, clip(r) A), with r = learner / rollout, is then r times plain REINFORCE inside a one-sided trust region around
-the sampler, and zero outside: a token whose probability has risen beyond 1 + clip_high is not pushed further up, and
-one that has fallen below 1 - clip_low is not pushed further down (PPO, arXiv 1707.06347, eq. 7). A correction bounds r
-as a weight. `gspo` uses this term with one r per trajectory; `cispo` only bounds r, without a trust region.
+A batch gives one optimizer step, so the gradient is taken at the learner's own weights. PPO's clipped term min(r A,
+clip(r) A), with r = learner / rollout, is then r times plain REINFORCE inside a one-sided trust region around the
+sampler, and has no gradient outside: above 1 + clip_high where A > 0, below 1 - clip_low where A < 0 (PPO, arXiv
+1707.06347, eq. 7). A correction bounds r as a weight. `gspo` has one r per trajectory; `cispo` only bounds r.
 """
 
 from collections.abc import Callable
@@ -27,22 +26,19 @@ from configs.plugins import OwnCodeError, failure
 from learner.corrections import correction_weights, masked_log_ratio
 
 MAX_REFERENCE_K3 = 10.0
-"""Bound in nats. A token that is far less likely under the learner than under the reference would dominate a batch."""
-
+"""In nats. A token that is far less likely under the learner than under the reference would dominate a batch."""
 
 METRICS = ("clip_high", "clip_low", "correction_masked", "kl_ref_k3")
-"""Names of the metrics of a loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOutput:
-    """The loss of a microbatch and its metrics."""
+    """The loss of a microbatch, a scalar with a gradient, and its metrics."""
 
     loss: Tensor
-    """Scalar with a gradient."""
     metrics: dict[str, float]
-    """Sums over the loss tokens, which the step's token count divides: `clip_high` and `clip_low` count tokens outside
-    the trust region, `correction_masked` tokens inside it with weight 0; `kl_ref_k3` is there with a KL term."""
+    """Sums over the loss tokens: `clip_high` and `clip_low` count tokens outside the trust region, `correction_masked`
+    tokens inside it with weight 0; `kl_ref_k3` is there with a KL term."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,30 +46,29 @@ class LossInputs:
     """One microbatch of an optimizer step. A row is a trajectory or a branch of one; all tensors are `[B, T]`."""
 
     learner_logprobs: Tensor
-    """Log-probs under the learner, with the gradient."""
+    """With the gradient."""
     rollout_logprobs: Tensor
-    """Log-probs under the sampler."""
+    """Of the sampler."""
     advantages: Tensor
     """May be `[B, 1]`."""
     loss_mask: Tensor
     """True at the tokens that train."""
     num_loss_tokens: int
-    """Loss tokens of the whole optimizer step."""
+    """Of the whole optimizer step, as `num_trajectories`."""
     num_trajectories: int
-    """Trajectories of the whole optimizer step."""
     correction: Correction
     """Weight of a token by its ratio."""
     correction_band: tuple[float, float] = DEFAULT_BAND
     """Bounds of a ratio for `icepop` and `sequence_reject`."""
     ages: Tensor | None = None
-    """Train steps since the weights that sampled each token. At age 0 learner and sampler have the same weights, and
-    their ratio differs from 1 by rounding only. None: other weights sampled all tokens."""
+    """Train steps since the weights that sampled each token. At age 0 their ratio to the learner's differs from 1 by
+    rounding only. None: other weights sampled all tokens."""
     turn_ids: Tensor | None = None
-    """Numbers a row's planner turns from 0. None: a row is one turn."""
+    """Numbers a row's planner turns from 0. None: one turn."""
     row_weights: Tensor | float = 1.0
-    """`[B, 1]`, each row's share of its trajectory, for means over trajectories: 1 / branches that train."""
+    """`[B, 1]`, each row's share of its trajectory: 1 / branches that train."""
     ref_logprobs: Tensor | None = None
-    """Log-probs under the policy that RL starts with, if the loss needs them."""
+    """Of the policy that RL starts with, if the loss needs them."""
 
 
 PolicyLoss = Callable[[LossInputs], LossOutput]
@@ -104,11 +99,11 @@ def _custom_loss(function: Callable[..., object], config: CustomLossConfig, inpu
         output = function(inputs, **config.settings)
     except Exception as error:
         raise OwnCodeError(f"learner.loss.function: '{config.function}' failed with {failure(error)}") from None
-    if not (
-        isinstance(output, LossOutput)
-        and isinstance(output.loss, Tensor)
-        and (output.loss.requires_grad or not inputs.learner_logprobs.requires_grad)
-        and not output.loss.dim()
+    if (
+        not isinstance(output, LossOutput)
+        or not isinstance(output.loss, Tensor)
+        or output.loss.dim()
+        or (inputs.learner_logprobs.requires_grad and not output.loss.requires_grad)
     ):
         raise OwnCodeError(f"{must} loss is a tensor of one number with a gradient, it returned {output!r:.120}")
     try:
@@ -122,8 +117,7 @@ def _custom_loss(function: Callable[..., object], config: CustomLossConfig, inpu
 def dapo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.28) -> LossOutput:
     """Return DAPO's loss: minus the token mean of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), without a KL term.
 
-    arXiv 2503.14476, eq. 8. The normaliser counts all loss tokens of the optimizer step, those without a gradient
-    included.
+    arXiv 2503.14476, eq. 8. The mean is over all loss tokens of the optimizer step.
     """
     losses, metrics = clipped_losses(inputs, clip_low=clip_low, clip_high=clip_high)
     return LossOutput(loss=losses.sum() / max(inputs.num_loss_tokens, 1), metrics=metrics)
@@ -142,8 +136,8 @@ def grpo_loss(inputs: LossInputs, *, clip: float = 0.2) -> LossOutput:
 def flow_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, kl_weight: float = 0.001) -> LossOutput:
     """Return Flow-GRPO's loss: the clipped objective minus `kl_weight` times `reference_k3`.
 
-    Averaged over a turn's tokens, then over turns, then over trajectories (arXiv 2510.05592, eq. 5). Without
-    `ref_logprobs` there is no KL term. Correction and trust region do not apply to it.
+    Averaged over a turn's tokens, then over turns, then over trajectories (arXiv 2510.05592, eq. 5). Correction and
+    trust region do not apply to the KL term.
     """
     losses, metrics = clipped_losses(inputs, clip_low=clip, clip_high=clip)
     if inputs.ref_logprobs is not None:
@@ -157,10 +151,9 @@ def flow_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, kl_weight: float = 
 def cispo_loss(inputs: LossInputs, *, max_weight: float = 5.0) -> LossOutput:
     """Return CISPO's loss: minus the token mean of sg(min(r, max_weight)) A log pi, where sg stops the gradient.
 
-    No token is clipped out of the gradient (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5, where max_weight is
-    1 + eps_high; r has no lower bound there either). Normalised as `dapo_loss`. The value is minus the mean of weight
-    times advantage, as for the other losses; the gradient is that of the equation. `clip_high` counts stale tokens
-    whose weight is bounded.
+    No token is clipped out of the gradient (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5, where max_weight is 1 +
+    eps_high). The value is minus the mean of weight times advantage, as for the other losses; the gradient is that of
+    the equation. `clip_high` counts stale tokens whose weight is bounded.
     """
     mask = inputs.loss_mask.bool()
     with torch.no_grad():
@@ -178,9 +171,8 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
     """Return GSPO's loss on min(s A, clip(s, 1 - clip_low, 1 + clip_high) A).
 
     s is the geometric mean of the ratios of a trajectory's loss tokens. The loss is averaged over a trajectory's
-    tokens, then over trajectories (arXiv 2507.18071, eq. 5 and 7). With advantages that differ between tokens it is
-    GSPO-token (eq. 13 and 14), whose gradient is the same if they do not. A trajectory without a stale token is not
-    clipped: its s differs from 1 by the rounding of two programs only.
+    tokens, then over trajectories (arXiv 2507.18071, eq. 5 and 7; for advantages that differ between tokens eq. 13 and
+    14). A trajectory without a stale token is not clipped: its s differs from 1 by rounding only.
     """
     mask = inputs.loss_mask.bool()
     lengths = mask.sum(-1, keepdim=True).clamp(min=1)
@@ -196,18 +188,14 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
 def dr_grpo_loss(inputs: LossInputs, *, clip: float = 0.2, length: int = 512) -> LossOutput:
     """Return Dr. GRPO's loss: the sum of the clipped objective over the constant `length`, averaged over trajectories.
 
-    A token of a long trajectory thus weighs as much as one of a short one (arXiv 2503.20783, section 3.2 and listing
-    1). The advantages without deviation are `group_centered`.
+    arXiv 2503.20783, section 3.2 and listing 1. The advantages without deviation are `group_centered`.
     """
     losses, metrics = clipped_losses(inputs, clip_low=clip, clip_high=clip)
     return LossOutput(loss=losses.sum() / (max(inputs.num_trajectories, 1) * length), metrics=metrics)
 
 
 def clipped_losses(inputs: LossInputs, *, clip_low: float, clip_high: float) -> tuple[Tensor, dict[str, float]]:
-    """Return PPO's clipped term with the correction's weights per token, zero outside the mask, and the metrics.
-
-    Computed in float32 or better.
-    """
+    """Return PPO's clipped term with the correction's weights per token, zero outside the mask, and the metrics."""
     mask = inputs.loss_mask.bool()
     with torch.no_grad():
         log_ratio = masked_log_ratio(inputs.learner_logprobs, inputs.rollout_logprobs, mask)
@@ -218,10 +206,9 @@ def clipped_losses(inputs: LossInputs, *, clip_low: float, clip_high: float) -> 
 def _clip(
     inputs: LossInputs, ratio: Tensor, weights: Tensor, older: Tensor, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return what `clipped_losses` returns.
+    """Return what `clipped_losses` returns; all tensors are `[B, T]`.
 
-    `ratio` decides which tokens are outside the trust region; `older` limits them. `weights` apply to the tokens
-    inside. All are `[B, T]`.
+    `ratio` decides which of the `older` tokens are outside the trust region. `weights` apply to the tokens inside.
     """
     mask, advantages = inputs.loss_mask.bool(), inputs.advantages
     with torch.no_grad():
@@ -239,7 +226,7 @@ def _clip(
 
 
 def _older(inputs: LossInputs) -> Tensor:
-    """Return a mask `[B, T]` of the loss tokens that older weights sampled."""
+    """Return `[B, T]`, the loss tokens that older weights sampled."""
     mask = inputs.loss_mask.bool()
     return mask if inputs.ages is None else mask & (inputs.ages > 0)
 
@@ -253,8 +240,7 @@ def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tens
     """Return exp(d) - d - 1 with d = ref - learner log-prob at the tokens of the mask, 0 elsewhere, all `[B, T]`.
 
     At most `MAX_REFERENCE_K3`, beyond which a token has no gradient. Over tokens that the learner samples the mean is
-    KL(learner || ref). As a loss, which does not differentiate the sampling, its mean gradient is that of
-    KL(ref || learner).
+    KL(learner || ref). As a loss its mean gradient is that of KL(ref || learner).
     """
     log_ratio = masked_log_ratio(ref_logprobs, learner_logprobs, loss_mask.bool())
     return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_REFERENCE_K3)

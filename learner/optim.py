@@ -1,9 +1,9 @@
 """The optimizer of the learner, in one process or in several.
 
-Each of several processes (ranks) computes a share of a step's microbatches. DeepSpeed's ZeRO adds up their gradients
-and keeps a share of the optimizer on each rank. Losses have the whole step's denominator, so gradients must be added,
-not averaged. DeepSpeed averages over ranks and divides by accumulation steps: every loss is multiplied by the number of
-ranks, and the number of accumulation steps is set to one.
+Each of several processes (ranks) computes a share of a step's microbatches; DeepSpeed's ZeRO combines their gradients
+and keeps a share of the optimizer on each rank. Losses have the whole step's denominator, so gradients must be added.
+DeepSpeed averages over ranks and divides by accumulation steps: every loss is multiplied by the number of ranks, and
+the number of accumulation steps is one.
 """
 
 import logging
@@ -28,12 +28,11 @@ Value = TypeVar("Value")
 Microbatch = Sequence[TrainingSample]
 
 WEIGHT_DECAY = 0.0
-"""AdamW's decay of the adapter's weights."""
 MAX_GRAD_NORM = 1.0
-"""Norm to which a longer gradient is scaled down, the usual bound of published recipes."""
+"""Norm to which a longer gradient is scaled down."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PATIENCE = timedelta(minutes=30)
-"""Time for which ranks wait for each other, since loading a large model may be slow. Dead ranks are noticed earlier."""
+"""Ranks wait for each other while they load a large model. Dead ones are noticed earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class LocalAdamW(torch.optim.AdamW):
     """
 
     writes = True
-    """True if this process writes files and publishes, as the first rank does."""
+    """Whether this process writes files and publishes, as the first rank does."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], config: LearnerConfig) -> None:
         self._parameters = list(parameters)
@@ -62,14 +61,11 @@ class LocalAdamW(torch.optim.AdamW):
         super().__init__(self._parameters, betas=betas, eps=eps, weight_decay=WEIGHT_DECAY, fused=self._fused)
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """Return the microbatches of this rank. An empty one is a pass without samples, for which other ranks wait."""
+        """Return the microbatches of this rank. An empty one is a pass for which other ranks wait."""
         return microbatches
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of a microbatch's loss, whose denominator is the whole step's.
-
-        `last` is true at the last microbatch of this rank.
-        """
+        """Add the gradient of a microbatch's loss, of which the `last` one is this rank's last."""
         loss.backward()
 
     def gather(self, value: Value) -> list[Value]:
@@ -77,14 +73,10 @@ class LocalAdamW(torch.optim.AdamW):
         return [value]
 
     def clipped_norm(self) -> float:
-        """Return the norm of the whole step's gradient, and scale a longer gradient down to `MAX_GRAD_NORM`.
-
-        The result is the same on every rank.
-        """
+        """Return the norm of the whole step's gradient, the same on every rank, and clip it."""
         return float(torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM))
 
     def update(self, learning_rate: float) -> None:
-        """Take the step."""
         for group in self.param_groups:
             group["lr"] = learning_rate
         self.step()
@@ -101,32 +93,26 @@ class LocalAdamW(torch.optim.AdamW):
             group["lr"] = learning_rate
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load moments, which may come from another device, and keep this device's choice of kernel."""
+        """Load moments of any device, and keep this device's choice of kernel."""
         groups = [group | {"fused": self._fused} for group in state["param_groups"]]
         super().load_state_dict(state | {"param_groups": groups})
 
     @contextmanager
     def whole(self, *, write: bool = False) -> Iterator[None]:
-        """Return a context in which every rank has all weights of the adapter. `write` if it changes them."""
+        """A context in which every rank has all weights of the adapter. `write` if it changes them."""
         yield
 
 
 def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: socket.socket | None, here: str) -> None:
-    """Join the other ranks, and return when all have joined.
+    """Join the other ranks at the host and port of `address`, and return when all have joined.
 
-    Args:
-        ranks: Number of this rank and of all.
-        address: Host and port of the meeting point, which listens before the other ranks learn its address.
-        device: `cpu` or `cuda`.
-        own: Its listening socket, at the first rank.
-        here: Address of this machine whose network interface carries the traffic.
+    `own` is its listening socket, at the first rank. The traffic uses the network interface of this machine with the
+    address `here`.
     """
     os.environ |= {"DS_ACCELERATOR": device, "LOCAL_RANK": "0"}
     names = [name for name, given in psutil.net_if_addrs().items() if any(entry.address == here for entry in given)]
     if not names:
-        raise RuntimeError(
-            f"no network interface of this machine has the address {here}, by which the cluster knows it"
-        )
+        raise RuntimeError(f"no network interface has the address {here}, by which the cluster knows this machine")
     # By default Gloo and NCCL use the interface of the machine's name, which may be reachable from outside.
     os.environ |= {"GLOO_SOCKET_IFNAME": names[0], "NCCL_SOCKET_IFNAME": names[0]}
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -145,7 +131,7 @@ def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: socket.soc
 class ShardedAdamW:
     """AdamW over the adapter of a learner that is one of several ranks, over DeepSpeed's ZeRO.
 
-    Moments and weights are saved and loaded whole, in the format of one process. Checkpoints do not depend on ranks.
+    Moments and weights are saved and loaded whole, so that checkpoints do not depend on the number of ranks.
     """
 
     def __init__(self, policy: Backbone, config: LearnerConfig, ranks: Ranks) -> None:
@@ -197,9 +183,8 @@ class ShardedAdamW:
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
         shares = share_out(microbatches, self.ranks.size)
-        longest = max(map(len, shares))
         share = shares[self.ranks.rank]
-        return [*share, *[()] * (longest - len(share))]
+        return [*share, *[()] * (max(map(len, shares)) - len(share))]
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._has_gradient = True
@@ -212,7 +197,7 @@ class ShardedAdamW:
         return values
 
     def clipped_norm(self) -> float:
-        """Return the norm. DeepSpeed clips when it takes the step."""
+        """DeepSpeed clips when it takes the step."""
         from deepspeed.utils import safe_get_full_grad
 
         if not self._has_gradient:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,9 +20,8 @@ def group_samples(
 ) -> list[TrainingSample]:
     """Return one sample for each branch of the trajectories that train, with the advantages of their turns.
 
-    Trajectories without a total reward give none. A trajectory whose advantages are all 0 gives a sample: it counts in
-    the loss's denominators and in the KL term. So does one whose every token is too old, so that its masked tokens are
-    counted; a batch leaves it out. One without a turn gives none.
+    A trajectory whose advantages are all 0 counts in the loss's denominators and the KL term. One whose every token is
+    too old gives a sample, too, so that its masked tokens are counted.
     """
     return [
         sample
@@ -46,13 +45,9 @@ def samples_of(
 ) -> list[TrainingSample]:
     """Return a sample for each branch, with its turns on one axis.
 
-    What a branch shares with another is trained in one of them and context in the other, so that every sampled
-    token is trained once, after the very tokens that it was sampled after.
-
-    `version_ages` tells the age of each version's weights in train steps (None: all are the learner's own). Tokens of
-    a version that it lacks are too old and are taken out of the loss mask, one by one: what comes after them in the
-    same turn, from newer weights, is trained. Raises ValueError for a trajectory that a server sampled: without its
-    log-probs there is nothing to train on.
+    What a branch shares with another is trained in one of them and context in the other. `version_ages` is the age of
+    each version's weights in train steps (None: all are the learner's own). Tokens of a version that it lacks are too
+    old and leave the loss mask one by one. Raises ValueError for a trajectory of a server, which has no log-probs.
     """
     if trajectory.served:
         raise ValueError(f"trajectory {trajectory.id} has no log-probs to train on: a server answered it")
@@ -61,10 +56,8 @@ def samples_of(
     for branch, numbers in enumerate(trajectory.branches):
         token_ids = ids_of(turns[numbers[-1]].dialogue).astype(np.int64)
         sampled = np.zeros(len(token_ids), dtype=bool)
-        ages = np.full(len(token_ids), -1, dtype=np.int64)
-        logprobs = np.zeros(len(token_ids), dtype=np.float32)
-        advantages = np.zeros(len(token_ids), dtype=np.float32)
-        turn_ids = np.full(len(token_ids), -1, dtype=np.int64)
+        ages, turn_ids = np.full((2, len(token_ids)), -1, dtype=np.int64)
+        logprobs, advantages = np.zeros((2, len(token_ids)), dtype=np.float32)
         spans = []
         for number in numbers:
             turn = turns[number]
@@ -98,16 +91,13 @@ def samples_of(
 
 
 def trained_logprobs(rows: Sequence[TrainingSample], logprobs: "Tensor") -> dict[str, np.ndarray]:
-    """The log-probs of each sample's trained tokens, by its name, as float32 `[num_loss_tokens]`.
-
-    `logprobs` is a tensor `[B, T]`, on any device.
-    """
+    """Return the float32 log-probs of each sample's trained tokens by its name, from a tensor `[B, T]`."""
     values = logprobs.detach().float().cpu().numpy()
     return {row.name: line[: len(row.loss_mask)][row.loss_mask] for row, line in zip(rows, values, strict=True)}
 
 
 def scoring_sample(token_ids: Sequence[int]) -> TrainingSample:
-    """Plain text as a sample, every token but the first of which has a log-prob; nothing to train."""
+    """Return plain text as a sample. Every token but the first has a log-prob, and none is trained."""
     count = len(token_ids)
     mask = np.ones(count, dtype=bool)
     mask[0] = False
@@ -147,8 +137,8 @@ def share_out(
 ) -> tuple[tuple[Sequence[TrainingSample], ...], ...]:
     """Return the microbatches of each rank, largest first. The result is the same on every rank.
 
-    The next largest goes to the rank with the fewest distinct tokens so far. ZeRO stages that synchronize in every pass
-    then do so over microbatches of similar size. With fewer microbatches than ranks some ranks get none.
+    The next largest goes to the rank with the fewest distinct tokens so far, so that the passes of ZeRO stages that
+    synchronize in each are of similar size.
     """
     shares: list[list[Sequence[TrainingSample]]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
@@ -169,15 +159,6 @@ BLOCK_NODES = 128
 """Nodes of a row whose attention is computed at a time."""
 
 
-class TokenSequence(Protocol):
-    """A token sequence of a forward pass."""
-
-    @property
-    def token_ids(self) -> np.ndarray:
-        """`[T]`."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class NumberedSequence:
     """A token sequence that is read, not trained, with its position in the caller's list."""
@@ -187,19 +168,18 @@ class NumberedSequence:
     """`[T]` int64."""
 
 
+TokenSequence = TrainingSample | NumberedSequence
 Sample = TypeVar("Sample", bound=TokenSequence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRow:
-    """A prefix tree on one row of N nodes, in preorder: a node's descendants follow it without a gap."""
+    """A prefix tree on one row of N nodes, in preorder. All arrays but those of `node_of` are `[N]`."""
 
     token_ids: np.ndarray
-    """`[N]`."""
     positions: np.ndarray
-    """`[N]`."""
     parents: np.ndarray
-    """`[N]`, -1 at a root."""
+    """-1 at a root."""
     node_of: tuple[np.ndarray, ...]
     """`node_of[i][t]` is the node of token t of sample i."""
 
@@ -219,34 +199,24 @@ class PackedRow:
 def pack(samples: Sequence[TokenSequence]) -> PackedRow:
     """Merge token sequences into one prefix tree. Its nodes do not depend on the order of the samples."""
     children: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    positions: list[int] = []
-    parents: list[int] = []
+    nodes: list[tuple[int, int, int]] = []
     node_of = [np.empty(len(sample.token_ids), dtype=np.int64) for sample in samples]
     sequences = [sample.token_ids.tolist() for sample in samples]
     for index in sorted(range(len(samples)), key=sequences.__getitem__):
         parent = -1
-        nodes = node_of[index]
         for position, token in enumerate(sequences[index]):
-            node = children.get((parent, token))
-            if node is None:
-                node = children[(parent, token)] = len(tokens)
-                tokens.append(token)
-                positions.append(position)
-                parents.append(parent)
-            nodes[position] = parent = node
-    return PackedRow(
-        token_ids=np.array(tokens, dtype=np.int64),
-        positions=np.array(positions, dtype=np.int64),
-        parents=np.array(parents, dtype=np.int64),
-        node_of=tuple(node_of),
-    )
+            node = children.setdefault((parent, token), len(nodes))
+            if node == len(nodes):
+                nodes.append((token, position, parent))
+            node_of[index][position] = parent = node
+    token_ids, positions, parents = np.array(nodes, dtype=np.int64).reshape(-1, 3).T.copy()
+    return PackedRow(token_ids=token_ids, positions=positions, parents=parents, node_of=tuple(node_of))
 
 
 def split_microbatches(samples: Sequence[Sample], max_tokens: int) -> tuple[tuple[Sample, ...], ...]:
-    """Cut samples into microbatches of at most `max_tokens` distinct tokens.
+    """Cut samples into microbatches of at most `max_tokens` distinct tokens, or of one longer sample.
 
-    Sorting by token ids makes siblings adjacent. A sample longer than `max_tokens` gets a microbatch to itself.
+    Sorting by token ids makes siblings adjacent.
     """
     batches: list[list[Sample]] = []
     size = 0
@@ -261,7 +231,6 @@ def split_microbatches(samples: Sequence[Sample], max_tokens: int) -> tuple[tupl
 
 
 def common_prefix(left: TokenSequence, right: TokenSequence) -> int:
-    """Return the length of the common prefix of two sequences."""
     length = min(len(left.token_ids), len(right.token_ids))
     differs = np.nonzero(left.token_ids[:length] != right.token_ids[:length])[0]
     return int(differs[0]) if len(differs) else length

@@ -16,8 +16,8 @@ from learner.types import TrainingSample
 from rollout.chat import reply_ends
 
 Constrain = Callable[[Tensor, int, int], None]
-"""`constrain(logits, start, end)` sets the logits `[end - start, V]` of tokens that the sampler's grammar did not allow
-after contexts start to end to -inf, in place."""
+"""`constrain(logits, start, end)` sets the logits `[end - start, V]` of tokens that the grammar did not allow after
+contexts start to end to -inf."""
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -27,9 +27,9 @@ class TokenLogprobs(torch.autograd.Function):
     incoming gradient only through a factor per context, so it is computed in the forward pass, chunk by chunk, and no
     `[C, V]` tensor outlives its chunk.
 
-    Both terms are taken relative to W[top], the row of the context's most likely token: where that token is nearly
-    certain they are nearly equal, and a bf16 product would round away their difference, which is the whole gradient.
-    softmax(z) W - W[top] is the sum over all other tokens of p (W[v] - W[top]), which is small by itself.
+    Both terms are taken relative to W[top], the row of the context's most likely token: where it is nearly certain they
+    are nearly equal, and a bf16 product would round away their difference, the whole gradient. softmax(z) W - W[top] is
+    the sum over all other tokens of p (W[v] - W[top]).
     """
 
     @staticmethod
@@ -43,18 +43,9 @@ class TokenLogprobs(torch.autograd.Function):
         tokens: Tensor,
         chunk_contexts: int,
     ) -> Tensor:
-        """Return `[N]`, the log-prob of tokens[n] after context context_of[n], differentiable in `hidden`.
+        """Return `[N]`, the log-prob of tokens[n] after context context_of[n], differentiable in `hidden` `[C, H]`.
 
-        Args:
-            ctx: Context of autograd.
-            hidden: `[C, H]`.
-            head_weight: `[V, H]`, frozen.
-            temperatures: `[C]`.
-            constrain: Masks logits.
-            context_of: `[N]`.
-            tokens: `[N]`.
-            chunk_contexts: Contexts whose logits `[chunk_contexts, V]` exist at a time. The result does not depend on
-                it.
+        `head_weight` `[V, H]` is frozen, `temperatures` are `[C]`. Logits of `chunk_contexts` contexts exist at a time.
         """
         result = torch.empty(len(tokens), device=hidden.device)
         expected = torch.empty(hidden.shape, device=hidden.device)
@@ -120,10 +111,7 @@ class Policy(Backbone):
         self._compiled = cache(xgrammar.GrammarCompiler(info).compile_grammar)
 
     def prepare(self, samples: Sequence[TrainingSample]) -> "Prepared":
-        """Do the part of a forward pass that does not depend on the weights.
-
-        May run in another thread, one call at a time.
-        """
+        """Do the part of a forward pass that does not depend on the weights, in any thread, one call at a time."""
         row = pack(samples)
         targets = _find_targets(samples, row)
         allowed = self._allowed(samples, targets)
@@ -133,10 +121,7 @@ class Policy(Backbone):
         return Prepared(samples=tuple(samples), row=row, targets=targets.only(free), allowed=allowed)
 
     def logprobs(self, prepared: "Prepared | Sequence[TrainingSample]") -> Tensor:
-        """Return the log-probs `[B, T]` in float32 of all trained tokens, 0 elsewhere, in one forward pass.
-
-        Rows are padded on the right.
-        """
+        """Return the log-probs `[B, T]` in float32 of all trained tokens, 0 elsewhere, in one forward pass."""
         from xgrammar import apply_token_bitmask_inplace
 
         if not isinstance(prepared, Prepared):
@@ -175,7 +160,7 @@ class Policy(Backbone):
     def _replay(self, grammar: str, token_ids: np.ndarray) -> Tensor:
         """Return the bitmask `[len(token_ids), ceil(vocab / 32)]` int32 of the tokens allowed at each position.
 
-        Raises ValueError if the tokens do not follow the grammar, and so were not sampled under it.
+        Raises ValueError if the tokens were not sampled under the grammar.
         """
         import xgrammar
 
@@ -190,16 +175,16 @@ class Policy(Backbone):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Targets:
-    """The trained tokens of a packed row, and their distinct contexts."""
+    """The N trained tokens of a packed row, and their C distinct contexts."""
 
     contexts: np.ndarray
-    """`[C]`, nodes whose next token is trained. A node occurs once for each way in which it was sampled (`_ways`)."""
+    """`[C]`, nodes whose next token is trained, once for each way in which it was sampled (`_ways`)."""
     temperatures: np.ndarray
     """`[C]`."""
     rows: np.ndarray
-    """`[N]`, sample of each trained token."""
+    """`[N]`, the sample."""
     columns: np.ndarray
-    """`[N]`, position of each trained token in its sample."""
+    """`[N]`, the position in the sample."""
     tokens: np.ndarray
     """`[N]`."""
     context_of: np.ndarray
@@ -220,14 +205,13 @@ class _Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Samples that are ready for a forward pass."""
+    """Samples that are ready for a forward pass, without the trained tokens that were the only choice."""
 
     samples: tuple[TrainingSample, ...]
     row: PackedRow
     targets: _Targets
-    """Trained tokens, without those that were the only choice."""
     allowed: Tensor
-    """Bitmask `[C, ceil(vocab / 32)]` int32 of the tokens that the grammar allows after each context."""
+    """Of `Policy._allowed`."""
 
 
 def _find_targets(samples: Sequence[TrainingSample], row: PackedRow) -> _Targets:
@@ -251,8 +235,7 @@ def _find_targets(samples: Sequence[TrainingSample], row: PackedRow) -> _Targets
 def _ways(samples: Sequence[TrainingSample]) -> list[np.ndarray]:
     """Return, for each sample, `[T]` numbers of the way in which each token was sampled.
 
-    A way is a temperature, a grammar and the grammar's first token. A custom agent may use one prompt in several ways,
-    and the next tokens are then of several distributions.
+    A way is a temperature, a grammar and the grammar's first token. A custom agent may use one prompt in several.
     """
     numbers: dict[tuple[float, str | None, int], int] = {}
     ways = []

@@ -1,18 +1,15 @@
 """Attention over a packed prefix tree, in which a node reads itself and its ancestors.
 
 On a card one fused kernel computes the whole row; on a CPU it is computed in blocks of nodes, each with the keys that
-one of its nodes reads. A dense mask would spend most of the work on pairs of nodes in different branches.
-The attention is registered with transformers under the name `ATTENTION`; the plan is an argument of the forward call.
-
-Nodes are in preorder, so node q reads node k exactly if `k <= q < ends[k]`. torch compiles that comparison into its
-attention kernel. The least and the largest of `ends` in each block decide which blocks of 128 by 128 nodes the kernel
-may skip, or compute without the comparison.
+one of its nodes reads. Nodes are in preorder, so node q reads node k exactly if `k <= q < ends[k]`. torch compiles that
+comparison into its attention kernel. The least and the largest of `ends` in each block decide which blocks of 128 by
+128 nodes the kernel may skip, or compute without the comparison.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,25 +22,24 @@ from learner.packing import BLOCK_NODES
 
 ATTENTION = "agentflow_tree"
 BLOCK = 128
-"""Nodes of a side of a block of the fused kernel. Rows are padded to a multiple."""
+"""Side of a block of the fused kernel. Rows are padded to a multiple."""
 LEAST_BLOCKS = 2
-"""Least blocks of a row. torch treats a length of one as a constant and would compile another kernel for it."""
+"""Of a row: torch treats a length of one as a constant and would compile another kernel for it."""
 TRIAL = (3, 5)
-"""Blocks of the two rows of a trial, which have two lengths as microbatches do."""
+"""Blocks of the two rows of a trial: microbatches have many lengths."""
 LARGEST_ERROR = 0.03
-"""Bound of the error in a trial, in bfloat16, for outputs and gradients of about 1."""
+"""In a trial, in bfloat16, of outputs and gradients of about 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBlock:
-    """The nodes `[start, end)` and the nodes that they read."""
+    """The nodes `[start, end)`, the nodes `[K]` that they read, and what is added to their scores, 0 or -inf."""
 
     start: int
     end: int
     keys: Tensor
-    """`[K]`, nodes that at least one node of the block reads."""
     mask: Tensor
-    """`[end - start, K]`, 0 or -inf, added to the scores."""
+    """`[end - start, K]`."""
 
 
 def plan_attention(ends: np.ndarray, device: torch.device) -> tuple[AttentionBlock, ...]:
@@ -80,20 +76,15 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Compute the attention of query `[1, heads, N, d]` over key and value `[1, kv_heads, N, d]`: `[1, N, heads, d]`.
 
-    Uses one kernel with a `tree_mask` (`interval_mask`), and `tree_blocks` otherwise. For the backward pass each block
-    keeps a copy of the keys and values that it reads, together about N / 256 times the keys and values, and on a CPU
-    its weights, `heads * N * K` numbers. With `tree_recompute` the backward pass computes them again instead.
+    Uses one kernel with a `tree_mask`, and `tree_blocks` otherwise. Each block keeps a copy of its keys and values for
+    the backward pass, and on a CPU its weights, `heads * N * K` numbers; `tree_recompute` computes them again instead.
     """
     if tree_mask is not None:
         return fused_attention(query, key, value, tree_mask, scaling).transpose(1, 2), None
-    attend = _attend_on_cpu if query.device.type == "cpu" else _attend
-    parts = []
-    for block in tree_blocks:
-        inputs = block, query, key, value, scaling
-        if tree_recompute:
-            parts.append(checkpoint(attend, *inputs, use_reentrant=False, preserve_rng_state=False))
-        else:
-            parts.append(attend(*inputs))
+    attend: Callable[..., Tensor] = _attend_on_cpu if query.device.type == "cpu" else _attend
+    if tree_recompute:
+        attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+    parts = [attend(block, query, key, value, scaling) for block in tree_blocks]
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
@@ -118,8 +109,7 @@ def _attend(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, sc
 def _attend_on_cpu(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Compute the same in four products.
 
-    torch's fused CPU kernel takes three times as long for the backward pass of such blocks, and needs a copy of each
-    key for every head that shares it.
+    torch's fused CPU kernel takes three times as long for the backward pass, and copies keys that heads share.
     """
     _, heads, _, width = query.shape
     num_nodes, kv_heads = block.end - block.start, key.shape[1]
@@ -208,7 +198,7 @@ def _listed(chosen: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
     """Compute the attention of query `[1, heads, N, d]` over key and value `[1, kv_heads, N, d]`: `[1, heads, N, d]`.
 
-    N is a multiple of 128. Keys and values are read once for all heads that share them, without copies.
+    N is a multiple of 128. Keys and values are read once for all heads that share them.
     """
     dtype = value.dtype
     return kernel()(query.to(dtype), key.to(dtype), value, block_mask=mask, scale=scale, enable_gqa=True)
@@ -221,10 +211,7 @@ def kernel() -> Callable[..., Any]:
 
 
 def works(heads: int, kv_heads: int, width: int, device: torch.device) -> bool:
-    """Return whether this card's kernel for these sizes agrees with `attend_by_block`, forward and backward.
-
-    A failure is logged.
-    """
+    """Return whether this card's kernel for these sizes agrees with `attend_by_block`, forward and backward."""
     try:
         error = max(_error(blocks * BLOCK, heads, kv_heads, width, device) for blocks in TRIAL)
     except Exception as failure:

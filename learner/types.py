@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarSpan:
-    """The tokens `[start, end)` of a sample were sampled under this grammar (EBNF source)."""
+    """The tokens `[start, end)` of a sample were sampled under this grammar (EBNF)."""
 
     start: int
     end: int
@@ -16,18 +16,17 @@ class GrammarSpan:
 
 
 def sample_name(trajectory_id: str, branch: int) -> str:
-    """No two samples of a batch have the same."""
     return f"{trajectory_id}#{branch}" if branch else trajectory_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSample:
-    """One branch of a trajectory as one sequence; all arrays are `[T]` over `token_ids`. Most trajectories have one.
+    """One branch of a trajectory as one sequence; all arrays are `[T]` over `token_ids`.
 
-    `loss_mask` is True at trained tokens; `ages` says by how many train steps the weights that sampled each are older
-    than the learner's and is -1 elsewhere, `rollout_logprobs` and `advantages` are 0 elsewhere. `turn_ids` numbers the
-    planner turns from 0, -1 outside. `temperature` is the sampler's. `num_masked_tokens` would be trained but for
-    their age. `weight` is the sample's share of its trajectory, equal for all its branches that train.
+    `loss_mask` is True at trained tokens. `ages` says by how many train steps the weights that sampled each are older
+    than the learner's, -1 elsewhere; `rollout_logprobs` and `advantages` are 0 elsewhere. `turn_ids` numbers the
+    planner turns, -1 outside. `temperature` is the sampler's. `num_masked_tokens` would be trained but for their age.
+    `weight` is the sample's share of its trajectory.
     """
 
     trajectory_id: str
@@ -53,16 +52,15 @@ class TrainingSample:
 
     @property
     def max_age(self) -> int:
-        """0 for a sample without a trained token."""
         return max(self.ages[self.loss_mask].tolist(), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBatch:
-    """The samples of one optimizer step, already cut into microbatches (one forward pass each).
+    """The samples of one optimizer step, cut into microbatches of one forward pass each.
 
-    `num_trajectories` counts those with a trained token, whatever their branches. `num_masked_tokens` were too old to
-    train on. `max_age` is the oldest trained token's, 0 where none is left.
+    `num_trajectories` counts those with a trained token, `num_masked_tokens` tokens that are too old. `max_age` is the
+    oldest trained token's.
     """
 
     microbatches: tuple[tuple[TrainingSample, ...], ...]
@@ -76,10 +74,10 @@ class TrainBatch:
 class StepResult:
     """What one train step did.
 
-    `policy_version` is the version of the weights it left behind; `skipped` says in a sentence why these are the
-    weights of before, None where they are not. `learner_logprobs` are those of the trained tokens before the
-    update, `[num_loss_tokens]` float32 by the sample's name. `values` are the critic's, one per planner turn by the
-    trajectory's id, and `wrong_share` the factor that bounded the advantages of groups without a right attempt.
+    `skipped` says in a sentence why the weights of `policy_version` are those of before, None where they are not.
+    `learner_logprobs` are those of the trained tokens before the update, float32 by the sample's name. `values` are the
+    critic's, one per planner turn by the trajectory's id. `wrong_share` bounded the advantages of groups without a
+    right attempt.
     """
 
     policy_version: int

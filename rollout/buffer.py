@@ -1,9 +1,8 @@
 """The buffer between rollouts and learner: it admits groups, drops those without signal and cuts batches.
 
 Everything is in memory and runs on one event loop. A group is admitted when fewer than (D + 1) batches are live, runs
-on one worker, and ends `ready` or without signal. A dropped group frees its place at once, so that a batch always
-fills. What the process holds is lost with it: a run that is cut off continues from the `Snapshot` in its newest
-checkpoint.
+on one worker, and ends `ready` or without signal, which frees its place at once. A run that is cut off continues from
+the `Snapshot` in its newest checkpoint.
 """
 
 import asyncio
@@ -22,25 +21,14 @@ from rollout.filters import (
     oldest_trained_version,
     version_ages,
 )
-from rollout.lifecycle import (
-    LIVE,
-    Batch,
-    GroupCounts,
-    LiveGroup,
-    Permit,
-    Ref,
-    Snapshot,
-    State,
-    Totals,
-    sum_of_facts,
-)
+from rollout.lifecycle import LIVE, Batch, GroupCounts, LiveGroup, Permit, Ref, Snapshot, State, Totals, sum_of_facts
 from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice
 from rollout.types import GroupSummary
 
 BIAS_WINDOW = 1000
-"""Groups that ended last, over which the bias metrics are computed."""
+"""Groups that ended last, for the bias metrics."""
 SHOWN_UNTRAINED = 4
-"""Groups without signal per batch whose trajectories are kept for reading."""
+"""Groups without signal per batch that are kept for reading."""
 
 
 Permits = tuple[Permit, ...]
@@ -89,8 +77,7 @@ class GroupBuffer:
         """Return permits for free capacity, none at the end of the patience, and None once the buffer is closed.
 
         The worker has proven to sample with `policy_version`, and can run `places` groups at a time. Waits for
-        capacity, woken by a group that ended, a trained batch, a newer proven version or `close`. A worker whose
-        weights are too old gets nothing.
+        capacity. A worker whose weights are too old gets nothing.
         """
         if self._closed:
             return None
@@ -107,7 +94,6 @@ class GroupBuffer:
             self._waiters.remove(waiter)
 
     def prove(self, worker: int, policy_version: int) -> None:
-        """Record that the worker samples with this version."""
         self.proven[worker] = policy_version
         self._serve()
 
@@ -131,8 +117,7 @@ class GroupBuffer:
     def release(self, worker: int, reason: str) -> int:
         """Queue the groups of a worker that is gone again, and return how many it ran.
 
-        At depth 0 its rounds are played again as a whole: groups of a round are sampled together, and only together do
-        they come out the same.
+        At depth 0 its rounds are played again as a whole: only groups that are sampled together come out the same.
         """
         lost = [self._groups[ordinal] for ordinal in self._leases.values() if self._groups[ordinal].worker == worker]
         rounds = {group.round for group in lost}
@@ -155,11 +140,10 @@ class GroupBuffer:
     # --- calls of the training loop --------------------------------------------------------------
 
     async def next_batch(self, step: int) -> Batch | None:
-        """Return the B ready groups with the oldest weights.
+        """Return the B ready groups with the oldest weights, in a synchronous run once nothing runs.
 
-        Waits until there are B, woken by `complete`; at depth 0 also until nothing runs, so that the batch does not
-        depend on the order of finishing. Fewer than B when signal has become rare or tasks have run out; None when
-        nothing is left. Raises UserError if too many groups in a row had no signal.
+        Fewer than B when signal has become rare or tasks have run out; None when nothing is left. Raises UserError if
+        too many groups in a row had no signal.
         """
         while not self._can_cut():
             if not self._counts[State.READY]:
@@ -188,14 +172,13 @@ class GroupBuffer:
     def restore(self, snapshot: Snapshot, *, step: int, policy_version: int) -> None:
         """Continue after train step `step`, whose weights are published as `policy_version`.
 
-        Leases of before become invalid: their results are ignored.
+        Results of earlier leases are ignored.
         """
         self._groups: dict[int, LiveGroup] = {}
-        """Live groups, and those that ended since the last batch was cut."""
         self._leases: dict[int, int] = {}
         self._running_by_worker: Counter[int | None] = Counter()
         self._ended: list[LiveGroup] = []
-        """Groups that ended since the last batch was cut, in that order; ready ones included."""
+        """Since the last batch was cut, in that order; ready ones included."""
         self._expired: list[LiveGroup] = []
         self._recent: deque[LiveGroup] = deque(maxlen=BIAS_WINDOW)
         self._num_rounds = 0
@@ -219,7 +202,7 @@ class GroupBuffer:
         self._notify()
 
     def close(self) -> None:
-        """End all waiting calls; there is no more work."""
+        """End all waiting calls."""
         self._closed = True
         for waiter in self._waiters:
             waiter.reply(None)
@@ -242,10 +225,10 @@ class GroupBuffer:
         return self._config.pipeline_depth == 0
 
     def _serve(self) -> None:
-        """Give out free capacity one group at a time.
+        """Give out free capacity one group at a time, queued groups first.
 
         The worker that runs the fewest groups is first, then the one that has waited longest. Each worker gets at most
-        its share of all live groups, so that none runs everything, and nothing while its weights are too old.
+        its share of all live groups, and nothing while its weights are too old.
         """
         available = self._num_available()
         if not available or not self.proven:
@@ -265,12 +248,9 @@ class GroupBuffer:
                 granted[waiter] += 1
                 available -= 1
                 heapq.heappush(order, (num_running + 1, number, waiter))
-        if granted:
-            self._left_in_round = available
-            self._start_granted(granted)
-
-    def _start_granted(self, granted: Counter[Waiter]) -> None:
-        """Start as many groups for each waiting worker as it was granted, queued ones first."""
+        if not granted:
+            return
+        self._left_in_round = available
         # A synchronous round is chosen from the outcomes at its beginning.
         if self._choice and not (self._synchronous and self._counts[State.RUNNING]):
             self._draw_of = self._choice.by(self._outcomes.latest, self._open_tasks)
@@ -283,25 +263,22 @@ class GroupBuffer:
     def _num_available(self) -> int:
         """Groups that may start: queued ones, and new ones where places are left.
 
-        A synchronous run plays round after round: in one that has started only the rest of it, and none during
-        a train step.
+        A synchronous run starts only the rest of a round that runs, and nothing during a train step.
         """
-        queued = self._counts[State.QUEUED]
         if self._synchronous and self._counts[State.RUNNING]:
             return self._left_in_round
         if self._synchronous and self._counts[State.IN_BATCH]:
             return 0
+        queued = self._counts[State.QUEUED]
         # Live groups are counted, never derived from running totals, which would drift for good after one lost group.
         live = sum(self._counts[state] for state in LIVE) - queued
         places = max(0, (self._config.pipeline_depth + 1) * self._config.batch_groups - live)
-        again = min(queued, places)
-        new = places - again
-        if self._config.max_tasks is not None:
-            new = max(0, min(new, self._config.max_tasks - self._next_task))
-        return again + new
+        if self._config.max_tasks is None:
+            return places
+        return min(places, queued + max(0, self._config.max_tasks - self._next_task))
 
     def _start(self, group: LiveGroup | None, worker: int) -> Permit:
-        """Run a queued group, or a new one of the next task. A task's family is chosen once."""
+        """Run a queued group, or a new one of the next task."""
         group = group or self._add(self._next_task, self._draw_of(self._next_task))
         self._move(group, State.RUNNING)
         group.worker, group.round, group.lease = worker, self._num_rounds, self._next_lease
@@ -311,13 +288,12 @@ class GroupBuffer:
         return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, draw=group.draw, attempt=group.attempt)
 
     def _open_tasks(self) -> set[int]:
-        open_groups = (*self._in_state(State.QUEUED), *self._in_state(State.RUNNING))
-        return {group.draw.played(group.task) for group in open_groups}
+        return {group.draw.played(group.task) for group in self._in_state(State.QUEUED, State.RUNNING)}
 
     # --- the life of a group ---------------------------------------------------------------------
 
-    def _in_state(self, state: State) -> list[LiveGroup]:
-        return [group for group in self._groups.values() if group.state is state]
+    def _in_state(self, *states: State) -> list[LiveGroup]:
+        return [group for group in self._groups.values() if group.state in states]
 
     def _add(self, task: int, draw: Draw, attempt: int = 1) -> LiveGroup:
         group = LiveGroup(ordinal=self._next_ordinal, task=task, draw=draw, attempt=attempt)
@@ -447,24 +423,19 @@ class GroupBuffer:
         return batch
 
     def _snapshot(self) -> Snapshot:
-        """Return what a checkpoint keeps.
-
-        Groups that ended since the last batch are not in any log yet, so they count as lost as well.
-        """
-        unreported = {group.ordinal: group for group in (*self._ended, *self._expired)}
-        unreported |= {group.ordinal: group for group in self._groups.values() if group.state in LIVE}
+        """Return what a checkpoint keeps. Groups that no log has yet count as lost."""
+        lost = (*self._ended, *self._expired, *self._in_state(*LIVE))
+        unreported = {group.ordinal: group for group in lost}
         counts = self._counts.copy()
         for group in unreported.values():
             counts[group.state] -= 1
             counts[State.LOST] += 1
-        redraw = (group for group in unreported.values() if group.state is not State.EXPIRED)
+        redraw = [group for group in unreported.values() if group.state is not State.EXPIRED]
         return Snapshot(
             next_task=self._next_task,
             next_ordinal=self._next_ordinal,
             counts={str(state): num for state, num in counts.items() if num},
-            redraw=tuple(
-                (group.task, group.draw, group.attempt) for group in sorted(redraw, key=lambda group: group.task)
-            ),
+            redraw=tuple((one.task, one.draw, one.attempt) for one in sorted(redraw, key=lambda one: one.task)),
             outcomes=self._outcomes.rows_without(unreported),
             without_signal=self._signal_row,
             facts=dict(self._facts),
@@ -473,8 +444,8 @@ class GroupBuffer:
         )
 
     def _check_counts(self) -> None:
-        """Raise RuntimeError unless the law of counts holds and the groups are as many as the counts say."""
-        live = Counter(group.state for group in self._groups.values() if group.state in LIVE)
+        """Raise RuntimeError unless the groups are as many as the counts say."""
+        live = Counter(group.state for group in self._in_state(*LIVE))
         if not self.counts.balanced or any(live[state] != self._counts[state] for state in LIVE):
             raise RuntimeError(f"the counts of groups do not add up: {self.counts}, live {dict(live)}")
 
@@ -493,7 +464,6 @@ class GroupBuffer:
         )
 
     def _notify(self) -> None:
-        """Wake the calls that wait for groups or places."""
         self._serve()
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,10 +1,9 @@
 """Groups and trajectories as bytes: msgpack between processes, one JSON object per line in files.
 
-An encoded prompt leaves out what repeats the planner turn before it: a dialogue of n turns would otherwise be stored n
-times over.
+An encoded prompt leaves out what repeats the planner turn before it: each dialogue is stored once.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,11 +18,9 @@ Value = TypeVar("Value")
 Record: TypeAlias = dict[str, Any]
 """A trajectory as `flat_record` shows it."""
 
-_pack = msgspec.msgpack.Encoder()
-_dump = msgspec.json.Encoder()
-_unpack_group = msgspec.msgpack.Decoder(Group)
+_pack, _dump = msgspec.msgpack.Encoder(), msgspec.json.Encoder()
+_unpack_group, _load_group = msgspec.msgpack.Decoder(Group), msgspec.json.Decoder(Group)
 _load_trajectory = msgspec.json.Decoder(Trajectory)
-_load_group = msgspec.json.Decoder(Group)
 
 
 class SchemaError(UserError):
@@ -35,9 +32,9 @@ def encode_group(group: Group) -> bytes:
     return _encoded(_pack.encode, _shortened_group(group))
 
 
-def decode_group(data: bytes) -> Group:
-    """Return the group that `encode_group` encoded. Raises SchemaError."""
-    return _restored(_decoded(_unpack_group.decode, data, "a group"))
+def group_line(group: Group) -> bytes:
+    """Return a group as one line of JSON."""
+    return _encoded(_dump.encode, _shortened_group(group)) + b"\n"
 
 
 def trajectory_line(trajectory: Trajectory) -> bytes:
@@ -45,23 +42,23 @@ def trajectory_line(trajectory: Trajectory) -> bytes:
     return _encoded(_dump.encode, _shortened(trajectory)) + b"\n"
 
 
-def trajectory_of(line: bytes) -> Trajectory:
-    """Return the trajectory that `trajectory_line` encoded. Raises SchemaError."""
-    return _restored_trajectory(_decoded(_load_trajectory.decode, line, "a trajectory"))
-
-
-def group_line(group: Group) -> bytes:
-    """Return a group as one line of JSON."""
-    return _encoded(_dump.encode, _shortened_group(group)) + b"\n"
+def decode_group(data: bytes) -> Group:
+    """Return the group that `encode_group` encoded. Raises SchemaError."""
+    return _restored_group(_decoded(_unpack_group.decode, data))
 
 
 def group_of(line: bytes) -> Group:
     """Return the group that `group_line` encoded. Raises SchemaError."""
-    return _restored(_decoded(_load_group.decode, line, "a group"))
+    return _restored_group(_decoded(_load_group.decode, line))
+
+
+def trajectory_of(line: bytes) -> Trajectory:
+    """Return the trajectory that `trajectory_line` encoded. Raises SchemaError."""
+    return _restored(_decoded(_load_trajectory.decode, line))
 
 
 def read_trajectories(path: Path) -> Iterator[Trajectory]:
-    """Yield the trajectories of a file; a last line that a crash cut off is left out. Raises UserError."""
+    """Yield the trajectories of a file without a last line that a crash cut off. Raises UserError."""
     for number, line in enumerate(whole_lines(path), start=1):
         try:
             yield trajectory_of(line)
@@ -77,7 +74,7 @@ def flat_record(trajectory: Trajectory) -> Record:
     short, task, planned = _shortened(trajectory), trajectory.task, trajectory.planner_turns
     versions = [version for turn in planned for version in turn.token_versions]
     record: Record = {
-        **_named(trajectory, ("id", "group_id", "phase", "step", "answer", "stop_reason", "failure", "outcome")),
+        **_named(trajectory, "id", "group_id", "phase", "step", "answer", "stop_reason", "failure", "outcome"),
         "task_id": task.id,
         "dataset": task.dataset,
         "question": task.question,
@@ -89,9 +86,9 @@ def flat_record(trajectory: Trajectory) -> Record:
         "turns": [_flat_turn(turn) for turn in short.turns],
     }
     if trajectory.verdict is not None:
-        record |= _named(trajectory, ("verdict", "reason"))
+        record |= _named(trajectory, "verdict", "reason")
     if trajectory.trained_as is not None:
-        record["trained_as"] = trajectory.trained_as
+        record |= _named(trajectory, "trained_as")
     if trajectory.prm_digest is not None:
         record |= {"prm_digest": trajectory.prm_digest, "prm_scores": [turn.score for turn in planned]}
     if trajectory.credit is not None:
@@ -107,16 +104,11 @@ def flat_record(trajectory: Trajectory) -> Record:
     return record
 
 
-_SHOWN_OF_TURNS = (
-    *("role", "thought", "format_error", "heard", "text", "finish_reason", "policy_version", "switches", "generate_s"),
-    *("tool_s", "trainable", "grammar", "served"),
-)
-
-
 def _flat_turn(turn: Turn) -> Record:
     call, result = turn.tool_call, turn.tool_result
     flat: Record = {
-        **_named(turn, _SHOWN_OF_TURNS),
+        **_named(turn, "role", "thought", "format_error", "heard", "text", "finish_reason", "policy_version"),
+        **_named(turn, "switches", "generate_s", "tool_s", "trainable", "grammar", "served"),
         "action": call.name if call else None,
         "action_input": call.arguments if call else None,
         "result": result.text if result else None,
@@ -133,20 +125,17 @@ def _flat_turn(turn: Turn) -> Record:
     return flat
 
 
-def _named(source: object, names: Iterable[str]) -> Record:
+def _named(source: object, *names: str) -> Record:
     return {name: getattr(source, name) for name in names}
 
 
 def _shortened(trajectory: Trajectory) -> Trajectory:
-    turns: list[Turn] = []
-    before = b""
-    for turn in trajectory.turns:
-        short = turn
+    turns, before = list(trajectory.turns), b""
+    for index, turn in enumerate(trajectory.turns):
         if turn.role == "planner":
             if before and turn.prompt.startswith(before):
-                short = replace(turn, prompt=turn.prompt[len(before) :], prompt_start=len(before) // 4)
+                turns[index] = replace(turn, prompt=turn.prompt[len(before) :], prompt_start=len(before) // 4)
             before = turn.dialogue
-        turns.append(short)
     return replace(trajectory, turns=tuple(turns))
 
 
@@ -154,7 +143,7 @@ def _shortened_group(group: Group) -> Group:
     return replace(group, trajectories=tuple(map(_shortened, group.trajectories)))
 
 
-def _restored_trajectory(trajectory: Trajectory) -> Trajectory:
+def _restored(trajectory: Trajectory) -> Trajectory:
     before = b""
     for turn in trajectory.turns:
         if turn.prompt_start:
@@ -164,9 +153,9 @@ def _restored_trajectory(trajectory: Trajectory) -> Trajectory:
     return trajectory
 
 
-def _restored(group: Group) -> Group:
+def _restored_group(group: Group) -> Group:
     for trajectory in group.trajectories:
-        _restored_trajectory(trajectory)
+        _restored(trajectory)
     return group
 
 
@@ -188,8 +177,8 @@ def _without_half_pairs(value: object) -> object:
     return value
 
 
-def _decoded(decode: Callable[[bytes], Value], data: bytes, what: str) -> Value:
+def _decoded(decode: Callable[[bytes], Value], data: bytes) -> Value:
     try:
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SchemaError(f"this is not {what} of schema {Trajectory.__struct_config__.tag}: {error}") from error
+        raise SchemaError(f"this is no record of schema {Trajectory.__struct_config__.tag}: {error}") from error

@@ -7,7 +7,7 @@ from configs.rollout import RolloutConfig
 from rollout.engines.engine import EngineLoad
 
 GROW_BELOW = 0.6
-"""KV usage under which places are added."""
+"""KV usage."""
 TRIM_ABOVE = 0.8
 CUT_ABOVE = 0.9
 GROWTH = 1.25
@@ -31,15 +31,11 @@ class ConcurrencyControl:
         self._was_running = 0
 
     def observe(self, load: EngineLoad, running: int) -> int:
-        """Return the number of places from now on; `running` is the number of groups.
-
-        The first observation only sets the mark of preemptions.
-        """
+        """Return the number of places from now on, where `running` groups run."""
         before, self._num_preemptions = self._num_preemptions, load.num_preemptions
         preempted = before is not None and load.num_preemptions > before
-        # Preemptions happened between two observations, and by now the groups that caused them may have ended.
-        loaded = max(running, self._was_running)
-        self._was_running = running
+        # The groups that caused a preemption since the last observation may have ended.
+        loaded, self._was_running = max(running, self._was_running), running
         self._since_change += 1
         if self._since_change < self._turnover:
             return self.places
@@ -72,12 +68,12 @@ class WorkerReading:
 
     elapsed_s: float
     admission_wait_s: float
-    """Seconds of waiting for admission with places free."""
+    """With places free."""
     engine_busy_s: float
     places: int
-    """Groups that the cache allows at a time."""
+    """That the cache allows."""
     running: int
-    """Groups that ran at the time of reading."""
+    """At the time of reading."""
 
 
 class Workload:

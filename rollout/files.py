@@ -13,12 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
+
 from configs.errors import UserError
 from envs import kernel
 from rollout.agent.keeper import REMOVE
 
 TOKENIZER = "tokenizer.json"
-"""Copy of the model's tokenizer in a run folder, with which the token ids of its trajectories can be read."""
+"""Copy of the model's tokenizer in a run folder, to read the token ids of its trajectories."""
 _NETWORK = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
@@ -27,13 +29,9 @@ _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the kind of file system, such as nfs4, where a path lies on another machine; None for a local disk."""
-    try:
-        mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return None
+    """Return the kind of file system, such as nfs4, of a path on another machine; None for a local disk."""
     # The later of two mounts on one folder hides the one before.
-    kinds = {place.replace("\\040", " "): kind for _, place, kind, *_ in map(str.split, mounts)}
+    kinds = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     whole = path.resolve()
     kind = next((kinds[str(one)] for one in (whole, *whole.parents) if str(one) in kinds), "")
     networked = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
@@ -57,7 +55,7 @@ def sync(path: Path) -> None:
 
 
 def sync_tree(folder: Path, *, besides: str | None = None) -> None:
-    """Sync every file and folder below, except the one named `besides`, then the folder itself. Raises OSError."""
+    """Sync every file and folder below, except the one named `besides`, then the folder itself."""
     for path in sorted(folder.iterdir()):
         if path.name == besides:
             continue
@@ -99,7 +97,7 @@ def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
 def whole_folder(target: Path) -> Iterator[Path]:
     """A folder to be filled, which appears as `target`, in place of an earlier one, once all of it is on disk.
 
-    Halves of it that earlier writers left go away: there is one writer at a time. Raises OSError.
+    Halves that earlier writers left go away: there is one writer at a time. Raises OSError.
     """
     partial = target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL}")
     try:
@@ -116,7 +114,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 
 def _put(partial: Path, target: Path) -> None:
-    """Move a folder to its place, and an earlier one to `partial`. A process that is killed leaves one of them."""
+    """Move a folder to its place, and an earlier one to `partial`. A killed process leaves one of them."""
     if not target.exists():
         partial.rename(target)
         return
@@ -138,10 +136,7 @@ def remove_tree(path: Path) -> None:
 
 
 def sweep_partials(folder: Path, name: str | None = None) -> None:
-    """Delete what writers that died left half written in a folder, of `name` alone if it is given.
-
-    Call it where no other process writes it.
-    """
+    """Delete what dead writers left half written in a folder, or of `name`, where no other process writes."""
     for path in folder.glob(f".*.*{_PARTIAL}"):
         if name in (None, path.stem[1:].rpartition(".")[0]):
             remove_tree(path)
@@ -165,7 +160,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def read_records(path: Path) -> Iterator[Any]:
-    """Yield the records of a file; a last line that a crash cut off is left out. Raises UserError."""
+    """Yield the records of a file without a last line that a crash cut off. Raises UserError."""
     for number, line in enumerate(whole_lines(path), start=1):
         yield _object_of(line, f"'{path}', line {number},")
 
@@ -186,7 +181,7 @@ def _object_of(text: bytes, place: str) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file with their ends; a last line that a crash cut off is left out."""
+    """Yield the lines of a file with their ends, without a last one that a crash cut off."""
     with path.open("rb") as lines:
         yield from (line for line in lines if line.endswith(b"\n"))
 
@@ -197,7 +192,6 @@ def file_digests(folder: Path) -> dict[str, str]:
 
 
 def file_digest(path: Path) -> str:
-    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -209,8 +203,8 @@ _LOCK = ".in-memory"
 class MemoryFolder:
     """`path` is this process's own until `close`.
 
-    It lies in memory where `needed` bytes are free there, else on disk. What processes left that did not come to
-    close theirs is deleted when the next one begins: it takes room that Ray's objects need as well.
+    It lies in memory where `needed` bytes are free there, else on disk. What dead processes left is deleted at the
+    start: it takes room that Ray's objects need as well.
     """
 
     def __init__(self, needed: int = 0) -> None:
@@ -218,8 +212,7 @@ class MemoryFolder:
         for place in {MEMORY, disk}:
             sweep(place)
         in_memory = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= needed
-        place = MEMORY if in_memory else disk
-        self._home, self._lock = held_folder(place)
+        self._home, self._lock = held_folder(MEMORY if in_memory else disk)
         self.path = self._home / "files"
         self.path.mkdir()
 
@@ -232,8 +225,7 @@ def held_folder(place: Path) -> tuple[Path, TextIO]:
     """Make a folder that a sweep deletes once the file with it is closed, or this process has ended."""
     # Under a name that no sweep looks at, until it is locked.
     started = Path(tempfile.mkdtemp(prefix=".agentflow-", dir=place))
-    # The system lets go of it when the process ends, however it ends. A process id would not do: containers may
-    # share memory but not ids.
+    # A process id would not do: containers may share memory but not ids.
     lock = (started / _LOCK).open("w")
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return started.rename(place / started.name.removeprefix(".")), lock

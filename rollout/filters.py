@@ -1,8 +1,7 @@
 """Which groups have signal to learn from and are fresh enough, and when too few of them are.
 
-Two knobs act against stale data: the pipeline depth D sets how old it is on average, the cap S bounds how old at most.
-Tokens beyond S are taken out of the loss; a trajectory is never cancelled for its age, because what takes long is
-what is hard, and cancelling it would quietly remove hard tasks from training.
+The pipeline depth D sets how old data is on average, the cap S bounds how old at most. Tokens beyond S are taken out of
+the loss; a trajectory is never cancelled for its age, because what takes long is what is hard.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +11,14 @@ from rollout.lifecycle import WITH_SIGNAL, GroupCounts, State
 from rollout.types import Ending
 
 SOLVED = 1.0
-"""The outcome of an attempt that is right. A custom scorer may give less for a part of it."""
+"""The outcome of a right attempt. A custom scorer may give less for a part of it."""
 LEAST_FRESH_SHARE = 0.1
 """A group with a smaller share of its tokens within the cap is expired, and its task is drawn again."""
 
 
 def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3) -> bool:
-    """Return whether the group's raw outcomes differ, so that its advantages are not all zero.
+    """Return whether the group's raw outcomes differ, so that its advantages are not all zero. None is unscored.
 
-    `rewards`: raw accuracy per trajectory, None where a trajectory could not be scored. Judged on what the
-    task decides, never on shaped rewards: an all-wrong group with different length penalties has no signal.
     `statistics.pstdev` is exact for equal values; a naive float std is not and lets dead groups pass.
     """
     valid = [reward for reward in rewards if reward is not None]
@@ -32,12 +29,10 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
     """Return how a group ends, or None if fewer than two of its trajectories could be scored.
 
     `outcomes`: raw accuracy per trajectory, None where it could not be scored. `totals`: the reward it trains with,
-    None where it does not train. "ready" means that some advantage is not zero: among the trajectories that train, raw
-    outcomes and totals differ. These must be at least half of the group: two of eight would train with full weight on
-    a mean of two. "unscored" is a group of which fewer than half could be scored. "overlong" is one whose outcomes
-    differ, but of which the overlong rule has taken too many cut trajectories out, or has evened a right but long one
-    out with a wrong one. Attempts that all got the same part of a score are all wrong, for none of them solved the
-    task.
+    None where it does not train. "ready": among the trajectories that train, at least half of the group, raw outcomes
+    and totals differ. "overlong": the outcomes differ, but the overlong rule took too many cut trajectories out, or
+    evened a right one out with a wrong one. "unscored": fewer than half could be scored. The same part of a score for
+    all is "all_wrong".
     """
     valid = [outcome for outcome in outcomes if outcome is not None]
     if len(valid) < 2:
@@ -54,8 +49,8 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
 class StarvationGuard:
     """Counts groups without signal since the last one with.
 
-    A third of the bound is worth a warning, at two thirds a smaller batch is better than none, at the bound waiting
-    has no point any more.
+    A third of the bound is worth a warning, at two thirds a smaller batch is better than none, at the bound the run
+    ends.
     """
 
     def __init__(self, max_groups: int, num_without_signal: int) -> None:
@@ -68,7 +63,7 @@ class StarvationGuard:
         self._most = max(self._most, self.num_without_signal)
 
     def begin_batch(self) -> None:
-        """Start a new count of the longest row: earlier rows were reported."""
+        """Start a new count of the longest row."""
         self._most = self.num_without_signal
 
     @property
@@ -85,10 +80,7 @@ class StarvationGuard:
         return self.num_without_signal >= self._max_groups
 
     def diagnosis(self, counts: GroupCounts, reasons: Mapping[str, int]) -> str:
-        """Describe what happened to the groups, and what to do.
-
-        `reasons`: number of groups that failed, were unscored or expired, by reason.
-        """
+        """Describe what happened to the groups, with `reasons` and their numbers, and what to do."""
         named = ", ".join(f"{num} x {reason}" for reason, num in reasons.items())
         return (
             f"{self._most} groups in a row carried no signal (bound {self._max_groups}); of all "
@@ -100,11 +92,11 @@ class StarvationGuard:
 
 
 def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) -> int:
-    """The oldest version whose tokens may still be trained on: S train steps behind the newest.
+    """Return the oldest version whose tokens may still be trained on: S train steps behind the newest.
 
-    `published`: the step after which each version was published. Steps and not numbers, because a run that is cut off
-    publishes the weights of a step again under a new number, which makes nothing older. Where steps were taken back,
-    tokens may be trained on that are beyond the cap by as many steps, until these are made again.
+    `published`: the step after which each version was published. A run that is cut off publishes the weights of a step
+    again under a new number, which makes nothing older. Where steps were taken back, tokens beyond the cap may be
+    trained on by as many steps, until these are made again.
     """
     first = published[max(published)] - max_staleness
     oldest = min(version for version, step in published.items() if step >= first)
@@ -114,12 +106,10 @@ def oldest_trained_version(published: Mapping[int, int], *, max_staleness: int) 
 def version_ages(published: Mapping[int, int], *, oldest_version: int, same_again: bool = False) -> dict[int, int]:
     """Return the train steps between each version from `oldest_version` on and the newest weights.
 
-    Versions with the same weights have the same age, under whatever number.
-
-    `published`: the step after which each version was published, at least one. Of a version that it lacks between two
-    others, a crash came before its step was noted: it is the step after the one before. A version whose step was taken
-    back, as by a newer one of an earlier step, is at least 1: the step was made again since, with another outcome; with
-    `same_again`, as in a synchronous run, with the same.
+    `published`: the step after which each version was published, at least one. A version that it lacks between two
+    others is the step after the one before: a crash came before its step was noted. A version whose step was taken back
+    is at least 1, since the step was made again with another outcome; with `same_again`, as in a synchronous run, with
+    the same.
     """
     first, last = min(published), max(published)
     steps = {first: published[first]}
@@ -133,11 +123,10 @@ def version_ages(published: Mapping[int, int], *, oldest_version: int, same_agai
 
 
 def fresh_share(versions: Mapping[int, int], *, ages: Mapping[int, int]) -> float:
-    """The share of a group's tokens that the learner will train on; 1 for a group without tokens.
+    """Return the share of a group's tokens that the learner will train on; 1 for a group without tokens.
 
-    `versions`: number of tokens by the policy version that sampled them. `ages`: those of the versions within the cap.
-    A version beyond all of them is fresh, too: workers sample with new weights as soon as they are published, and their
-    step is noted after its metrics and its evaluation.
+    `versions`: number of tokens by policy version. `ages`: those of the versions within the cap. A version beyond all
+    of them is fresh, too: workers sample with new weights before their step is noted.
     """
     total = sum(versions.values())
     fresh = sum(num for version, num in versions.items() if version in ages or version > max(ages))
@@ -145,13 +134,12 @@ def fresh_share(versions: Mapping[int, int], *, ages: Mapping[int, int]) -> floa
 
 
 def bias_metrics(groups: Sequence[tuple[State, float, int]]) -> dict[str, float]:
-    """Return metrics that compare trained with drawn groups.
+    """Return metrics that compare trained with drawn groups, none for fewer than ten trained ones.
 
     `groups`: state, seconds and tokens of the groups that ended last.
 
     bias/length_trained_over_drawn: mean tokens of trained groups over those of all groups with signal.
     bias/slow_decile_share: share of trained groups among whose with signal the slowest tenth are; 0.1 is unbiased.
-    The result is empty while there are fewer than ten trained groups.
     """
     signal = [group for group in groups if group[0] in WITH_SIGNAL]
     trained = [group for group in signal if group[0] in (State.IN_BATCH, State.TRAINED)]

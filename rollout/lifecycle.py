@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -24,17 +24,16 @@ class State(StrEnum):
     IN_BATCH = "in_batch"
     TRAINED = "trained"
     REFUSED = "refused"
-    """The learner's guard refused the step of its batch."""
+    """The learner's guard refused its batch."""
     ALL_RIGHT = "all_right"
     ALL_WRONG = "all_wrong"
     OVERLONG = "overlong"
     UNSCORED = "unscored"
-    """Fewer than half of its attempts could be scored."""
     FAILED = "failed"
     EXPIRED = "expired"
     """Its tokens became too old; its task was drawn again."""
     LOST = "lost"
-    """It was in flight when the run was cut off, or the learner was replaced; its task was drawn again."""
+    """In flight when the run was cut off or the learner replaced; its task was drawn again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +61,13 @@ class GroupCounts:
 
     @property
     def live(self) -> int:
-        """Groups that hold a place until they are trained or dropped."""
         return self.queued + self.running + self.ready + self.in_batch
 
     @property
     def balanced(self) -> bool:
-        """True if every drawn group is live or has ended."""
-        ended = self.trained + self.refused + self.filtered + self.failed + self.expired + self.lost
-        return self.drawn == ended + self.live
+        """True if every drawn group is in one state."""
+        drawn, *in_states = astuple(self)
+        return drawn == sum(in_states)
 
 
 LIVE = (State.QUEUED, State.RUNNING, State.READY, State.IN_BATCH)
@@ -86,7 +84,7 @@ class Permit:
     """The permission to run one group."""
 
     lease: int
-    """Number of this run of the group; no two runs have the same."""
+    """Number of this run of the group."""
     ordinal: int
     task: int
     draw: Draw
@@ -107,11 +105,10 @@ class GroupRow(Struct, kw_only=True):
     state: State
     attempt: int
     step: int
-    """Train step with which it was reported."""
     duration_s: float
     tokens: int
     versions: tuple[int, int] | None
-    """Oldest and newest policy version that sampled its tokens."""
+    """Oldest and newest that sampled its tokens."""
     right: float
     scored: int
     reason: str
@@ -119,22 +116,22 @@ class GroupRow(Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The groups of one train step, and what happened since the batch before."""
+    """The groups of one train step by reference, and what happened since the batch before."""
 
     step: int
     refs: tuple[Ref, ...]
-    """References to the groups, in the order in which they were drawn."""
+    """In the order in which they were drawn."""
     wrong: tuple[Ref, ...] = ()
-    """References to the newest groups without a right attempt, which are trained next to those of the batch if
-    `reward.credit.all_wrong` says so; at most as many as a batch has. They hold no place and count as filtered."""
+    """The newest groups without a right attempt, at most as many as a batch has, which `reward.credit.all_wrong` trains
+    next to it. They hold no place and count as filtered."""
     untrained: tuple[tuple[State, str, Ref], ...] = ()
-    """State, reason and reference of some other groups that ended without signal, for reading."""
+    """Some other groups that ended without signal, for reading: state, reason, reference."""
     rows: tuple[GroupRow, ...] = ()
-    """All groups that ended since the batch before, and those of this batch."""
+    """Of all groups that ended since the batch before, and of this batch."""
     version_ages: Mapping[int, int]
-    """Train steps that each version's weights lag behind; tokens of other versions are too old to train on."""
+    """Train steps that each version's weights lag behind. Tokens of other versions are too old."""
     facts: Mapping[str, float]
-    """Counts, added up over all groups that ended since the batch before (`sum_of_facts`)."""
+    """`sum_of_facts` of all groups that ended since the batch before."""
     families: Mapping[str, int]
     """Number of these groups by family."""
     solved: Mapping[str, float]
@@ -145,16 +142,13 @@ class Batch:
 
 
 class Snapshot(Struct, kw_only=True, frozen=True):
-    """The state of the buffer after a train step, which a checkpoint keeps.
-
-    Groups in flight count as lost, and their tasks are drawn again.
-    """
+    """The state of the buffer after a train step, for the checkpoint. Groups in flight count as lost."""
 
     next_task: int = 0
     next_ordinal: int = 0
     counts: dict[str, int] = {}
     redraw: tuple[tuple[int, Draw, int], ...] = ()
-    """Tasks of the lost groups: number, draw, attempt."""
+    """Number, draw and attempt of the lost groups' tasks."""
     outcomes: dict[str, list[tuple[int, Outcome]]] = {}
     without_signal: int = 0
     facts: dict[str, float] = {}
@@ -168,9 +162,9 @@ class Totals(Struct, kw_only=True, frozen=True):
     counts: GroupCounts
     facts: dict[str, float]
     reasons: dict[str, int]
-    """Why groups failed, were unscored or expired, with the number of each."""
+    """Number of groups that failed, were unscored or expired, by reason."""
     num_retries: int
-    """Attempts beyond the first, over all groups."""
+    """Attempts beyond the first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -185,7 +179,6 @@ class LiveGroup:
     worker: int | None = None
     lease: int = -1
     round: int = 0
-    """Number of the admission that it ran in."""
     ref: Ref = None
     summary: GroupSummary | None = None
     reason: str = ""
@@ -220,7 +213,7 @@ class LiveGroup:
 def sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
     """Return the facts of the groups that ended, added up by name.
 
-    Tasks that are asked again are not in the solve rate, because they were chosen by their outcomes.
+    Repeated tasks are not in the solve rate: they were chosen by their outcomes.
     """
     totals: Counter[str] = Counter()
     for group in groups:

@@ -16,8 +16,7 @@ _INDEX = "model.safetensors.index.json"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _LAYER = (
     *(f"self_attn.{part}_proj" for part in "qkvo"),
-    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-    *("input_layernorm", "post_attention_layernorm"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm"),
 )
 FAMILIES = ("llama", "qwen2", "qwen3")
 

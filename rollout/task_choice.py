@@ -1,41 +1,32 @@
-"""The choice of a new group's task.
-
-Its family is drawn by fixed shares or by what there is to learn; the task is a new one or one that was asked before.
-"""
+"""The choice of a new group's task, from a family by fixed shares or by what there is to learn."""
 
 import random
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 FLOOR = 0.1
 """Weight of a family or a task that teaches nothing; the most is FLOOR + 1/4. Of K families each is drawn with
 probability 0.1 / (0.1 + 0.35 (K - 1)) at least: 22% with two, 8.7% with four."""
-
 DECAY = 0.9
-"""Factor by which a finished group counts less for each finished group of its family that was drawn later."""
-
+"""Factor by which a finished group counts less for each later one of its family."""
 NUM_RECENT = 64
 """Finished groups of a family that are looked at; those before would count less than 1/800 each."""
-
 SOLVED_WINDOW = 8
 """New tasks of a family over which its solve rate is shown."""
-
 REPEATED = 0.75
-"""Share of a family's draws that ask a task of `teaching` again, as long as there is one that no group plays."""
-
+"""Share of a family's draws that ask a task of `teaching` again, as long as one is not being played."""
 MAX_VISITS = 4
-"""Groups that ask one task. Without a bound a few tasks with signal would be asked all the time."""
+"""Groups that ask one task."""
 
 
 class Outcome(NamedTuple):
     """The outcome of a finished group.
 
-    It holds the number of its task, the sum of its outcomes, the number of scored trajectories, whether the outcomes
-    differed, and how many groups had asked the task by then.
+    `right` is the sum of its outcomes, `scored` the number of scored trajectories, `visit` how many groups had asked
+    the task by then.
     """
 
     task: int
@@ -56,14 +47,14 @@ class Draw(NamedTuple):
     visit: int = 1
 
     def played(self, task: int) -> int:
-        """Return the number of the task that is asked where the task with this number is due."""
+        """Return the number of the task that is asked where this task is due."""
         return task if self.repeats is None else self.repeats
 
 
 Outcomes = Sequence[Outcome]
 """Of a family, the group that was drawn last first."""
-OutcomesOf = Callable[[str, int], Outcomes]
-"""Outcomes of a family, and their largest number."""
+OutcomesOf = Callable[[str], Outcomes]
+"""Outcomes of a family."""
 DrawOf = Callable[[int], Draw]
 """What the task with this number is."""
 
@@ -75,23 +66,22 @@ class FamilyOutcomes:
         self._rows = defaultdict(list, {family: list(of_family) for family, of_family in rows.items()})
 
     def add(self, family: str, ordinal: int, outcome: Outcome) -> None:
-        """Add the outcome of the group with this number, and forget those that are too old."""
+        """Add the outcome of the group with this number, and forget old ones."""
         insort(self._rows[family], (ordinal, outcome))
         del self._rows[family][:-NUM_RECENT]
 
     def remove(self, family: str, ordinal: int) -> None:
-        """Remove the outcome of the group with this number."""
         self._rows[family] = [row for row in self._rows[family] if row[0] != ordinal]
 
-    def latest(self, family: str, last: int) -> Outcomes:
+    def latest(self, family: str) -> Outcomes:
         """Return the outcomes of the last groups, the newest first."""
-        return [outcome for _, outcome in reversed(self._rows[family][-last:])]
+        return [outcome for _, outcome in reversed(self._rows[family])]
 
     def solve_rates(self) -> dict[str, float]:
         """Return the share of right trajectories in the last new tasks of each family that has any."""
         rates = {}
         for family in self._rows:
-            if outcomes := first_visits(self.latest(family, NUM_RECENT))[:SOLVED_WINDOW]:
+            if outcomes := first_visits(self.latest(family))[:SOLVED_WINDOW]:
                 rates[family] = sum(one.right for one in outcomes) / sum(one.scored for one in outcomes)
         return rates
 
@@ -102,13 +92,12 @@ class FamilyOutcomes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedChoice:
-    """By the number of the task alone, whatever comes of it; none is repeated."""
+    """By the number of the task alone; none is repeated."""
 
     names: tuple[str, ...]
     family_of: Callable[[int], str]
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Iterable[int]]) -> DrawOf:
-        """Return the choice for the tasks that are drawn next."""
         return lambda task: Draw(self.family_of(task))
 
 
@@ -117,25 +106,20 @@ class LearnableChoice:
     """A choice by what there is to learn.
 
     The family is drawn by `learnable_weight` of its solve rate in recent new tasks, because families that are always or
-    never solved give groups without signal. The draw itself explores, so the mean of each rate's posterior is used. For
-    REPEATED of the draws the task is one of the family's `teaching` tasks, by how much they teach. The draw depends on
-    the seed, the number of the task, the outcomes and the tasks that are being played.
+    never solved give groups without signal. For REPEATED of the draws the task is one of the family's `teaching` tasks,
+    by how much they teach. The draw depends on the seed, the number of the task, the outcomes and the tasks in play.
     """
 
     names: tuple[str, ...]
     seed: int
 
     def weights(self, outcomes: OutcomesOf) -> Mapping[str, float]:
-        return {name: learnable_weight(solve_rate(first_visits(outcomes(name, NUM_RECENT)))) for name in self.names}
+        return {name: learnable_weight(solve_rate(first_visits(outcomes(name)))) for name in self.names}
 
     def by(self, outcomes: OutcomesOf, open_tasks: Callable[[], Iterable[int]]) -> DrawOf:
-        """Return the choice for the tasks that are drawn next, by outcomes and tasks in play.
-
-        Ask for each number once, in rising order.
-        """
-        outcomes = cache(outcomes)
+        """Return the choice for the tasks that are drawn next. Ask for each number once, in rising order."""
         weights, played = self.weights(outcomes), set(open_tasks())
-        to_repeat = {name: teaching(name, outcomes(name, NUM_RECENT)) for name in self.names}
+        to_repeat = {name: teaching(name, outcomes(name)) for name in self.names}
 
         def draw(task: int) -> Draw:
             rng = random.Random(f"choice|{self.seed}|{task}")
@@ -159,20 +143,14 @@ def first_visits(outcomes: Outcomes) -> Outcomes:
 
 
 def solve_rate(outcomes: Outcomes) -> float:
-    """Return the mean of a Beta distribution that starts as Beta(1, 1), with counts that decay by DECAY per group.
-
-    It is 0.5 without any outcome.
-    """
+    """Return the mean of a Beta distribution that starts as Beta(1, 1), with counts that decay by DECAY per group."""
     right = sum(DECAY**age * one.right for age, one in enumerate(outcomes))
     scored = sum(DECAY**age * one.scored for age, one in enumerate(outcomes))
     return (1 + right) / (2 + scored)
 
 
 def learnable_weight(rate: float) -> float:
-    """Return FLOOR + p (1 - p), the variance of an outcome plus a floor that keeps every family and task in the run.
-
-    A group's advantages scale with this variance.
-    """
+    """Return FLOOR + p (1 - p), the variance of an outcome, with which a group's advantages scale, plus a floor."""
     return FLOOR + rate * (1 - rate)
 
 
@@ -180,8 +158,7 @@ def teaching(family: str, outcomes: Outcomes) -> Mapping[Draw, float]:
     """Return the draws of the tasks to ask again, with `learnable_weight` of the share that their last group solved.
 
     A task leaves when all attempts solve it, when none can be scored, or after MAX_VISITS groups. One without a
-    difference, all wrong or with the same partial score, stays with the floor: tasks that are rarely solved would
-    otherwise lose most draws to repeats of the others.
+    difference stays with the floor: rarely solved tasks would otherwise lose most draws to repeats of the others.
     """
     last: dict[int, Outcome] = {}
     for one in outcomes:

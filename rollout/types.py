@@ -1,8 +1,7 @@
 """The records of a rollout: a group holds trajectories, a trajectory holds turns.
 
-The same objects travel from the worker that samples them to the loss and to the viewer. Rewards, step scores and
-advantages are fields that are None until they are known. Token ids and log-probs are stored as bytes (little-endian
-int32 and float32), so that encoding and decoding copies them as they are; `rollout.codec` does both.
+Rewards, step scores and advantages are fields that are None until they are known. Token ids and log-probs are stored as
+bytes (little-endian int32 and float32), so that encoding copies them as they are (`rollout.codec`).
 """
 
 from collections import Counter
@@ -19,15 +18,14 @@ Role = Literal["planner", "verifier", "generator"]
 ChatRole = Literal["system", "user", "assistant"]
 FinishReason = Literal["stop", "length"]
 StopReason = Literal["answered", "verified", "format", "context", "calls", "failed", "infrastructure"]
-"""How an attempt ended. `failed` is wrong: the agent's own code failed, or it went beyond a limit of the attempt.
-`infrastructure` is unscored: the engine, a tool or the machine failed."""
+"""`failed` is wrong: the agent's own code failed or went beyond a limit. `infrastructure` is unscored."""
 Ending = Literal["ready", "all_right", "all_wrong", "overlong", "unscored"]
 """How a group ended: with a difference to learn from, or one of the ways to be filtered."""
 
 SCHEMA = 4
-"""Schema of every stored trajectory. Files with another number are rejected."""
+"""Of every stored trajectory. Files with another number are rejected."""
 SERVED_VERSION = -2
-"""Policy version of completions from a model server, which serves whatever it has under the model's name."""
+"""Policy version of a model server's completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +78,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextCompletion(Completion):
-    """The result of a model call to a server that speaks chat messages: text and token counts.
-
-    Without token ids and their log-probs nothing can be trained on it.
-    """
+    """A model server's completion. Without token ids and their log-probs nothing can be trained on it."""
 
     token_ids: tuple[int, ...] = field(default=(), init=False)
     logprobs: tuple[float, ...] = field(default=(), init=False)
@@ -99,59 +94,49 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     prompt: bytes = b""
     """Token ids of the whole prompt."""
     prompt_start: int = 0
-    """Leading tokens that an encoded turn leaves out of `prompt`, because they repeat the planner turn before it and
-    that turn's completion. Always 0 in memory."""
+    """Leading tokens that an encoded turn leaves out, as they repeat the planner turn before it. 0 in memory."""
     tokens: bytes = b""
-    """Sampled token ids."""
     logprobs: bytes = b""
-    """Log-probs of `tokens` under the distribution that was sampled from."""
+    """Of `tokens`, under the distribution that was sampled from."""
     learner_logprobs: bytes | None = None
-    """Log-probs of `tokens` under the learner before its update; nan for tokens that were too old to be trained. None
-    for turns that were not trained."""
+    """Of `tokens`, under the learner before its update: nan if too old to train, None for untrained turns."""
     text: str
-    """The completion as text."""
     finish_reason: FinishReason
     policy_version: int
     """Version that sampled the first token."""
     switches: tuple[tuple[int, int], ...] = ()
-    """Changes of weights during the completion: index of the first token, and the version from there on."""
+    """As in `Completion`."""
     served: tuple[int, int] | None = None
-    """Prompt and completion tokens as a model server counted them; None for an engine of the run."""
+    """Prompt and completion tokens as a model server counted them."""
     trainable: bool
     grammar: str | None = None
-    """Grammar that constrained the sampling (EBNF); None for free text."""
+    """EBNF; None for free text."""
     thought: str = ""
     tool_call: ToolCall | None = None
-    """None for a malformed planner turn and for a plain message of a custom agent."""
     tool_result: ToolResult | None = None
     format_error: str | None = None
-    """Why the planner's reply could not be parsed."""
     heard: str | None = None
-    """Messages that a custom agent added since the reply that its prompt continues; None for the planner."""
+    """Messages that a custom agent added since the reply that its prompt continues."""
     generate_s: float = 0.0
     """Wall time of the model call, including the wait for a place."""
     tool_s: float = 0.0
-    """Wall time of the tool call; for a custom agent, the time from the reply to its next call or its end."""
+    """For a custom agent the time from the reply to its next call or its end."""
     value: float | None = None
-    """A critic's probability, before this turn, that the attempt ends right; None without a critic."""
+    """A critic's probability, before this turn, that the attempt ends right."""
     score: float | None = None
-    """Raw score of a process reward model or turn scorer; None where there is none."""
+    """Of a process reward model or turn scorer."""
     step_reward: float | None = None
-    """Score mapped to a reward (`learner.credit.map_score`); None without a score."""
+    """Score mapped to a reward (`learner.credit.map_score`)."""
     advantage: float | None = None
     outcome_part: float | None = None
-    """Share of the advantage that comes from the trajectory's outcome."""
     process_part: float | None = None
-    """Share of the advantage that comes from step scores."""
+    """`advantage` is the sum of its parts from the outcome and from step scores."""
     same_steps: tuple[float, ...] = ()
-    """Advantages of all attempts of the group that made this decision after the same prompt, this one included."""
+    """Advantages of all attempts of the group that made this decision after the same prompt."""
 
     @classmethod
     def of(cls, *, role: Role, prompt_token_ids: Sequence[int], completion: Completion, **known: Any) -> "Turn":
         """Return the turn of one model call; `known` are its other fields."""
-        served = None
-        if isinstance(completion, TextCompletion):
-            served = (completion.num_prompt_tokens, completion.num_tokens)
         return cls(
             role=role,
             prompt=packed_ids(prompt_token_ids),
@@ -161,7 +146,9 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
             finish_reason=completion.finish_reason,
             policy_version=completion.policy_version,
             switches=completion.switches,
-            served=served,
+            served=(completion.num_prompt_tokens, completion.num_tokens)
+            if isinstance(completion, TextCompletion)
+            else None,
             **known,
         )
 
@@ -187,12 +174,10 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def num_tokens(self) -> int:
-        """Number of sampled tokens."""
         return len(self.tokens) // 4
 
     @property
     def dialogue(self) -> bytes:
-        """Token ids of prompt and completion."""
         return self.prompt + self.tokens
 
     @property
@@ -205,7 +190,7 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def truncated(self) -> bool:
-        """True if the token limit cut the completion, by its finish reason, never by a missing EOS."""
+        """True if the token limit cut the completion, whatever its last token."""
         return self.finish_reason == "length"
 
 
@@ -213,9 +198,9 @@ class Reward(Struct, kw_only=True, frozen=True):
     """The judgement of one trajectory."""
 
     outcome: float | None
-    """Raw accuracy, which filters and reports use. None where the trajectory could not be scored."""
+    """Raw accuracy, for filters and reports. None where the trajectory could not be scored."""
     total: float | None
-    """Shaped reward, which training uses: the sum of `parts`. None also where a rule keeps it out of training."""
+    """The sum of `parts`, for training. None also where a rule keeps it out of training."""
     parts: dict[str, float] = {}
 
 
@@ -228,18 +213,16 @@ class Spread(Struct, kw_only=True, frozen=True):
 
 
 class GroupCredit(Struct, kw_only=True, frozen=True):
-    """How a group's advantages were computed."""
+    """How a group's advantages were computed, with the spreads of its total rewards and its step rewards."""
 
     scheme: str
-    """Credit in force: an outcome scheme where no step had a score and the recipe asks for scores."""
+    """An outcome scheme also where no step had a score and the recipe asks for scores."""
     weight: float
     """Weight of step scores."""
     totals: Spread
-    """Over the total rewards of the group's trajectories."""
     scores: Spread
-    """Over the step rewards of the group."""
     by_action: dict[str, Spread]
-    """Over the step rewards of the valid steps, by action."""
+    """Of the step rewards of valid steps."""
 
 
 class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):
@@ -250,17 +233,15 @@ class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", t
     task: Task
     turns: tuple[Turn, ...]
     answer: str | None
-    """None where the agent gave no answer."""
     stop_reason: StopReason
     failure: str | None = None
-    """Why it failed or could not be scored, where that is known."""
     reward: Reward | None = None
     prm_digest: str | None = None
-    """Weights of the process reward model that scored its turns; empty where none could be reached."""
+    """Weights of the scoring process reward model; empty where none could be reached."""
     credit: GroupCredit | None = None
     phase: str = "train"
     step: int | None = None
-    """Train step in whose log it stands; None outside of training."""
+    """Train step in whose log it stands."""
     verdict: str | None = None
     """State of its group in the log of the step (`rollout.lifecycle.State`)."""
     reason: str = ""
@@ -284,8 +265,8 @@ class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", t
     def branches(self) -> tuple[tuple[int, ...], ...]:
         """The planner turns by number, each in one branch.
 
-        A turn continues the branch whose dialogue its prompt begins with, the longest where there are several; any
-        other turn begins a new branch. A dialogue that only grows has one branch.
+        A turn continues the branch whose dialogue its prompt begins with, the longest of several; any other begins a
+        new one.
         """
         branches: list[list[int]] = []
         ends: list[bytes] = []
@@ -305,7 +286,7 @@ class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", t
 
     @property
     def served(self) -> bool:
-        """True if a model server answered, so that there are no token ids and log-probs to train on."""
+        """True if a model server answered, so that there is nothing to train on."""
         return any(turn.served is not None for turn in self.planner_turns)
 
     @property
@@ -349,10 +330,9 @@ class StepScores(Struct, kw_only=True, frozen=True):
     raw: tuple[tuple[float | None, ...], ...]
     """`raw[i][j]` belongs to planner turn j of trajectory i; None where the scorer gave none."""
     prm_digest: str
-    """Weights of the process reward model; empty for a turn scorer, or where no model could be reached."""
+    """As in `Trajectory`."""
 
     def write_to(self, group: Group) -> None:
-        """Fill in the scores of the group's turns."""
         for trajectory, scores in zip(group.trajectories, self.raw, strict=True):
             trajectory.prm_digest = self.prm_digest
             for turn, score in zip(trajectory.planner_turns, scores, strict=True):
@@ -360,7 +340,7 @@ class StepScores(Struct, kw_only=True, frozen=True):
 
 
 class GroupSummary(Struct, kw_only=True, frozen=True):
-    """The facts of a finished group that the buffer needs, so that it never decodes the group itself."""
+    """What the buffer needs of a finished group, so that it never decodes the group itself."""
 
     ending: Ending | None
     """None where fewer than two trajectories could be scored: the group is tried again."""
@@ -371,8 +351,8 @@ class GroupSummary(Struct, kw_only=True, frozen=True):
     right: float = 0.0
     """Sum of the outcomes."""
     scored: int = 0
-    """Number of trajectories with an outcome."""
+    """Trajectories with an outcome."""
     facts: Mapping[str, float] = {}
-    """Counts that are added up over groups (`reward.statistics`)."""
+    """Counts, added up over groups (`reward.statistics`)."""
     reason: str = ""
     """Why trajectories could not be scored."""

@@ -1,4 +1,4 @@
-"""Who runs attempts: a solver, at tasks over any engine, and a rollout worker, at groups over one that is trained."""
+"""Who runs attempts: a solver, at tasks over any engine, and a worker, at groups over one that is trained."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 async def together(runs: Iterable[Coroutine[object, object, T]]) -> list[T]:
-    """Return the results of coroutines that run side by side. The first error ends the others, and is raised then."""
+    """Return the results of coroutines that run side by side. The first error ends the others, and is raised."""
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(run) for run in runs]
@@ -56,10 +56,7 @@ async def together(runs: Iterable[Coroutine[object, object, T]]) -> list[T]:
 
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
-    """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared.
-
-    Failed ones are returned as failed.
-    """
+    """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared."""
     trajectories = await together(
         agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
         for index in range(group_size)
@@ -70,8 +67,7 @@ async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: i
 class Solver:
     """Runs attempts with a toolbox, or with the model endpoint of a custom agent.
 
-    More than `max_open` attempts at a time only wait; `own_model` calls the frozen base model, where the engine has
-    one.
+    More than `max_open` attempts at a time only wait; `own_model` calls the frozen base model.
     """
 
     def __init__(
@@ -92,7 +88,6 @@ class Solver:
 
     @property
     def sandbox(self) -> "SandboxState | None":
-        """The walls around what the policy's code tool runs; None where it has none."""
         return self._toolbox.sandbox if self._toolbox else None
 
     def close(self) -> None:
@@ -112,9 +107,9 @@ class Solver:
         seed: int,
         on_turn: TurnListener | None = None,
     ) -> Trajectory:
-        """Return one attempt at a task.
+        """Return one attempt at a task, whose random numbers do not depend on other attempts.
 
-        Its random numbers do not depend on other attempts. `on_turn` is called for every turn as it happens.
+        `on_turn` is called for every turn as it happens.
         """
         agent = self._build_agent(SeededEngine(self._engine, seed), temperature)
         hints = ""
@@ -147,10 +142,7 @@ class Solver:
 
 
 class Worker(Solver):
-    """Owns an engine that can be trained, on `base` weights that another process holds or on its own.
-
-    At depth 0 groups may run in lockstep, which makes them reproducible.
-    """
+    """Owns an engine that can be trained, on `base` weights that another process holds or on its own."""
 
     def __init__(self, config: RunConfig, model_path: Path, *, index: int, base: "ExportedBase | None" = None) -> None:
         in_lockstep = config.in_lockstep
@@ -174,7 +166,7 @@ class Worker(Solver):
         super().close()
 
     def begin_round(self, num_groups: int) -> None:
-        """Announce that exactly this number of groups runs next, in lockstep where the run is synchronous."""
+        """Announce that exactly this number of groups runs next, for a run in lockstep."""
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
@@ -199,12 +191,12 @@ class Worker(Solver):
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
-        """A group outside of training, at the temperature of collecting."""
+        """Run a group outside of training, at the temperature of collecting."""
         agent = self._build_agent(self.engine, self._config.collect.temperature)
         return await run_group(agent, task, group_id=group_id, group_size=group_size)
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
-        """`count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training.
+        """Return `count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training.
 
         Replayed turns are not trained on. One whose replay differs from the record is left out.
         """
@@ -221,16 +213,14 @@ class Worker(Solver):
         return [end for end in ends if repeats(end, trajectory, num_turns)]
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
-        """Return what the cold start imitates. Raise UserError for unusable conversations.
+        """Return what the cold start imitates. Raises UserError for unusable conversations.
 
         These are plans or a teacher's replies, played through the real tools, or the conversations of a file.
         """
         settings = self._config.cold_start
         if isinstance(settings, FileConfig):
-            rules, conversations = rules_of(self._config), read_conversations(settings.path)
-            return [
-                await recorded_trajectory(one, index, self._own_chat, rules) for index, one in enumerate(conversations)
-            ]
+            rules, chat, read = rules_of(self._config), self._own_chat, read_conversations(settings.path)
+            return [await recorded_trajectory(one, index, chat, rules) for index, one in enumerate(read)]
         places = asyncio.Semaphore(8)
 
         async def play(index: int, agent: AnyAgent, task: Task) -> Trajectory:
@@ -271,8 +261,8 @@ def repeats(replay: Trajectory, original: Trajectory, num_turns: int) -> bool:
     """Return whether the first planner turns of `replay` equal those of `original`.
 
     The same prompts must have led to the same results, up to a prompt that the original continued with as well. A
-    planner that an infrastructure fault stopped earlier repeats what it has; an agent that was stopped because it asked
-    something else repeats nothing.
+    planner that an infrastructure fault stopped earlier repeats what it has; an agent that asked something else repeats
+    nothing.
     """
     turns, recorded = replay.planner_turns, original.planner_turns
     if any(

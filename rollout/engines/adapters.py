@@ -40,20 +40,15 @@ class AdapterMerger:
         self.scale = scale
 
     def merged_weights(self, adapter: bytes) -> "Iterator[tuple[str, Tensor]]":
-        """Return all base weights by their Hugging Face names, with the adapter folded in.
-
-        Raises ValueError at once, not during the iteration, if the adapter does not fit: a model must not be replaced
-        in part.
-        """
+        """Return all base weights with the adapter. Raises ValueError, before the first one, if it does not fit."""
         return self._merged(self._factors(adapter))
 
     def base_weights(self) -> "Iterator[tuple[str, Tensor]]":
-        """Iterate over all base weights as the files hold them."""
         for name, tensors in weights_in(self._model_path):
             yield name, tensors.get_tensor(name)
 
     def write_adapter_folder(self, folder: Path, adapter: bytes) -> None:
-        """Write the adapter as a PEFT folder. Raises ValueError, and writes nothing, if it does not fit."""
+        """Write the adapter as a PEFT folder. Raises ValueError if it does not fit."""
         factors = self._factors(adapter)
         rank = next(tensor.shape[0] for name, tensor in factors.items() if "lora_A" in name)
         folder.mkdir(parents=True)
@@ -70,7 +65,7 @@ class AdapterMerger:
         (folder / "adapter_config.json").write_text(json.dumps(config))
 
     def check(self, adapter: bytes, *, rank: int) -> None:
-        """Raise ValueError if the adapter is for another model or has another rank, and thus another scale."""
+        """Raise ValueError if the adapter is for another model or rank, and thus another scale."""
         ranks = {int(factor.shape[0]) for name, factor in self._factors(adapter).items() if name.endswith(_A)}
         if ranks != {rank}:
             raise ValueError(f"its rank is {sorted(ranks)}, the configuration says model.lora_rank = {rank}")
@@ -113,20 +108,21 @@ class AdapterMerger:
 def write_merged_model(
     model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float, dtype: Precision
 ) -> None:
-    """Write the model of `model_path` with the adapter folded in, or unchanged if `adapter` is None.
+    """Write the model of `model_path` with the adapter, or unchanged if `adapter` is None.
 
-    The weights W0 + alpha / rank * B A are computed in float32 and rounded to `dtype`, the engine's type. Weights that
-    the adapter does not change keep their type. One file is in memory at a time. Raises UserError if the adapter does
-    not fit the model, OSError if the disk is full.
+    W0 + alpha / rank * B A is computed in float32 and rounded to `dtype`, the engine's type; weights that do not change
+    keep their type. One file is in memory at a time. Raises UserError if the adapter does not fit, OSError if the disk
+    is full.
     """
     check_weights(model_path)
     merger = AdapterMerger(model_path, alpha / rank, dtype=dtype)
-    try:
-        if adapter is not None:
+    weights = merger.base_weights()
+    if adapter is not None:
+        try:
             merger.check(adapter, rank=rank)
-        weights = merger.merged_weights(adapter) if adapter is not None else merger.base_weights()
-    except ValueError as error:
-        raise UserError(f"the adapter does not fit model {model_path.name}: {error}") from error
+            weights = merger.merged_weights(adapter)
+        except ValueError as error:
+            raise UserError(f"the adapter does not fit model {model_path.name}: {error}") from error
     target.mkdir(parents=True)
     for path in sorted(model_path.iterdir()):
         if path.is_file() and path.suffix not in _OTHER_WEIGHTS and not path.name.startswith("."):
@@ -143,12 +139,12 @@ def write_merged_model(
 
     for path in weight_files(model_path):
         with safe_open(path, framework="pt") as tensors:
-            count = len(tensors.keys())
-        save_file(dict(islice(weights, count)), target / path.name, metadata={"format": "pt"})
+            merged = dict(islice(weights, len(tensors.keys())))
+        save_file(merged, target / path.name, metadata={"format": "pt"})
 
 
 def _write_generation_config(model_path: Path, target: Path) -> None:
-    """Write that a reply ends where replies of training do, and how nothing is sampled.
+    """Write that a reply ends where replies of training do.
 
     Servers take their defaults from this file, and the policy was trained without a penalty or a cut of the
     distribution.
@@ -163,15 +159,14 @@ def _write_generation_config(model_path: Path, target: Path) -> None:
 
 
 def _stem(name: str) -> str:
-    """Return the name of a base weight's factors without their ends."""
+    """Return the common start of the names of a base weight's factors."""
     return _PREFIX + name.removesuffix(".weight")
 
 
 class NativeAdapters:
     """The adapters of vLLM, one for each version.
 
-    No name, number or folder is used twice: vLLM keys its prefix cache by name and folder, and assumes that it already
-    has the weights of a known number.
+    vLLM keys its prefix cache by name and folder, and never loads a number twice, so none of the three is used again.
     """
 
     def __init__(self, llm: "LLMEngine", merger: AdapterMerger) -> None:
@@ -182,12 +177,11 @@ class NativeAdapters:
         self._numbers = count(1)
 
     def write(self, version: int, digest: str, adapter: bytes) -> "LoRARequest":
-        """Write the files of an adapter, in any thread, and return the request that loads them.
+        """Write an adapter's files, in any thread, and return the request that loads them.
 
-        Raises ValueError if the adapter does not fit this model, or if there is no room.
+        Raises ValueError if it does not fit this model, or if there is no room.
         """
         if self._files is None:
-            # The files of the loaded adapters and of the next one are kept.
             self._files = MemoryFolder((MAX_LORAS + 1) * len(adapter))
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
@@ -212,11 +206,9 @@ class NativeAdapters:
         self._loaded[version] = written
 
     def request(self, version: int) -> "LoRARequest | None":
-        """Return the adapter of a request that samples with `version`, None for the base model."""
         return None if version == BASE_VERSION else self._loaded[version]
 
     def read_back(self, version: int) -> ReadBack:
-        """Compare the slots of vLLM that hold `version` with its files."""
         if version == BASE_VERSION:
             return ReadBack(given="", held="")
         loaded = self._loaded[version]

@@ -1,7 +1,7 @@
 """One copy of the frozen base weights, which an engine and a learner use together.
 
-vLLM joins queries, keys and values, and gate and up, along their outputs. A slice of rows is contiguous, so each part
-is a view of the joined weight: the learner's model, by transformers' names, is built on such views without a copy.
+vLLM joins queries, keys and values, and gate and up, along their outputs. Each part is a contiguous slice of rows, so
+the learner's model is built on views, without a copy.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from rollout.files import MemoryFolder
 from rollout.model_files import check_weights, weights_in
 
 Places = Mapping[str, tuple[str, int, int]]
-"""By transformers' name of a weight: vLLM's name of the weight that it is part of, and its first and last row there."""
+"""By transformers' name of a weight: vLLM's name of the joined weight, and the start and end of its rows there."""
 
 
 def places_of(shapes: Mapping[str, Sequence[int]]) -> Places:
@@ -36,16 +36,13 @@ def places_of(shapes: Mapping[str, Sequence[int]]) -> Places:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedBase:
-    """Access to the weights for one other process of this machine.
-
-    The memory belongs to the process that holds them, and must not be written to.
-    """
+    """Access for another process of this machine. The memory belongs to its holder, and is not written to."""
 
     places: Places
     handles: Mapping[str, tuple[Callable[..., Tensor], tuple[object, ...]]]
     """CUDA IPC handles by vLLM's names, on a card."""
     file: Path | None = None
-    """File in shared memory, on a CPU."""
+    """In shared memory, on a CPU."""
 
     def joined(self) -> dict[str, Tensor]:
         """Return the weights by vLLM's names."""
@@ -92,7 +89,7 @@ class BaseWeights:
             handles = {name: reduce_tensor(weight) for name, weight in self._joined.items()}
             return ExportedBase(places=self._places, handles=handles)
         if self._shared is None:
-            # From now on the file is the only copy.
+            # This file replaces the copy in this process.
             self._shared = MemoryFolder(sum(weight.nbytes for weight in self._joined.values()))
             save_file(self._joined, self._shared.path / "base.safetensors")
             self._joined = load_file(self._shared.path / "base.safetensors")

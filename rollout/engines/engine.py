@@ -1,4 +1,4 @@
-"""The interface of an engine: requests in, completions out, adapters by version; its thread's queue; a time limit."""
+"""The interface of an engine: requests in, completions out; its thread's queue; the time limit of an attempt."""
 
 import asyncio
 import math
@@ -26,7 +26,7 @@ class ContextFullError(EngineError):
 
 
 class BackendError(UserError):
-    """A server that cannot be used as configured. No other request can succeed, so it ends the command."""
+    """A server that cannot be used as configured, which ends the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,31 +35,29 @@ class GenerationRequest:
 
     trajectory_id: str
     prompt_token_ids: tuple[int, ...]
-    """The prompt, for an engine that samples itself."""
+    """For an engine that samples itself."""
     max_tokens: int
     temperature: float
     grammar: str | None = None
-    """EBNF source of the reply's form, for an engine that samples itself."""
+    """The reply's form in EBNF, for an engine that samples itself."""
     use_adapter: bool = True
     """False samples the frozen base model."""
     seed: int | None = None
     """None continues the engine's own random stream."""
     stop: tuple[str, ...] = ()
-    """The first of these texts ends the reply. Its tokens stay in the completion's ids; its text does not."""
+    """The first of these texts ends the reply. Only its tokens stay, in the completion's ids."""
     messages: tuple[Message, ...] = ()
-    """The prompt, for a server that renders and tokenises it."""
+    """The prompt, for a server."""
     json_schema: Mapping[str, object] | None = None
     """The reply's form, for a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """Progress of a component. While something is open, `done` must grow."""
+    """Progress of a component, in any unit; an engine counts tokens. While something is open, `done` must grow."""
 
     done: int = 0
-    """Work so far, in any unit; an engine counts tokens."""
     num_open: int = 0
-    """Requests that are not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,35 +65,30 @@ class EngineLoad:
     """Counters of an engine since its start, and gauges of this moment."""
 
     busy_s: float
-    """Seconds spent computing."""
+    """Spent computing."""
     kv_usage: float
     """Share of the KV cache in use."""
     num_waiting: int
     """Requests that wait for a place."""
     num_preemptions: int
-    """Requests that lost their place in the KV cache because it was full."""
+    """Requests that lost their place in the full KV cache."""
 
 
 class Engine(Protocol):
-    """The engine of an agent."""
+    """The engine of an agent. `release` drops the open requests of a trajectory that has ended."""
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Sample one completion. Raises EngineError."""
         ...
 
-    def release(self, trajectory_id: str) -> None:
-        """Drop the open requests of a trajectory that has ended."""
-        ...
+    def release(self, trajectory_id: str) -> None: ...
 
 
 Result = TypeVar("Result")
 
 
 class Commands:
-    """Work that other threads queue for the one that owns an engine.
-
-    Other threads call `submit`; the owner calls everything else.
-    """
+    """Work that other threads `submit` to the one that owns an engine, which calls everything else."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[Callable[[], object], Future[Any]]] = queue.SimpleQueue()
@@ -114,8 +107,8 @@ class Commands:
     def run_all(self, *, idle: Callable[[], bool]) -> None:
         """Run the queued work. While `idle` returns true, wait for more.
 
-        A ValueError of the work is a refusal that changed nothing. Any other exception may have left the engine in an
-        undefined state: it goes to the caller of `submit` and is raised here too.
+        A ValueError is a refusal that changed nothing. Any other exception may have left the engine in an undefined
+        state: it goes to the caller of `submit` and is raised here too.
         """
         while True:
             try:
@@ -148,35 +141,36 @@ class TimeLimitError(TimeoutError):
 class TimeLimit:
     """How long an attempt may take: its own time and its tools', not the time in which the engine works for it.
 
-    On a busy machine an attempt waits minutes for its turns. Whether an engine still works is for its heartbeat to find
-    out; an attempt that was cut off for it would come again and be cut off again, the longest first. So the limit of
-    everything together, `wall_seconds`, is a generous one.
+    Whether an engine still works is for its heartbeat to find out. An attempt that was cut off for a busy engine would
+    come again and be cut off again, so the limit of everything together, `wall_seconds`, is a generous one.
     """
 
     def __init__(self, seconds: float = math.inf, wall_seconds: float = math.inf) -> None:
         self._seconds = self._left = seconds
         self._wall = wall_seconds
-        self._resumed = 0.0
-        self._wall_end = math.inf
+        self._resumed = self._wall_end = 0.0
         self._timeout: asyncio.Timeout | None = None
         self._num_pauses = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the clock. Raises TimeLimitError at the end of the block if the time was over."""
-        self._resumed = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        self._resumed = loop.time()
         self._wall_end = self._resumed + self._wall
         try:
-            async with asyncio.timeout_at(self._end()) as self._timeout:
+            async with asyncio.timeout(None) as timeout:
+                self._timeout = timeout
+                self._reschedule()
                 yield
         except TimeoutError:
-            if self._timeout is None or not self._timeout.expired():
+            if not timeout.expired():
                 # Something else in the block had a time limit of its own.
                 raise
-            exceeded = f"rollout.episode_timeout_s = {self._seconds:g}"
-            if asyncio.get_running_loop().time() >= self._wall_end:
-                exceeded = f"rollout.wall_timeout_s = {self._wall:g}"
-            raise TimeLimitError(f"the attempt took longer than {exceeded}") from None
+            over = f"rollout.episode_timeout_s = {self._seconds:g}"
+            if loop.time() >= self._wall_end:
+                over = f"rollout.wall_timeout_s = {self._wall:g}"
+            raise TimeLimitError(f"the attempt took longer than {over}") from None
         finally:
             self._timeout = None
 
@@ -184,21 +178,19 @@ class TimeLimit:
     def paused(self) -> Iterator[None]:
         """Stop the clock, until the last of several pauses at the same time has ended."""
         loop = asyncio.get_running_loop()
-        self._num_pauses += 1
-        if self._num_pauses == 1 and (timeout := self._running()):
+        if self._timeout is not None and not self._num_pauses:
             self._left -= loop.time() - self._resumed
-            timeout.reschedule(self._end())
+        self._num_pauses += 1
+        self._reschedule()
         try:
             yield
         finally:
             self._num_pauses -= 1
-            if self._num_pauses == 0 and (timeout := self._running()):
-                self._resumed = loop.time()
-                timeout.reschedule(self._end())
+            self._resumed = loop.time()
+            self._reschedule()
 
-    def _end(self) -> float | None:
+    def _reschedule(self) -> None:
+        if self._timeout is None or self._timeout.expired():
+            return
         end = self._wall_end if self._num_pauses else min(self._resumed + self._left, self._wall_end)
-        return None if math.isinf(end) else end
-
-    def _running(self) -> asyncio.Timeout | None:
-        return None if self._timeout is None or self._timeout.expired() else self._timeout
+        self._timeout.reschedule(None if math.isinf(end) else end)

@@ -1,8 +1,8 @@
 """Weights read back out of the engine's own memory: no engine is believed about what it holds.
 
-Exact at any step size, for a fresh engine as for an old one. Merged weights are read through the layers themselves: on
-a CPU vLLM keeps them in the form of its matrix kernels only. A layer's answer to an input that is 1 in one place and 0
-elsewhere is a column of its weights, to the bit. Native adapters are read out of the slots that requests compute with.
+Merged weights are read through the layers, since on a CPU vLLM keeps them in the form of its matrix kernels only: a
+layer's answer to an input that is 1 in one place and 0 elsewhere is a column of its weights, to the bit. Native
+adapters are read out of the slots that requests compute with.
 """
 
 import hashlib
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUM_COLUMNS = 8
-"""Columns read of every merged matrix: one or two per cent of the weights, which costs as much as a prompt of that
-many tokens. A step of 1e-6 changes one weight in some thousand."""
+"""Of every merged matrix: one or two per cent of its weights. A step of 1e-6 changes one weight in some thousand."""
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """The layers that vLLM computes as one, in the Llama, Qwen2 and Qwen3 families."""
@@ -25,17 +24,13 @@ WHOLE = {part: whole for whole, parts in JOINED.items() for part in parts}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBack:
-    """sha256 of the same weights twice: as the engine was `given` them, and as it `held` them afterwards.
-
-    Both are empty where it was given none.
-    """
+    """sha256 of the same weights as the engine was `given` them and as it `held` them; empty where there are none."""
 
     given: str
     held: str
 
     @property
     def fault(self) -> str | None:
-        """The difference between given and held weights, or None if there is none."""
         if not self.given:
             return "no weights could be read back out of the engine's memory"
         if self.given != self.held:
@@ -44,7 +39,7 @@ class ReadBack:
 
 
 class MergedColumns:
-    """Some columns of every matrix that adapters change, and of those that vLLM joins with one, as they were loaded.
+    """Some columns of every matrix that adapters change, or that vLLM joins with one, as they were loaded.
 
     `targets` are names like `q_proj`.
     """
@@ -54,7 +49,7 @@ class MergedColumns:
         self._given: dict[str, Tensor] = {}
 
     def kept(self, weights: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
-        """The same weights; their columns are kept as they pass."""
+        """Yield the same weights; their columns are kept as they pass."""
         self._given = {}
         for name, weight in weights:
             module = name.removesuffix(".weight")
@@ -86,8 +81,7 @@ class MergedColumns:
 def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadBack:
     """Compare the slots with which vLLM's `worker` computes an adapter's requests with its PEFT folder.
 
-    Parts of a joined layer that the adapter does not change must be empty. With tensor parallelism each worker reads
-    its share.
+    Parts of a joined layer that the adapter does not change must be empty.
     """
     import safetensors.torch
 
@@ -114,7 +108,7 @@ def read_slots(worker: Any, *, number: int, folder: Path, scale: float) -> ReadB
 
 
 def together(parts: Sequence[ReadBack]) -> ReadBack:
-    """Combine the results of all workers that hold a share."""
+    """Combine the results of all tensor-parallel workers."""
     if len(parts) == 1:
         return parts[0]
     given, held = ("".join(one.given for one in parts), "".join(one.held for one in parts))

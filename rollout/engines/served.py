@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,22 +16,22 @@ from configs.api_keys import required_key
 from configs.rollout import ServedConfig
 from envs.tools.http import BoundedClient
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
-from rollout.types import Message, TextCompletion
+from rollout.types import TextCompletion
 
 Reply = TypeVar("Reply")
 
 MAX_QUOTED_CHARS = 200
-"""Longest part of a server's own error text that one of our errors quotes."""
+"""Of a server's own error text."""
 REQUEST_TIMEOUT_S = 120.0
-"""Wall-clock limit of one request, which a slow model on a CPU needs for its longest reply."""
+"""Wall-clock limit, which a slow model on a CPU needs for its longest reply."""
 MAX_RETRIES = 3
 """Further attempts after a failure that may pass."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 """Pauses between attempts at Ollama, as the `openai` client has them."""
 KEEP_ALIVE = "5m"
-"""Time for which Ollama keeps the model loaded after a request."""
+"""Time for which Ollama keeps the model loaded."""
 PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-"""Settings that leave the distribution as it is. The policy was trained without Ollama's defaults."""
+"""Leaves the distribution as it is. The policy was trained without Ollama's defaults."""
 VLLM_PLAIN_SAMPLING = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """The same for vLLM's server, which takes its defaults from the model's generation_config.json."""
 
@@ -82,10 +82,6 @@ class _ServedEngine:
     def release(self, trajectory_id: str) -> None:
         """Do nothing: a request ends with the connection that its caller drops."""
 
-    def _check(self, request: GenerationRequest) -> None:
-        if not request.use_adapter:
-            raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
-
     async def _call(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
         """Return the result of a request, which is repeated after a failure that may pass."""
         for attempt in range(self._retries + 1):
@@ -114,20 +110,20 @@ class _ServedEngine:
                 return self._failure(f"no reply within {REQUEST_TIMEOUT_S:g} s"), True
             case httpx.ConnectError() | ConnectionError():
                 advice = "check backend.base_url and that the server runs"
-                return BackendError(self._message("no connection", advice=advice)), True
+                return BackendError(self._message("no connection", None, advice)), True
             case httpx.HTTPError() as broken:
                 return self._failure(f"the connection broke ({type(broken).__name__})"), True
         return self._failure("the reply cannot be read"), True
 
     def _refusal(self, status: int, words: object) -> tuple[EngineError | BackendError, bool]:
         """Return the error for a reply with a status from 400 on, and whether it may pass. `words` are the server's."""
+        problem = f"status {status}"
         if status in (400, 413, 500) and _CONTEXT_FULL.search(str(words)):
-            full = self._message(f"status {status}", words, "the dialogue does not fit the context")
-            return ContextFullError(full), False
+            return ContextFullError(self._message(problem, words, "the dialogue does not fit the context")), False
         if status in (408, 425, 429) or status >= 500:
-            return self._failure(f"status {status}", words), True
+            return self._failure(problem, words), True
         advice = _ADVICE.get(status, "the server refuses the request: check backend.type and backend.form")
-        return BackendError(self._message(f"status {status}", words, advice)), False
+        return BackendError(self._message(problem, words, advice)), False
 
     def _failure(self, problem: str, words: object = None) -> EngineError:
         """Return an error about one request, and log it."""
@@ -135,7 +131,7 @@ class _ServedEngine:
         logging.getLogger(__name__).warning("%s", message)
         return EngineError(message)
 
-    def _message(self, problem: str, words: object = None, advice: str = "") -> str:
+    def _message(self, problem: str, words: object, advice: str) -> str:
         text = "" if words is None else " ".join(str(words).split())
         if self._key:
             text = text.replace(self._key, "[key]")
@@ -179,8 +175,7 @@ class OllamaEngine(_ServedEngine):
 
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
-        self._check(request)
-        messages = chat_messages(request.messages)
+        messages = chat_messages(request)
         options = {
             "num_predict": request.max_tokens,
             "num_ctx": self._num_ctx,
@@ -249,7 +244,7 @@ class OpenAiEngine(_ServedEngine):
 
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
-        self._check(request)
+        messages = chat_messages(request)
         body: dict[str, object] = {}
         if self._config.form == "vllm_grammar":
             body = {**VLLM_PLAIN_SAMPLING, "chat_template_kwargs": {"enable_thinking": False}}
@@ -261,7 +256,7 @@ class OpenAiEngine(_ServedEngine):
         reply: Any = await self._call(
             lambda: self._client.chat.completions.create(
                 model=self._config.model,
-                messages=chat_messages(request.messages),  # type: ignore[arg-type]  # a union of typed dicts
+                messages=messages,  # type: ignore[arg-type]  # a union of typed dicts
                 temperature=request.temperature,
                 max_tokens=request.max_tokens,
                 seed=self._seed if request.seed is None else request.seed,
@@ -286,23 +281,24 @@ class OpenAiEngine(_ServedEngine):
         )
 
 
-def chat_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return the messages in the form that servers take.
+def chat_messages(request: GenerationRequest) -> list[dict[str, str]]:
+    """Return the messages in the form that servers take. Raises EngineError without messages, BackendError for a base.
 
-    A server interprets control tokens anywhere in a text. Text that only looks like one (`<|im_end|>` or `<｜User｜>`
-    in a tool result) gets a space after its `<`, so no text can forge a role. Raises EngineError without messages.
+    A server interprets control tokens anywhere in a text. Text that looks like one (`<|im_end|>` or `<｜User｜>` in a
+    tool result) gets a space after its `<`, so that it cannot forge a role.
     """
-    if not messages:
+    if not request.use_adapter:
+        raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
+    if not request.messages:
         raise EngineError("this request has token ids only, and a server takes messages")
-    return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in messages]
+    return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in request.messages]
 
 
 def parse_reply(text: str) -> tuple[str | None, str]:
-    """Separate a reply into thinking, None without a block of it, and answer.
+    """Separate a reply into thinking, None without a block of it, and answer, empty if the thinking never ended.
 
-    The answer is empty if the thinking never ended. Only a block at the start of the reply is thinking: a tag that a
-    later JSON string quotes is text. The opening tag may be missing (the template wrote it into the prompt), and so may
-    the closing one (the reply was cut).
+    Only a block at the start is thinking: a tag that a later JSON string quotes is text. The opening tag may be missing
+    (the template wrote it into the prompt), and so may the closing one (the reply was cut).
     """
     opening = _OPENING.match(text)
     body = text[opening.end() :] if opening else text

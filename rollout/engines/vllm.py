@@ -49,14 +49,8 @@ class VllmEngine:
     ) -> None:
         """Start the engine's thread and wait until vLLM has loaded the model.
 
-        Args:
-            model_path: Folder of the base model.
-            config: Settings of the engine.
-            model: Shape of the adapters.
-            seed: Seed of requests without one.
-            in_lockstep: Whether every step must have the same requests in every run.
-            base: Weights that another process holds, which are used in place. Only for mode `native`, since merging
-                would write to them.
+        `seed` is for requests without one. `in_lockstep`: every step must have the same requests in every run. `base`
+        weights of another process are used in place, in mode `native` only, since merging would write to them.
         """
         check_weights(model_path)
         self._config = config
@@ -84,7 +78,7 @@ class VllmEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """The load of the engine. Its numbers are read without a lock and may be of slightly different moments."""
+        """The load of the engine. Its numbers are read without a lock and may be of different moments."""
         scheduler = self._scheduler
         return EngineLoad(
             busy_s=self._busy_s,
@@ -97,7 +91,7 @@ class VllmEngine:
         return (await self.generate_together([request]))[0]
 
     async def generate_together(self, requests: list[GenerationRequest]) -> list[Completion]:
-        """Sample completions whose requests enter the engine in this order, between the same two steps."""
+        """Sample completions whose requests enter the engine together, in this order."""
         if self._config.adapter_mode == "merged" and not all(request.use_adapter for request in requests):
             raise EngineError("a merged engine holds no frozen base weights to sample with")
         futures: list[Future[Completion]] = [Future() for _ in requests]
@@ -116,11 +110,10 @@ class VllmEngine:
     async def pulse(self) -> Pulse:
         """Return the progress, as the computing thread reports it between two steps. Raises EngineError.
 
-        No request is added: it would change the shapes, and with them the last bits, of a synchronous run's batches.
+        A request would do as well, but change the shapes, and with them the last bits, of a synchronous run's batches.
         """
-        return await asyncio.wrap_future(
-            self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
-        )
+        read = self._commands.submit(lambda: Pulse(done=self._computed_tokens, num_open=len(self._open)))
+        return await asyncio.wrap_future(read)
 
     async def read_back(self) -> ReadBack:
         """Compare the newest weights in the engine's memory with the ones that it received."""
@@ -133,8 +126,7 @@ class VllmEngine:
     async def load_adapter(self, version: int, adapter: bytes) -> str:
         """Sample with `adapter` from the next step on, and return the digest of its bytes.
 
-        Raises ValueError, without any change, if the version is not newer than the loaded one or the adapter does not
-        fit this model.
+        Raises ValueError, without any change, if it does not fit this model or is not newer than the loaded version.
         """
         return await self.load_prepared(await self.prepare_adapter(version, adapter))
 
@@ -145,10 +137,9 @@ class VllmEngine:
         """
 
         def prepare() -> Callable[[], str]:
-            digest = hashlib.sha256(adapter).hexdigest()
-            if self._native is None:
-                return partial(self._load, version, digest, self._merger.merged_weights(adapter))
-            return partial(self._load, version, digest, self._native.write(version, digest, adapter))
+            digest, native = hashlib.sha256(adapter).hexdigest(), self._native
+            weights = native.write(version, digest, adapter) if native else self._merger.merged_weights(adapter)
+            return partial(self._load, version, digest, weights)
 
         return await asyncio.to_thread(prepare)
 
@@ -157,7 +148,6 @@ class VllmEngine:
         return await asyncio.wrap_future(self._commands.submit(prepared))
 
     def close(self) -> None:
-        """Finish the open requests, end the thread and free the memory."""
         with suppress(EngineError):
             self._commands.submit(self._stop)
             self._thread.join(timeout=60)
@@ -220,8 +210,7 @@ class VllmEngine:
             return
         self._next_id += 1
         version = self.policy_version if request.use_adapter else BASE_VERSION
-        # The oldest dialogue goes first, so that its next turn finds its prefix in the cache. The other dialogues'
-        # turns would evict it.
+        # The oldest dialogue goes first: other dialogues' turns would evict its prefix from the cache.
         priority = self._priorities.setdefault(request.trajectory_id, self._next_id)
         adapter = self._native.request(version) if self._native else None
         try:
@@ -251,7 +240,7 @@ class VllmEngine:
             self._open.pop(key).future.set_exception(EngineError("the trajectory was released"))
 
     def _load(self, version: int, digest: str, weights: "Iterator[tuple[str, Tensor]] | LoRARequest") -> str:
-        """Load the weights of a model with the adapter folded in, or the request that names the adapter's files."""
+        """Load weights with the adapter folded in, or the request that names the adapter's files."""
         if version <= self.policy_version:
             if self._native is not None:
                 self._native.discard(weights)
@@ -273,8 +262,8 @@ class VllmEngine:
     def _reload(self, weights: "Iterator[tuple[str, Tensor]]", version: int) -> None:
         """Replace the weights in place, between two steps.
 
-        Open requests continue with the new weights. Their tokens so far are computed again, since their keys and
-        values, like the whole prefix cache, are of the old weights.
+        Open requests continue with the new ones. Their keys and values, like the whole prefix cache, are of the old
+        weights and are computed again.
         """
         try:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": self._merged.kept(weights)})

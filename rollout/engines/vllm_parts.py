@@ -1,4 +1,4 @@
-"""The parts of the engine that import vLLM: its construction, its requests and its outputs."""
+"""The parts of the engine that import vLLM."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -36,29 +36,28 @@ CUDA_BATCHED_TOKENS = 2048
 LEAST_UTILIZATION = 0.01
 LOAD_FORMAT = "safetensors"
 FUSED = "agentflow_fused"
-"""Name under which vLLM knows our kernels for norms on a CPU."""
+"""vLLM's name of our kernels for norms on a CPU."""
 NORM_LANES = 16
-"""Length of the vectors of these kernels. A row must be a multiple."""
+"""Vector length of these kernels. A row must be a multiple."""
 SHARED_BASE = "agentflow_shared_base"
-"""Name under which vLLM knows our loader of shared weights."""
+"""vLLM's name of our loader of shared weights."""
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request inside vLLM."""
+    """A request inside vLLM; `policy_version` sampled its first token."""
 
     trajectory_id: str
     future: Future[Completion]
     policy_version: int
-    """Version of the first sampled token."""
     switches: list[tuple[int, int]] = field(default_factory=list)
 
 
 def kv_block(device: Literal["cpu", "cuda"]) -> int:
-    """Return the tokens of a block of the KV cache.
+    """Return the tokens of a block of the KV cache: on a GPU vLLM's default.
 
-    On a GPU this is vLLM's default. On a CPU it also selects the attention kernel: without AVX-512 the kernel for 16
-    tokens samples 1.2 times as fast, with it both are equal, and the tiles of AMX need 32.
+    On a CPU it also selects the attention kernel. Without AVX-512 the kernel for 16 tokens samples 1.2 times as fast,
+    with it both are equal, and the tiles of AMX need 32.
     """
     return 16 if device == "cuda" or lacks_avx512() else 32
 
@@ -79,8 +78,8 @@ def engine_options(config: EngineConfig, model: ModelConfig, *, in_lockstep: boo
         options |= {"tensor_parallel_size": config.tensor_parallel, "distributed_executor_backend": "mp"}
     if config.device == "cuda":
         options["kv_cache_memory_bytes"] = kv_cache_bytes(config)
-        # The size of the cache is explicit, so this share has no effect on it. But vLLM refuses to start on a card
-        # with less free memory than this share, and on a shared card the learner may have started first.
+        # The size of the cache is explicit. vLLM refuses to start on a card with less free memory than this share, and
+        # on a shared card the learner may have started first.
         options["gpu_memory_utilization"] = LEAST_UTILIZATION
     options["max_num_batched_tokens"] = batched_tokens(config)
     return options
@@ -108,8 +107,8 @@ def build_llm(
 ) -> "LLMEngine":
     """Build vLLM's engine in this process.
 
-    `base_weights` are tensors by vLLM's names, on the device and in the engine's type, which are used in place; None
-    loads the model's files. Raises ValueError if they do not fit the model.
+    `base_weights` by vLLM's names, on the device and in the engine's type, are used in place of the model's files.
+    Raises ValueError if they do not fit the model.
     """
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_bytes(config) // 2**30)
     from vllm.config import StructuredOutputsConfig
@@ -157,8 +156,8 @@ def build_llm(
 def free_memory(llm: "LLMEngine") -> None:
     """Free the weights and the KV cache.
 
-    Deleting the engine is not enough, since a finalizer of its client holds its core. The core's own shutdown would end
-    `torch.distributed` for the whole process.
+    A finalizer of the deleted engine's client holds its core, whose own shutdown would end `torch.distributed` for the
+    whole process.
     """
     client = llm.engine_core
     client._finalizer.detach()
@@ -178,45 +177,38 @@ def _set_cpu_kv_block() -> int:
 def fused_norms() -> dict[str, list[str]]:
     """Register vLLM's kernels for norms on a CPU, which it uses on cards only, and return the priority of each.
 
-    A kernel replaces eight small operations, and a model has two norms per layer.
+    A kernel replaces eight small operations.
     """
     import torch
     import vllm.kernels  # noqa: F401  # loads torch.ops._C
+    from torch import Tensor
     from vllm import ir
 
-    def fits(x: torch.Tensor, weight: torch.Tensor | None, variance_size: int | None) -> bool:
+    Weight = Tensor | None
+    Size = int | None
+
+    def fits(x: Tensor, weight: Weight, epsilon: float, variance_size: Size = None) -> bool:
         whole = variance_size is None and weight is not None and weight.dtype == x.dtype
         return whole and x.is_contiguous() and x.shape[-1] % NORM_LANES == 0
 
-    def norm(
-        x: torch.Tensor, weight: torch.Tensor | None, epsilon: float, variance_size: int | None = None
-    ) -> torch.Tensor:
+    def norm(x: Tensor, weight: Weight, epsilon: float, variance_size: Size = None) -> Tensor:
         normed = torch.empty_like(x)
         torch.ops._C.rms_norm(normed, x, weight, epsilon)
         return normed
 
+    def fits_sum(x: Tensor, x_residual: Tensor, weight: Weight, epsilon: float, variance_size: Size = None) -> bool:
+        return fits(x, weight, epsilon, variance_size) and x_residual.is_contiguous()
+
     def norm_of_sum(
-        x: torch.Tensor,
-        x_residual: torch.Tensor,
-        weight: torch.Tensor | None,
-        epsilon: float,
-        variance_size: int | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x: Tensor, x_residual: Tensor, weight: Weight, epsilon: float, variance_size: Size = None
+    ) -> tuple[Tensor, Tensor]:
         torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
         return x, x_residual
 
     rms_norm, fused_add_rms_norm = ir.ops.rms_norm, ir.ops.fused_add_rms_norm
     if FUSED not in rms_norm.impls:
-        rms_norm.register_impl(
-            FUSED, supports_args=lambda x, weight, epsilon, variance_size=None: fits(x, weight, variance_size)
-        )(norm)
-        fused_add_rms_norm.register_impl(
-            FUSED,
-            supports_args=lambda x, x_residual, weight, epsilon, variance_size=None: (
-                fits(x, weight, variance_size) and x_residual.is_contiguous()
-            ),
-            inplace=True,
-        )(norm_of_sum)
+        rms_norm.register_impl(FUSED, supports_args=fits)(norm)
+        fused_add_rms_norm.register_impl(FUSED, supports_args=fits_sum, inplace=True)(norm_of_sum)
     return {op.name: [FUSED, "native"] for op in (rms_norm, fused_add_rms_norm)}
 
 
@@ -228,7 +220,7 @@ def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
     class EmptyOnMeta(TorchFunctionMode):
-        """A mode in which `torch.empty` takes no memory. Tables that a model computes are made as usual."""
+        """`torch.empty` takes no memory. Tables that a model computes are made as usual."""
 
         def __torch_function__(
             self,
@@ -257,10 +249,7 @@ def _register_loader(base_weights: "Mapping[str, Tensor]") -> str:
 
 
 def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
-    """Replace all parameters of a model, tied ones included, by these tensors.
-
-    Raises ValueError if one is missing or has another shape.
-    """
+    """Replace all parameters of a model, tied ones included, by these tensors. Raises ValueError if they do not fit."""
     import torch
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -277,7 +266,7 @@ def put_base(model: "Module", base_weights: "Mapping[str, Tensor]") -> None:
 
 
 def sampling_params(request: GenerationRequest, ends: Sequence[int] = ()) -> "SamplingParams":
-    """Return vLLM's form of a request. `ends` are tokens that end a reply, besides those that vLLM knows."""
+    """Return vLLM's form of a request. `ends` end a reply besides the tokens that vLLM knows."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     return SamplingParams(

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 def stream_seed(*names: object) -> int:
-    """Return a seed below 2**32 for the random stream of these names.
-
-    Sums of a run's seed and a number would repeat streams of a run with the next seed.
-    """
+    """Return a seed below 2**32 for the random stream of these names. Sums of seeds would repeat streams."""
     return zlib.crc32("|".join(map(str, names)).encode())
 
 
@@ -48,8 +45,8 @@ class SeededEngine:
 class ReplayEngine:
     """An `Engine` for one trajectory that repeats the first replies of a recorded attempt, and samples the rest.
 
-    A call is recognised by its prompt and its grammar instead of its place, because parallel calls come in any order.
-    Until all of them are repeated, an agent that makes a call that the recorded attempt did not make gets no reply.
+    A call is recognised by its prompt and its grammar, because parallel calls come in any order. Until all are
+    repeated, an agent that makes a call that was not recorded gets no reply.
     """
 
     def __init__(self, engine: Engine, turns: Sequence[Turn], num_turns: int) -> None:
@@ -166,7 +163,7 @@ def frozen_model(engine: Engine, chat: Chat, max_tokens: int) -> Callable[[str],
 
 
 def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
-    """Return each task's plan, a share of them replaced by plausible wrong plans that the seed chooses."""
+    """Return each task's plan, or for a share of them a plausible wrong one. The seed chooses."""
     wrong = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))}
     return [
         wrong_plan(one.plan, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
@@ -186,14 +183,8 @@ class DemonstrationEngine:
         if step is None:
             raise EngineError("the plan has no further step")
         text = Decision(thought=step.thought, action=step.action, action_input=step.action_input).to_json()
-        token_ids = self._chat.encode_completion(text)
-        return Completion(
-            token_ids=token_ids,
-            logprobs=(0.0,) * len(token_ids),
-            text=text,
-            finish_reason="stop",
-            policy_version=0,
-        )
+        ids = self._chat.encode_completion(text)
+        return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), text=text, finish_reason="stop", policy_version=0)
 
     def release(self, trajectory_id: str) -> None:
         pass

@@ -58,24 +58,8 @@ def test_corrections_match_the_hand_computed_example(kind):
     assert output.metrics == {"clip_high": 1, "clip_low": 1, "correction_masked": masked}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_clip_bounds_change_the_gradient_of_stale_tokens(kind):
-    """Regression: with the learner as proximal policy the clipped ratio was always 1."""
-    correction = {"correction": kind, "correction_band": (0.5, 10.0)}
-
-    def gradient_of(clip_low, clip_high):
-        learner = LEARNER.clone().requires_grad_()
-        ages = torch.ones_like(MASK, dtype=torch.long)
-        inputs = inputs_of(learner, ROLLOUT, ADVANTAGES, MASK, **correction, ages=ages)
-        dapo_loss(inputs, clip_low=clip_low, clip_high=clip_high).loss.backward()
-        return learner.grad
-
-    usual = gradient_of(0.2, 0.28)
-    assert not torch.equal(usual, gradient_of(0.2, 6.0))
-    assert not torch.equal(usual, gradient_of(0.5, 0.28))
-
-
 def test_only_tokens_that_moved_with_their_advantage_lose_their_gradient():
+    """Regression: with the learner as proximal policy the clipped ratio was always 1."""
     ratios = torch.tensor([[1.27, 1.29, 1.29, 0.81, 0.79, 0.79]], dtype=torch.float64)
     advantages = torch.tensor([[1.0, 1.0, -1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
     learner = ratios.log().requires_grad_()

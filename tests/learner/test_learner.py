@@ -13,6 +13,10 @@ from learner.types import GrammarSpan
 from tests.changed import replace
 
 
+def plain_blocks(length):
+    return plan_attention(np.full(length, length), torch.device("cpu"))
+
+
 @pytest.fixture(scope="module", params=["llama", "qwen3"])
 def model_path(request, tmp_path_factory):
     return save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
@@ -24,18 +28,12 @@ def test_packed_logprobs_are_those_of_the_plain_model(model_path):
     packed = learner.policy.logprobs(samples)
     for row, one in zip(packed, samples, strict=True):
         ids = torch.from_numpy(one.token_ids)[None]
-        plain = (
-            learner.policy.model(input_ids=ids, tree_blocks=plain_blocks(len(one.token_ids))).logits[0].float()
-            / one.temperature
-        )
+        logits = learner.policy.model(input_ids=ids, tree_blocks=plain_blocks(len(one.token_ids))).logits[0]
+        plain = logits.float() / one.temperature
         expected = plain.log_softmax(-1)[:-1].gather(1, ids[0, 1:, None])[:, 0]
         trained = np.nonzero(one.loss_mask)[0]
         assert torch.allclose(row[trained], expected[trained - 1], atol=1e-5)
         assert row[~np.pad(one.loss_mask, (0, len(row) - len(one.loss_mask)))].abs().sum() == 0
-
-
-def plain_blocks(length):
-    return plan_attention(np.full(length, length), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("objective", LOSSES)

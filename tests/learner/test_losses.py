@@ -6,15 +6,7 @@ import pytest
 import torch
 from tiny import loss_inputs
 
-from learner.losses import (
-    cispo_loss,
-    dapo_loss,
-    dr_grpo_loss,
-    flow_grpo_loss,
-    grpo_loss,
-    gspo_loss,
-    reference_k3,
-)
+from learner.losses import cispo_loss, dapo_loss, dr_grpo_loss, flow_grpo_loss, grpo_loss, gspo_loss, reference_k3
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 # ratios 1.5 0.9 1.1 / 0.7 1.3 (1.0 masked), advantages +1 / -1

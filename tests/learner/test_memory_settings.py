@@ -28,13 +28,12 @@ def siblings(length):
     return made
 
 
-def gradient(learner, samples):
-    return gradient_of(learner, build_batch(samples, microbatch_tokens=10_000))
+BATCH = build_batch(siblings(LONG), microbatch_tokens=10_000)
 
 
 def test_checkpointing_changes_no_gradient(model_path):
-    kept = gradient(make_learner(model_path), siblings(LONG))
-    computed_again = gradient(make_learner(model_path, gradient_checkpointing=True), siblings(LONG))
+    kept = gradient_of(make_learner(model_path), BATCH)
+    computed_again = gradient_of(make_learner(model_path, gradient_checkpointing=True), BATCH)
     assert kept.abs().max() > 0
     assert torch.allclose(computed_again, kept, atol=1e-7, rtol=1e-5)
 
@@ -46,6 +45,6 @@ def test_only_a_chunk_of_the_logits_exists_at_a_time(tmp_path, monkeypatch, chun
     monkeypatch.setattr(policy, "LOGIT_CHUNK_TOKENS", chunk)
     learner = make_learner(folder, gradient_checkpointing=True)
     with LiveMemory() as memory:
-        gradient(learner, siblings(LONG))
+        gradient_of(learner, BATCH)
     logits_of_a_chunk = chunk * 20_000 * 4
     assert logits_of_a_chunk < memory.peak < 4 * logits_of_a_chunk + 8_000_000

@@ -34,10 +34,7 @@ def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(seque
 
 
 @calm
-@given(
-    st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=10),
-    st.integers(8, 30),
-)
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=10), st.integers(8, 30))
 def test_microbatches_hold_every_sample_once_and_keep_to_their_size(sequences, max_tokens):
     samples = [sample(ids, [], name=str(index)) for index, ids in enumerate(sequences)]
     batches = split_microbatches(samples, max_tokens)

@@ -49,10 +49,8 @@ def test_every_trained_token_carries_the_age_of_the_weights_that_sampled_it():
 @pytest.mark.parametrize(
     ("ages", "trained", "masked"),
     [
-        ({3: 2, 4: 1, 5: 0}, [2, 3, 4, 5, 7, 8], 0),
-        ({4: 1, 5: 0}, [4, 5, 7, 8], 2),
-        ({5: 0}, [7, 8], 4),
-        ({6: 0}, [], 6),
+        *(({3: 2, 4: 1, 5: 0}, [2, 3, 4, 5, 7, 8], 0), ({4: 1, 5: 0}, [4, 5, 7, 8], 2)),
+        *(({5: 0}, [7, 8], 4), ({6: 0}, [], 6)),
     ],
 )
 def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_of_a_turn(ages, trained, masked):
@@ -93,23 +91,15 @@ def test_what_a_server_answered_is_refused_by_name():
 
 def branching_trajectory():
     """A turn, one that goes on from it, one that goes on from the first in another way, and one of another dialogue."""
-    return make_trajectory(
-        make_turn([1], [11, 12], version=1),
-        make_turn([1, 11, 12, 2], [13], version=1),
-        make_turn([1, 11, 12, 3], [14], version=1),
-        make_turn([7], [15], version=1),
-        make_turn([1, 11, 12, 3, 14, 4], [16], version=1),
-    )
+    turns = (([1], [11, 12]), ([1, 11, 12, 2], [13]), ([1, 11, 12, 3], [14]), ([7], [15]))
+    turns += (([1, 11, 12, 3, 14, 4], [16]),)
+    return make_trajectory(*(make_turn(*one, version=1) for one in turns))
 
 
 def test_each_sampled_token_of_a_branching_trajectory_is_trained_once_after_what_it_was_sampled_after():
     assert branching_trajectory().branches == ((0, 1), (2, 4), (3,))
     samples = samples_of(branching_trajectory(), [1.0, 2.0, 3.0, 4.0, 5.0], temperature=1.0)
-    assert [one.token_ids.tolist() for one in samples] == [
-        [1, 11, 12, 2, 13],
-        [1, 11, 12, 3, 14, 4, 16],
-        [7, 15],
-    ]
+    assert [one.token_ids.tolist() for one in samples] == [[1, 11, 12, 2, 13], [1, 11, 12, 3, 14, 4, 16], [7, 15]]
     assert [one.advantages.tolist() for one in samples] == [[0, 1, 1, 0, 2], [0, 0, 0, 0, 3, 0, 5], [0, 4]]
     assert [one.turn_ids.tolist() for one in samples] == [[-1, 0, 0, -1, 1], [-1, -1, -1, -1, 2, -1, 4], [-1, 3]]
     assert [one.name for one in samples] == ["t", "t#1", "t#2"]
@@ -118,9 +108,5 @@ def test_each_sampled_token_of_a_branching_trajectory_is_trained_once_after_what
 
 
 def test_a_turn_goes_on_with_the_longest_branch_that_it_continues():
-    trajectory = make_trajectory(
-        make_turn([1], [11], version=1),
-        make_turn([1], [11, 12], version=1),
-        make_turn([1, 11, 12, 2], [13], version=1),
-    )
-    assert trajectory.branches == ((0,), (1, 2))
+    turns = (([1], [11]), ([1], [11, 12]), ([1, 11, 12, 2], [13]))
+    assert make_trajectory(*(make_turn(*one, version=1) for one in turns)).branches == ((0,), (1, 2))

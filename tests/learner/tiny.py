@@ -29,14 +29,8 @@ def save_tiny_model(folder, architecture, **changes):
     return folder
 
 
-LOSSES = {
-    "dapo": "dapo",
-    "grpo": "grpo",
-    "flow_grpo": {"type": "flow_grpo", "kl_weight": 0.1},
-    "cispo": "cispo",
-    "gspo": "gspo",
-    "dr_grpo": "dr_grpo",
-}
+LOSSES = {name: name for name in ("dapo", "grpo", "flow_grpo", "cispo", "gspo", "dr_grpo")}
+LOSSES["flow_grpo"] = {"type": "flow_grpo", "kl_weight": 0.1}
 
 
 def make_learner(model_path, *, seed=0, guard=False, dtype="float32", base_weights=None, **config):
@@ -94,12 +88,7 @@ def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **furt
         rollout_logprobs=rollout,
         advantages=advantages,
         loss_mask=mask,
-        **{
-            "num_loss_tokens": 5,
-            "num_trajectories": len(mask),
-            "correction": correction,
-            **further,
-        },
+        **{"num_loss_tokens": 5, "num_trajectories": len(mask), "correction": correction, **further},
     )
 
 

@@ -26,17 +26,12 @@ def weights(model):
     return dict(found.named_parameters())
 
 
-def test_parts_equal_the_models_weights(base, weights):
-    found = base.export().parts()
+def test_parts_equal_the_models_weights_and_are_joined_in_vllms_order(base, weights):
+    """4 heads of queries and 2 of keys and values, 8 wide; an MLP of 48."""
+    found, joined, prefix = base.export().parts(), base.export().joined(), "model.layers.0."
     assert found.keys() == weights.keys()
     for name, weight in weights.items():
         assert torch.equal(found[name].view(torch.int16), weight.view(torch.int16)), name
-
-
-def test_order_of_joined_parts(base, weights):
-    """4 heads of queries and 2 of keys and values, 8 wide; an MLP of 48."""
-    joined = base.export().joined()
-    prefix = "model.layers.0."
     assert joined[f"{prefix}self_attn.qkv_proj.weight"].shape == (32 + 16 + 16, 32)
     assert torch.equal(joined[f"{prefix}self_attn.qkv_proj.weight"][32:48], weights[f"{prefix}self_attn.k_proj.weight"])
     assert torch.equal(joined[f"{prefix}mlp.gate_up_proj.weight"][48:], weights[f"{prefix}mlp.up_proj.weight"])

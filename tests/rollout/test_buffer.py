@@ -20,9 +20,8 @@ from rollout.types import GroupSummary
 def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
     """The settings of a buffer, also those that a whole run may not have."""
     rollout = RolloutConfig(max_attempts=max_attempts)
-    return RunConfig.model_construct(
-        batch_groups=batch_groups, pipeline_depth=pipeline_depth, rollout=rollout, **settings
-    )
+    known = {"batch_groups": batch_groups, "pipeline_depth": pipeline_depth, "rollout": rollout}
+    return RunConfig.model_construct(**known, **settings)
 
 
 def make_buffer(batch_groups=2, pipeline_depth=1, choice=None, **settings):
@@ -123,25 +122,21 @@ async def test_workers_get_equal_shares_and_old_weights_get_nothing():
     assert await admit(buffer, worker=7, version=-1) == ()
 
 
-async def test_failed_group_is_tried_again_and_fails_for_good():
+@pytest.mark.parametrize(
+    ("summary", "attempts", "state"),
+    [(FAILED, 2, "failed"), (dropped("unscored", reason="6 of 8 took too long"), 1, "unscored")],
+)
+async def test_failed_group_is_tried_again_and_one_with_few_scores_is_not(summary, attempts, state):
     buffer = make_buffer(batch_groups=1, pipeline_depth=0, max_attempts=2)
-    for attempt in (1, 2):
+    for attempt in range(1, attempts + 1):
         (permit,) = await admit(buffer)
         assert (permit.ordinal, permit.attempt) == (0, attempt)
-        assert not buffer.complete(permit.lease, b"", FAILED)
+        assert not buffer.complete(permit.lease, b"", summary)
     (permit,) = await admit(buffer)
     assert permit.ordinal == 1
     totals = buffer.totals()
-    assert (totals.counts.failed, totals.reasons, totals.num_retries) == (1, {"the engine broke": 1}, 1)
-
-
-async def test_group_of_which_few_could_be_scored_is_filtered_with_its_reason_and_not_tried_again():
-    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
-    (permit,) = await admit(buffer)
-    assert not buffer.complete(permit.lease, b"", dropped("unscored", reason="6 of 8 took too long"))
-    totals = buffer.totals()
-    assert (totals.counts.unscored, totals.counts.filtered, totals.num_retries) == (1, 1, 0)
-    assert totals.reasons == {"6 of 8 took too long": 1}
+    assert (getattr(totals.counts, state), totals.num_retries) == (1, attempts - 1)
+    assert totals.reasons == {summary.reason: 1}
 
 
 async def test_solve_rate_is_that_of_tasks_that_are_asked_for_the_first_time():
@@ -150,9 +145,8 @@ async def test_solve_rate_is_that_of_tasks_that_are_asked_for_the_first_time():
     buffer.restore(snapshot, step=0, policy_version=0)
     for permit, right in zip(await admit(buffer), (1.0, 8.0, 2.0), strict=False):
         facts = {"n": 1, "right": right, "scored": 8.0}
-        buffer.complete(
-            permit.lease, b"", GroupSummary(ending="ready", versions={0: 1}, right=right, scored=8, facts=facts)
-        )
+        summary = GroupSummary(ending="ready", versions={0: 1}, right=right, scored=8, facts=facts)
+        buffer.complete(permit.lease, b"", summary)
     batch = await train(buffer, 1)
     assert batch.facts == {"n": 3, "right": 3.0, "scored": 16.0}
     assert batch.solved == {"a": 1 / 8, "b": 2 / 8}
@@ -251,9 +245,8 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def start(self, depth, batch_groups, num_workers, max_staleness):
         self.loop = asyncio.new_event_loop()
-        self.config = make_config(
-            batch_groups, depth, max_staleness=max_staleness, max_attempts=3, max_empty_batches=1000
-        )
+        bounds = {"max_staleness": max_staleness, "max_attempts": 3, "max_empty_batches": 1000}
+        self.config = make_config(batch_groups, depth, **bounds)
         self.buffer = self.loop.run_until_complete(self.make())
         self.num_workers = num_workers
         self.step, self.version = 0, 0
@@ -291,9 +284,8 @@ class AnyOrder(RuleBasedStateMachine):
     def finish(self, data, ending):
         lease = data.draw(st.sampled_from(sorted(self.open)))
         worker, permit, version = self.open.pop(lease)
-        summary = GroupSummary(
-            ending=ending, versions={version: 8, self.proven[worker]: 2}, right=1.0, scored=2 if ending else 0
-        )
+        versions = {version: 8, self.proven[worker]: 2}
+        summary = GroupSummary(ending=ending, versions=versions, right=1.0, scored=2 if ending else 0)
         self.buffer.complete(lease, permit.group_id.encode(), summary)
         # A lease that is no longer open changes nothing.
         assert not self.buffer.complete(lease, b"", summary)
@@ -350,9 +342,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.step, self.trained = step, list(trained)
         self.version += 1
         self.open.clear()
-        self.buffer.restore(
-            msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot), step=step, policy_version=self.version
-        )
+        snapshot = msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot)
+        self.buffer.restore(snapshot, step=step, policy_version=self.version)
         self.settle()
 
     @invariant()

@@ -10,8 +10,8 @@ from rollout.engines.engine import EngineLoad
 TURNOVER = 6
 
 
-def make_control(max_places, *, min_places=1, start=None, turnover=TURNOVER):
-    control = ConcurrencyControl(max_places, min_places=min_places, turnover=turnover)
+def make_control(max_places, *, min_places=1, start=None):
+    control = ConcurrencyControl(max_places, min_places=min_places, turnover=TURNOVER)
     control.places = control.places if start is None else start
     return control
 
@@ -26,9 +26,9 @@ def turnovers(control, num, **reading):
     return [[observe(control, **reading) for _ in range(TURNOVER)][-1] for _ in range(num)]
 
 
-def after_quiet_turnover(places, *, max_places=100):
+def after_quiet_turnover(places):
     """A control at so many places, whose mark of preemptions is set and which may change at once."""
-    control = make_control(max_places, start=places)
+    control = make_control(100, start=places)
     turnovers(control, 1, kv_usage=0.7)
     return control
 
@@ -38,20 +38,16 @@ def test_a_free_engine_grows_by_a_quarter_and_at_least_one_per_turnover_up_to_th
     assert turnovers(control, 9) == [3, 4, 5, 6, 7, 8, 10, 12, 12]
 
 
-def test_places_that_are_not_used_do_not_grow():
-    control = make_control(20, start=8)
-    assert turnovers(control, 3, running=7) == [8, 8, 8]
-
-
 @pytest.mark.parametrize(
-    ("kv_usage", "places"), [(0.59, 50), (0.6, 40), (0.8, 40), (0.81, 36), (0.9, 36), (0.91, 32), (1.0, 32)]
+    ("places", "kv_usage", "more"),
+    [
+        *((50, 0.59, {}), (40, 0.6, {}), (40, 0.8, {}), (36, 0.81, {}), (36, 0.9, {}), (32, 0.91, {}), (32, 1.0, {})),
+        # Places that are not used do not grow; a preemption cuts even where the cache looks free.
+        *((40, 0.3, {"running": 39}), (32, 0.1, {"num_preemptions": 1})),
+    ],
 )
-def test_usage_decides_between_growing_holding_trimming_and_cutting(kv_usage, places):
-    assert observe(after_quiet_turnover(40), kv_usage=kv_usage) == places
-
-
-def test_a_preemption_cuts_even_where_the_cache_looks_free():
-    assert observe(after_quiet_turnover(40), kv_usage=0.1, num_preemptions=1) == 32
+def test_usage_decides_between_growing_holding_trimming_and_cutting(places, kv_usage, more):
+    assert observe(after_quiet_turnover(40), kv_usage=kv_usage, **more) == places
 
 
 def test_it_trims_down_to_the_least_and_recovers_when_the_pressure_is_gone():
@@ -60,14 +56,8 @@ def test_it_trims_down_to_the_least_and_recovers_when_the_pressure_is_gone():
     assert turnovers(control, 7) == [3, 4, 5, 6, 7, 8, 8]
 
 
-readings = st.fixed_dictionaries(
-    {
-        "kv_usage": st.floats(0, 1),
-        "num_preemptions": st.integers(0, 5),
-        "num_waiting": st.integers(0, 3),
-        "running": st.integers(0, 60),
-    }
-)
+COUNTS = {"num_preemptions": st.integers(0, 5), "num_waiting": st.integers(0, 3), "running": st.integers(0, 60)}
+readings = st.fixed_dictionaries({"kv_usage": st.floats(0, 1), **COUNTS})
 
 
 @given(bounds=st.tuples(*[st.integers(1, 50)] * 3).map(sorted), history=st.lists(readings, max_size=80))

@@ -18,18 +18,11 @@ def test_golden_decisions_on_accuracy_and_on_process_rewards():
 @pytest.mark.parametrize(
     ("outcomes", "ending"),
     [
-        ((None, 1, 0, None), "ready"),
-        ((None, 1, 1), "all_right"),
-        ((1, 0, *[None] * 6), "unscored"),
-        ((1, 0, 0, *[None] * 5), "unscored"),
-        ((1, 1, 1, *[None] * 5), "unscored"),
-        ((1, 0, 0, 0, *[None] * 4), "ready"),
-        ((1, 0, None), "ready"),
-        ((1, 0, None, None, None), "unscored"),
-        ((None, 0, 0), "all_wrong"),
-        ((None, 1), None),
-        ((), None),
-        ((0.1 + 0.2, 0.3, 0.3), "all_wrong"),
+        *(((None, 1, 0, None), "ready"), ((1, 0, 0, 0, *[None] * 4), "ready"), ((1, 0, None), "ready")),
+        *(((None, 1, 1), "all_right"), ((None, 0, 0), "all_wrong"), ((0.1 + 0.2, 0.3, 0.3), "all_wrong")),
+        *(((1, 0, *[None] * 6), "unscored"), ((1, 0, 0, *[None] * 5), "unscored")),
+        *(((1, 1, 1, *[None] * 5), "unscored"), ((1, 0, None, None, None), "unscored")),
+        *(((None, 1), None), ((), None)),
     ],
 )
 def test_ending_of_a_group_is_judged_by_those_of_it_that_could_be_scored(outcomes, ending):

@@ -51,17 +51,11 @@ def folders(adapters):
     return sorted(folder.name for folder in adapters._files.path.iterdir())
 
 
-def test_every_version_has_a_name_a_number_and_a_folder_of_its_own(llm, adapters):
-    for version in (3, 4):
-        load(adapters, version, b"same bytes")
-    assert llm.held == {1: "v3-1-abcdef01", 2: "v4-2-abcdef01"}
-    assert folders(adapters) == ["v3-1-abcdef01", "v4-2-abcdef01"]
-    assert adapters.request(3).lora_int_id == 1
-
-
-def test_unused_versions_are_removed_from_vllm_and_disk(llm, adapters):
+def test_every_version_has_a_name_a_number_and_a_folder_of_its_own_until_it_is_unused(llm, adapters):
     for version in range(4):
-        load(adapters, version, b"")
+        load(adapters, version, b"same bytes")
+    assert llm.held == {number + 1: f"v{number}-{number + 1}-abcdef01" for number in range(4)}
+    assert adapters.request(3).lora_int_id == 4
     adapters.drop_unused({1, 3, -1})
     assert list(llm.held) == [2, 4]
     assert folders(adapters) == ["v1-2-abcdef01", "v3-4-abcdef01"]

@@ -7,44 +7,42 @@ def make_groups(num, *, state="trained", seconds=1.0, tokens=100):
     return [(state, seconds, tokens)] * num
 
 
-def test_oldest_trained_version_lags_by_the_cap():
-    undisturbed = {version: version for version in range(11)}
-    assert oldest_trained_version(undisturbed, max_staleness=8) == 2
-    assert oldest_trained_version(undisturbed, max_staleness=0) == 10
-    assert oldest_trained_version({0: 0, 1: 1, 2: 2, 3: 3}, max_staleness=8) == -5
+UNDISTURBED = {version: version for version in range(11)}
+AGAIN = {0: 0, 1: 1, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 3}
+"""Cut off five times after step 3, and each time published again."""
+BACK_TO_1 = {0: 0, 1: 1, 2: 2, 3: 3, 4: 1, 5: 2}
+BACK_TO_2 = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 2}
+"""Steps 3 and 4 are taken back when the weights of step 2 are published again as version 5."""
+MADE_AGAIN = {0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 3}
 
 
-def test_weights_that_are_published_again_under_another_number_make_nothing_older():
-    # Cut off five times after step 3, and each time published again.
-    again = {0: 0, 1: 1, 2: 2, 3: 3, 4: 3, 5: 3, 6: 3, 7: 3, 8: 3}
-    assert oldest_trained_version(again, max_staleness=0) == 3
-    assert oldest_trained_version(again, max_staleness=2) == 1
-    assert oldest_trained_version(again | {9: 4}, max_staleness=0) == 9
+@pytest.mark.parametrize(
+    ("published", "max_staleness", "oldest"),
+    [
+        *((UNDISTURBED, 8, 2), (UNDISTURBED, 0, 10), ({0: 0, 1: 1, 2: 2, 3: 3}, 8, -5)),
+        *((AGAIN, 0, 3), (AGAIN, 2, 1), (AGAIN | {9: 4}, 0, 9)),
+        # What was sampled for steps that were taken back may be trained when they are made again.
+        *((BACK_TO_1, 0, 2), (BACK_TO_1 | {6: 3, 7: 4}, 0, 7)),
+    ],
+)
+def test_oldest_trained_version_lags_by_the_cap_in_steps(published, max_staleness, oldest):
+    assert oldest_trained_version(published, max_staleness=max_staleness) == oldest
 
 
-def test_what_was_sampled_for_steps_that_were_taken_back_may_be_trained_when_they_are_made_again():
-    taken_back = {0: 0, 1: 1, 2: 2, 3: 3, 4: 1, 5: 2}
-    assert oldest_trained_version(taken_back, max_staleness=0) == 2
-    assert oldest_trained_version(taken_back | {6: 3, 7: 4}, max_staleness=0) == 7
-
-
-def test_age_of_a_version_is_the_train_steps_since_it():
-    assert version_ages({0: 0, 1: 1, 2: 2, 3: 3}, oldest_version=1) == {1: 2, 2: 1, 3: 0}
-    assert version_ages({5: 0}, oldest_version=-3) == {5: 0}
-
-
-def test_step_that_a_synchronous_run_makes_again_makes_nothing_older():
-    made_again = {0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 3}
-    assert version_ages(made_again, oldest_version=2, same_again=True) == {2: 1, 3: 0, 4: 1, 5: 0}
-    assert version_ages(made_again, oldest_version=2) == {2: 1, 3: 1, 4: 1, 5: 0}
-
-
-def test_a_step_that_was_taken_back_is_of_other_weights_than_the_same_step_made_again():
-    """Steps 3 and 4 are taken back when the weights of step 2 are published again as version 5."""
-    taken_back = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 2}
-    assert version_ages(taken_back, oldest_version=2) == {2: 0, 3: 1, 4: 2, 5: 0}
-    assert version_ages(taken_back | {6: 3}, oldest_version=2) == {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
-    assert version_ages(taken_back | {6: 3, 7: 4}, oldest_version=2) == {2: 2, 3: 1, 4: 1, 5: 2, 6: 1, 7: 0}
+@pytest.mark.parametrize(
+    ("published", "oldest", "same_again", "ages"),
+    [
+        ({0: 0, 1: 1, 2: 2, 3: 3}, 1, False, {1: 2, 2: 1, 3: 0}),
+        ({5: 0}, -3, False, {5: 0}),
+        (MADE_AGAIN, 2, True, {2: 1, 3: 0, 4: 1, 5: 0}),
+        (MADE_AGAIN, 2, False, {2: 1, 3: 1, 4: 1, 5: 0}),
+        (BACK_TO_2, 2, False, {2: 0, 3: 1, 4: 2, 5: 0}),
+        (BACK_TO_2 | {6: 3}, 2, False, {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}),
+        (BACK_TO_2 | {6: 3, 7: 4}, 2, False, {2: 2, 3: 1, 4: 1, 5: 2, 6: 1, 7: 0}),
+    ],
+)
+def test_age_of_a_version_is_the_train_steps_since_it(published, oldest, same_again, ages):
+    assert version_ages(published, oldest_version=oldest, same_again=same_again) == ages
 
 
 def test_fresh_share_counts_the_tokens_of_versions_within_the_cap():

@@ -22,7 +22,7 @@ def ended(*outcomes):
 
 def known(**outcomes):
     """The outcomes of families: (right, scored) of their groups, the one drawn last first."""
-    return lambda family, last: ended(*outcomes.get(family, []))[:last]
+    return lambda family: ended(*outcomes.get(family, []))
 
 
 def no_tasks():
@@ -82,7 +82,7 @@ def test_the_rate_of_a_family_is_that_of_its_new_tasks():
     """Repeated tasks were chosen by how few of their attempts were right."""
     new, again = [outcome(task, 8, 8) for task in range(2)], [outcome(9, 1, 8, visit=2)] * 60
     choice = LearnableChoice(names=("lookup",), seed=0)
-    assert choice.weights(lambda family, last: [*again, *new]) == choice.weights(lambda family, last: new)
+    assert choice.weights(lambda family: [*again, *new]) == choice.weights(lambda family: new)
     rows = [(number, one) for number, one in enumerate([*new, *again])]
     assert FamilyOutcomes({"lookup": rows, "chain": rows[2:]}).solve_rates() == {"lookup": 1.0}
 

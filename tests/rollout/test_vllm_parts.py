@@ -38,10 +38,8 @@ def test_options_of_one_card_and_of_several():
 @pytest.mark.parametrize(
     ("device", "mode", "in_lockstep", "ahead"),
     [
-        ("cuda", "native", False, True),
-        ("cuda", "native", True, False),
-        ("cuda", "merged", False, False),
-        ("cpu", "native", False, False),
+        *(("cuda", "native", False, True), ("cuda", "native", True, False)),
+        *(("cuda", "merged", False, False), ("cpu", "native", False, False)),
     ],
 )
 def test_steps_are_scheduled_ahead_only_if_no_weights_change_in_place(device, mode, in_lockstep, ahead):
