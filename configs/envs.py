@@ -23,7 +23,7 @@ _HOST_PORT = rf"^({_HOST}|\[[0-9A-Fa-f:.]+\]):\d{{1,5}}$"
 
 
 def _positive(mix: dict[str, float]) -> dict[str, float]:
-    # Compared so that what is no number fails, too.
+    # So that NaN fails, too.
     if not all(share >= 0 for share in mix.values()) or not 0 < sum(mix.values()) < math.inf:
         raise ValueError(f"shares must be >= 0 with a positive sum that is finite, got {mix}")
     return mix
