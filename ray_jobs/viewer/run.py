@@ -359,10 +359,7 @@ class ViewedRun:
 
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row]) -> list[Row]:
-    """Pair the scored attempts at the same tasks, sorted by kind and task.
-
-    Another run may have another question under the same name, which is no pair.
-    """
+    """Pair the scored attempts at the same tasks with the same question, sorted by kind and task."""
     pairs = []
     for task in left.keys() & right.keys():
         first, second = left[task], right[task]
