@@ -68,10 +68,7 @@ def gauge_name(metric: str) -> str:
 
 
 def set_gauges(values: Mapping[str, float], descriptions: Mapping[str, str], **tags: str) -> None:
-    """Set a gauge for each value that has a description; NaN and infinite values are skipped.
-
-    Every call for a metric must have the same tag keys.
-    """
+    """Set a gauge, always with the same tag keys, for each finite value that has a description."""
     for metric, value in values.items():
         if metric in descriptions and math.isfinite(value):
             _gauge(gauge_name(metric), descriptions[metric], tuple(tags)).set(value, tags=tags)
@@ -86,12 +83,14 @@ WORKER_ENV = {
 }
 """Environment of every process of a run, on every machine."""
 
+# By default Ray runs actors at the lowest priority of the machine.
+QUIET = {**WORKER_ENV, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+
 
 def start_ray(config: ClusterConfig) -> None:
     """Join the cluster that `config` or the environment names, or start Ray on loopback with at least two CPUs."""
     config.check_joined()
-    # By default Ray runs actors at the lowest priority of the machine.
-    os.environ.update(WORKER_ENV, RAY_DEDUP_LOGS="0", RAY_USAGE_STATS_ENABLED="0", RAY_worker_niceness="0")
+    os.environ.update(QUIET)
     handler = signal.getsignal(signal.SIGTERM)
     if address := config.joined:
         _join(address)

@@ -127,10 +127,7 @@ class DynamicSampling(Watched):
         return self._newest
 
     async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
-        """Record the proof that a worker samples with a version. Raise UserError if it is wrong.
-
-        The proof is the digest of the bytes that the worker received, and the weights in its engine's memory.
-        """
+        """Record the proof of a version: the bytes' digest, and what the engine holds. Raise UserError if wrong."""
         published = self._digests[policy_version]
         if digest != published:
             raise UserError(

@@ -45,10 +45,7 @@ class Bound:
 
 
 class Heartbeat:
-    """Calls `heartbeat` of an actor again and again.
-
-    The answer is a `Pulse`: while something is open, the amount of finished work must grow.
-    """
+    """Calls `heartbeat` of an actor again and again. While work is open, the amount of finished work must grow."""
 
     def __init__(self, actor: Handle, *, floor_s: float, start_s: float) -> None:
         self._actor = actor

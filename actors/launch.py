@@ -26,7 +26,6 @@ from rollout.worker import Worker
 
 Bundle = dict[str, float]
 """Amounts of Ray resources that one process claims on one node."""
-
 Strategy = NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy
 
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
@@ -79,10 +78,7 @@ def training_env(num_threads: int, device: str) -> dict[str, str]:
 
 
 def base_env(device: str) -> dict[str, str]:
-    """Return the environment of the holder of shared base weights.
-
-    In a container, other processes have no right to map segments that the allocator grows in place.
-    """
+    """Return the environment of the holder of base weights: in containers, segments that grow cannot be shared."""
     fixed_segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} if device == "cuda" else {}
     return thread_env(1) | fixed_segments
 
@@ -96,11 +92,10 @@ class Builders:
     """Functions that build the parts, each called in the process of its actor."""
 
     learner: Callable[..., Learner]
-    """Called as `learner(ranks)` if there are several ranks, and with `base=` if the base weights are shared."""
+    """Called with the rank if there are several, and with `base=` if the base weights are shared."""
     worker: Callable[..., Worker]
-    """Called as `worker(index)`; the first worker gets `base=` if the base weights are shared."""
+    """Called with the index, the first one with `base=` if the base weights are shared."""
     base: Callable[[], BaseWeights] | None = None
-    """Set if learner and first worker share their base weights."""
     prm_base: Path | None = None
     """Base model of the process reward model; None for a run without one."""
 
@@ -111,7 +106,6 @@ class Cluster:
 
     sampling: Handle
     learner: tuple[Handle, ...]
-    """The learner's ranks."""
     workers: dict[int, tuple[Handle, str]]
     """Rollout workers by index, each with the id of its node."""
     prm: Handle | None

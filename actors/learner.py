@@ -128,10 +128,7 @@ class LearnerActor:
 
 @ray.remote
 class BaseWeightsActor(Watched):
-    """Holds the base weights that learner and first rollout worker share on one card, and survives their crashes.
-
-    It is never restarted: its readers would keep pointers to freed memory.
-    """
+    """Holds shared base weights. It is never restarted: its readers would keep pointers to freed memory."""
 
     def __init__(self, build: Callable[[], BaseWeights]) -> None:
         redact_output()

@@ -61,10 +61,7 @@ class PrmScorer:
 
 @ray.remote
 class PrmActor(Watched):
-    """Holds the process reward model, with the weights in `trained` if there are any, as after a restart.
-
-    Workers repeat their calls meanwhile: no score is ever made up.
-    """
+    """Holds the process reward model, with the weights in `trained` if there are any, as after a restart."""
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         redact_output()
@@ -93,10 +90,7 @@ class PrmActor(Watched):
         return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
-        """Train, and yield the loss of every optimizer step.
-
-        It starts from the untrained model: a training that was interrupted after its save must not be continued.
-        """
+        """Train, always from the untrained model, and yield the loss of every optimizer step."""
         del self._prm, self._scorer  # never two models in memory
         self._prm = self._untrained()
         self._scorer = PrmScorer(self._prm)

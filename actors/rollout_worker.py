@@ -84,10 +84,7 @@ class RolloutWorkerActor:
         self._prm = prm
 
     async def run(self, prm_digest: str | None = None) -> None:
-        """Roll out until the buffer is closed, and drop what still runs; or until drained, and finish it.
-
-        `prm_digest` is the digest of the weights that the PRM must have.
-        """
+        """Roll out until the buffer is closed, and drop what still runs; or until drained, and finish it."""
         self._prm_digest = prm_digest
         try:
             async with asyncio.TaskGroup() as background:
@@ -140,10 +137,7 @@ class RolloutWorkerActor:
         self._worker.close()
 
     async def _free_place(self) -> None:
-        """Wait for a free place; their number follows the pressure on the engine's cache.
-
-        At depth 0 wait for the end of the round, whose groups are sampled in lockstep.
-        """
+        """Wait for a place on the engine's cache; at depth 0 for the end of the round, sampled in lockstep."""
         if self._config.pipeline_depth == 0 and self._running:
             await asyncio.wait(self._running.values())
         while len(self._running) >= self._workload.control.observe(self._worker.engine.load, len(self._running)):
@@ -258,10 +252,7 @@ class Courier:
 
 
 class WorkerPool:
-    """The workers of a run as one policy, for every phase outside of training rollouts.
-
-    A call goes to the worker with the fewest open ones, and to another one again if that worker is lost.
-    """
+    """The workers of a run as one policy, outside of training rollouts. Calls of lost workers are repeated."""
 
     def __init__(self, supervisor: "Supervisor", *, max_open_each: int) -> None:
         """`max_open_each`: open attempts of one worker."""

@@ -58,7 +58,6 @@ class Part:
     """A call that fails when the actor's process ends or can no longer be used."""
     heartbeat: Heartbeat
     node: str = ""
-    """Id of a rollout worker's node."""
     run: "ray.ObjectRef[None] | None" = None
     """A rollout worker's call that ends when it stops rolling out."""
 
@@ -77,10 +76,7 @@ class Part:
 
 
 class Supervisor:
-    """Watches and replaces the parts of a run while it is open.
-
-    The driver waits for all that takes long by `wait` and `learn`, which raise what ends the run.
-    """
+    """Watches and replaces the parts of a run while it is open. Calls that wait raise what ends the run."""
 
     def __init__(
         self,
@@ -93,11 +89,7 @@ class Supervisor:
         waiting: Callable[[str], AbstractContextManager[None]],
         resume: str,
     ) -> None:
-        """Take over a launched cluster.
-
-        `note` prints a line on the console, `waiting` says there what the run is waiting for, and `resume` is the
-        command that resumes the run.
-        """
+        """Take over a launched cluster. `resume` is the command that resumes the run, for messages."""
         self._config = config
         self._launcher = launcher
         self._note = note
@@ -109,7 +101,6 @@ class Supervisor:
         self._limits: dict[str, Bound] = {}
         """Time limits of the learner's calls, by method."""
         self._restarts: Counter[str] = Counter()
-        """Restarts since the last train step, by part."""
         self._failure: Exception | None = None
         """What ends the run."""
         limits = config.cluster
@@ -165,10 +156,7 @@ class Supervisor:
             raise self._unreplaceable(f"{what} failed: {reason_of(error)}") from error
 
     def learn(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the learner; return the first rank's result.
-
-        Raises LearnerLostError if the learner dies or exceeds the call's time limit.
-        """
+        """Call the learner; return the first rank's result. Raise LearnerLostError if it dies or takes too long."""
         limits = self._config.cluster
         limit = self._limits.setdefault(method, Bound(floor_s=limits.work_s, first_s=limits.start_s))
         calls = call_all(self.learner, method, *args, **kwargs)
@@ -224,10 +212,7 @@ class Supervisor:
 
     @contextmanager
     def rolling_out(self, prm_digest: str | None) -> Iterator[None]:
-        """Let the workers roll out for training while the body runs, then wait until they have stopped.
-
-        `prm_digest` is the digest of the PRM's weights, None without a PRM.
-        """
+        """Let the workers roll out, with a PRM of this digest, in the body; then wait until they have stopped."""
         with self._lock:
             self._rolling_out, self._prm_digest = True, prm_digest
             for part in self._workers.values():
@@ -298,10 +283,7 @@ class Supervisor:
         self._start_missing_workers()
 
     def _replace_workers(self, lost: dict[int, str]) -> None:
-        """End workers that are lost or hang, for these reasons; others are started as soon as there is room.
-
-        Workers that are lost with their node count as one loss.
-        """
+        """Have others started for workers that are lost; those that are lost with their node are one loss."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         for node in {self._workers[index].node for index in lost} - alive:
             indices = [index for index, part in self._workers.items() if part.node == node]

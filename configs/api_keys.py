@@ -72,10 +72,7 @@ class ApiKeyError(UserError):
 
 
 def find_key(variable: str) -> str | None:
-    """Return the key in a variable, else in the file that VARIABLE_FILE names, or None if both are unset.
-
-    Raises ApiKeyError if the file cannot be read or holds no key.
-    """
+    """Return the key in a variable, else in the file that VARIABLE_FILE names, or None. Raises ApiKeyError."""
     _used.add(variable)
     key, source = os.environ.get(variable, "").strip(), variable
     if not key and (path := key_file(variable)):
@@ -174,10 +171,7 @@ def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
 
 
 def exposed_key(text: str) -> str | None:
-    """Return where a URL or command line seems to hold a key, without quoting it, or None.
-
-    A reference like `${NAME}` and a path are not keys.
-    """
+    """Return where a URL or command line seems to hold a key, or None, as for a path or a reference like `${NAME}`."""
     if _USER_PART.search(text):
         return "in the user part of the URL"
     for match in (*_NAMED_VALUE.finditer(text), *_FLAG_VALUE.finditer(text)):
