@@ -1,8 +1,4 @@
-"""The public package name: `agentflow.learner.losses` is the module `learner.losses`.
-
-The packages are installed at the top level. Another package of the same name that comes first on the path is reported
-before a mixture of both is imported.
-"""
+"""The public package name: `agentflow.learner.losses` is the module `learner.losses`, installed at the top level."""
 
 import importlib
 import importlib.abc
@@ -50,7 +46,7 @@ class _SubmoduleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def check_names(packages: Sequence[str]) -> None:
-    """Raise ImportError if another package hides one of these packages."""
+    """Raise ImportError if another package on the path hides one of these, before a mixture of both is imported."""
     home = Path(__file__).resolve().parent
     for name in packages:
         spec = importlib.util.find_spec(name)

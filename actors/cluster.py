@@ -9,18 +9,16 @@ import socket
 import threading
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import ray
 from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.util.metrics import Gauge
 
 from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.run import ClusterConfig
-
-if TYPE_CHECKING:
-    from ray.util.metrics import Gauge
 
 Handle: TypeAlias = Any
 """A handle of a Ray actor: Ray makes its methods at run time."""
@@ -29,6 +27,7 @@ PART_LOST = (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError)
 """Errors of a call whose actor is gone; Ray raises the second one if it killed the actor for want of memory."""
 
 MAX_REASON = 300
+_gauge = cache(Gauge)
 
 
 class LearnerLostError(RuntimeError):
@@ -69,20 +68,10 @@ def gauge_name(metric: str) -> str:
 
 
 def set_gauges(values: Mapping[str, float], descriptions: Mapping[str, str], **tags: str) -> None:
-    """Set a gauge for each value that has a description; NaN and infinite values are skipped.
-
-    Every call for a metric must have the same tag keys.
-    """
+    """Set a gauge, always with the same tag keys, for each finite value that has a description."""
     for metric, value in values.items():
         if metric in descriptions and math.isfinite(value):
-            _gauge(metric, descriptions[metric], tuple(tags)).set(value, tags=tags)
-
-
-@cache
-def _gauge(metric: str, description: str, tag_keys: tuple[str, ...]) -> "Gauge":
-    from ray.util.metrics import Gauge
-
-    return Gauge(gauge_name(metric), description, tag_keys)
+            _gauge(gauge_name(metric), descriptions[metric], tuple(tags)).set(value, tags=tags)
 
 
 WORKER_ENV = {
@@ -94,14 +83,8 @@ WORKER_ENV = {
 }
 """Environment of every process of a run, on every machine."""
 
-QUIET = WORKER_ENV | {
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # By default Ray runs actors at the lowest priority of the machine.
-    "RAY_worker_niceness": "0",
-}
-
-LISTEN_PATIENCE_S = 5.0
+# By default Ray runs actors at the lowest priority of the machine.
+QUIET = {**WORKER_ENV, "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
 
 
 def start_ray(config: ClusterConfig) -> None:
@@ -119,10 +102,9 @@ def start_ray(config: ClusterConfig) -> None:
 
 
 def _start_own(*, dashboard: bool) -> None:
-    # Ray would resolve 127.0.0.1 to the machine's outward address and listen on every interface, as a cluster
-    # of several machines needs; with this it stays on loopback.
+    # Otherwise Ray would resolve 127.0.0.1 to the machine's outward address, and listen on every interface.
     ray_constants.ENABLE_RAY_CLUSTER = False
-    for last in (False, False, True):
+    for starts in range(1, 4):
         try:
             ray.init(
                 # Without this Ray would join whatever cluster was started on this machine last.
@@ -139,7 +121,7 @@ def _start_own(*, dashboard: bool) -> None:
             if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
-            if last:
+            if starts == 3:
                 raise UserError("Ray did not start within 30 s, three times: this machine is too busy") from error
 
 
@@ -150,10 +132,9 @@ def _join(address: str) -> None:
         found = str(services.canonicalize_bootstrap_address_or_die(address))
         host, _, port = found.rpartition(":")
         # Where nothing listens Ray itself would retry for minutes, and then end this process.
-        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_PATIENCE_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
         if address == "auto":
-            # A cluster on this machine reads the token by itself; for any other cluster the user sets RAY_AUTH_MODE,
-            # because a cluster without tokens rejects a driver with one.
+            # For a cluster elsewhere the user sets RAY_AUTH_MODE: one without tokens rejects a driver with a token.
             use_token()
         ray.init(
             address=found,

@@ -1,8 +1,6 @@
 """The dynamic-sampling filter as an actor: it holds the buffer of groups and the newest adapter.
 
-Rollout workers bring finished groups here. Groups without signal are dropped and others drawn in their stead, until a
-batch is full. Encoded groups and adapters are put into Ray's object store once, and this actor owns them: workers and
-learners may die. If this actor dies, the run is cut off and continues from its newest checkpoint.
+It owns encoded groups and adapters in Ray's object store, so that workers and learners may die.
 """
 
 import asyncio
@@ -31,8 +29,7 @@ MAX_REQUESTS_PER_S = 50.0
 """More than 250 workers ask again less often, so that waiting costs the same for any number of them."""
 MAX_OPEN_CALLS = 100_000
 """Each worker has up to two waiting calls, for work and for weights; the calls that wake them need a slot as well.
-Ray's `concurrency_groups` would not do: each has its own event loop, and calls in one cannot wake those in another."""
-
+Each of Ray's `concurrency_groups` has its own event loop, so that calls in one could not wake those in another."""
 
 Offer = tuple[int, "tuple[ray.ObjectRef[bytes]]"]
 """A policy version, and the reference to its weights in a tuple, so that Ray passes it on unresolved."""
@@ -42,7 +39,11 @@ Offer = tuple[int, "tuple[ray.ObjectRef[bytes]]"]
 class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
         redact_output()
-        self._buffer = GroupBuffer(config, choice=_task_choice(config), put=ray.put)
+        shares = FixedShares(config.envs.mix, seed=config.seed)
+        choice: TaskChoice = LearnableChoice(names=tuple(sorted(shares.names)), seed=config.seed)
+        if config.envs.choice == "mix":
+            choice = FixedChoice(names=shares.names, family_of=shares.name)
+        self._buffer = GroupBuffer(config, choice=choice, put=ray.put)
         self._newest: Offer | None = None
         self._last_version = -1
         """Highest version number that was given to a learner or that a learner began to publish."""
@@ -126,15 +127,11 @@ class DynamicSampling(Watched):
         return self._newest
 
     async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
-        """Record the proof that a worker samples with a version. Raise UserError if it is wrong.
-
-        The proof is the digest of the bytes that the worker received, and the weights in its engine's memory.
-        """
-        published = self._digests.get(policy_version)
+        """Record the proof of a version: the bytes' digest, and what the engine holds. Raise UserError if wrong."""
+        published = self._digests[policy_version]
         if digest != published:
             raise UserError(
-                f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was "
-                f"{published[:12] if published else 'nothing'}"
+                f"worker {worker} loaded {digest[:12]} as version {policy_version}, published was {published[:12]}"
             )
         if read_back.fault:
             raise UserError(f"worker {worker}, version {policy_version}: {read_back.fault}")
@@ -145,10 +142,3 @@ class DynamicSampling(Watched):
     async def proofs(self) -> tuple[int, list[tuple[int, float]]]:
         """Return the number of published versions; and of each proof the version, and the seconds since publication."""
         return len(self._digests), self._proofs
-
-
-def _task_choice(config: RunConfig) -> TaskChoice:
-    shares = FixedShares(config.envs.mix, seed=config.seed)
-    if config.envs.choice == "mix":
-        return FixedChoice(names=shares.names, family_of=shares.name)
-    return LearnableChoice(names=tuple(sorted(shares.names)), seed=config.seed)

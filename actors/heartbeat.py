@@ -11,8 +11,6 @@ from rollout.engines.engine import Pulse
 
 BEAT_EVERY_S = 20.0
 """Time between an answer and the next call."""
-TIMES_MEDIAN = 20
-REMEMBERED = 64
 
 
 class Watched:
@@ -30,34 +28,29 @@ class Watched:
 class Bound:
     """Time limit of a repeated call: 20 times the median of what was measured, and at least `floor_s`.
 
-    Until something was measured it is `first_s`, because a first call may compile, load or download.
+    Before the first call has ended it is `first_s`: that one may compile, load or download.
     """
 
     def __init__(self, *, floor_s: float, first_s: float) -> None:
         self._floor_s = floor_s
-        self._first_s = max(floor_s, first_s)
-        self._measured: deque[float] = deque(maxlen=REMEMBERED)
+        self._first_s = first_s
+        self._measured: deque[float] = deque(maxlen=64)
 
     def observe(self, seconds: float) -> None:
         self._measured.append(seconds)
 
     @property
     def seconds(self) -> float:
-        if not self._measured:
-            return self._first_s
-        return max(self._floor_s, TIMES_MEDIAN * median(self._measured))
+        return max(self._floor_s, 20 * median(self._measured)) if self._measured else self._first_s
 
 
 class Heartbeat:
-    """Calls `heartbeat` of an actor again and again.
-
-    The answer is a `Pulse`: while something is open, the amount of finished work must grow.
-    """
+    """Calls `heartbeat` of an actor again and again. While work is open, the amount of finished work must grow."""
 
     def __init__(self, actor: Handle, *, floor_s: float, start_s: float) -> None:
         self._actor = actor
         self._bound = Bound(floor_s=floor_s, first_s=floor_s)
-        self._start_s = max(floor_s, start_s)
+        self._start_s = start_s
         self._call: ray.ObjectRef[Pulse] | None = None
         self._pulse: Pulse | None = None
         self._silent_s = 0.0
@@ -101,7 +94,7 @@ class Heartbeat:
         try:
             pulse = ray.get(call)
         except ray.exceptions.RayError:
-            # A dead actor is found by `Part.lost`. One that takes no calls counts as silent, and is called again.
+            # `Part.lost` finds a dead actor; one that takes no calls counts as silent and is called again.
             self._silent_s += tick
             self._rested_s = BEAT_EVERY_S
             return

@@ -26,12 +26,8 @@ from rollout.worker import Worker
 
 Bundle = dict[str, float]
 """Amounts of Ray resources that one process claims on one node."""
-
 Strategy = NodeAffinitySchedulingStrategy | PlacementGroupSchedulingStrategy
 
-LOOK_EVERY_S = 1.0
-CLOSE_LIMIT_S = 90.0
-"""More than an engine gives its own thread to finish."""
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(64 << 30)}
 """Settings of glibc that keep freed memory in the process, instead of fetching it again page by page."""
 
@@ -59,19 +55,14 @@ def prm_bundle(config: RunConfig) -> Bundle:
 
 
 def learner_room(config: RunConfig) -> list[Bundle]:
-    """Return the bundles that are reserved for the learner.
-
-    On a shared card this is the room of the PRM and the first worker as well: one whole card, so that no other run
-    gets between them.
-    """
+    """Return the bundles that are reserved for the learner; one card for PRM and first worker too, if they share it."""
     return [{"CPU": 2.0, "GPU": 1.0}] if config.shares_card else learner_bundles(config)
 
 
 def thread_env(num_threads: int) -> dict[str, str]:
-    """Return the environment of a process with this many threads.
+    """Return the environment of a process with this many threads, to which Ray would give one.
 
-    Ray would give an actor one thread. Waiting threads must sleep soon: if engine and learner share the cores, spinning
-    threads cost 40% of their joint speed.
+    Waiting threads must sleep soon: where engine and learner share cores, spinning costs 40% of their joint speed.
     """
     return {"OMP_NUM_THREADS": str(num_threads), "GOMP_SPINCOUNT": "1000"}
 
@@ -82,17 +73,12 @@ def training_env(num_threads: int, device: str) -> dict[str, str]:
     The sizes of microbatches vary: without expandable segments a card's allocator fragments, and on a CPU fetching
     returned memory again takes a sixth of each step.
     """
-    if device == "cpu":
-        return thread_env(num_threads) | KEEP_MEMORY
-    return thread_env(num_threads) | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    memory = KEEP_MEMORY if device == "cpu" else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    return thread_env(num_threads) | memory
 
 
 def base_env(device: str) -> dict[str, str]:
-    """Return the environment of the process that holds shared base weights.
-
-    Its allocator must not grow segments in place: to map these, another process needs rights that a container does
-    not give.
-    """
+    """Return the environment of the holder of base weights: in containers, segments that grow cannot be shared."""
     fixed_segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"} if device == "cuda" else {}
     return thread_env(1) | fixed_segments
 
@@ -106,11 +92,10 @@ class Builders:
     """Functions that build the parts, each called in the process of its actor."""
 
     learner: Callable[..., Learner]
-    """Called as `learner(ranks)` if there are several ranks, and with `base=` if the base weights are shared."""
+    """Called with the rank if there are several, and with `base=` if the base weights are shared."""
     worker: Callable[..., Worker]
-    """Called as `worker(index)`; the first worker gets `base=` if the base weights are shared."""
+    """Called with the index, the first one with `base=` if the base weights are shared."""
     base: Callable[[], BaseWeights] | None = None
-    """Set if learner and first worker share their base weights."""
     prm_base: Path | None = None
     """Base model of the process reward model; None for a run without one."""
 
@@ -121,7 +106,6 @@ class Cluster:
 
     sampling: Handle
     learner: tuple[Handle, ...]
-    """The learner's ranks."""
     workers: dict[int, tuple[Handle, str]]
     """Rollout workers by index, each with the id of its node."""
     prm: Handle | None
@@ -129,26 +113,19 @@ class Cluster:
 
 
 class Launcher:
-    """Starts each part of a run.
-
-    Rooms are placement groups that outlive the actors in them, so that a worker which waits for room cannot take
-    the room of a learner that is being restarted.
-    """
+    """Starts each part of a run in its room, a placement group, which no other part can take while it is restarted."""
 
     def __init__(self, config: RunConfig, folder: Path, builders: Builders, *, sees_folder: Callable[[], bool]) -> None:
-        """`folder` is the run folder, `sees_folder` checks in another process that it is the same folder there."""
+        """`sees_folder` checks in another process that it sees the same run folder."""
         self._config = config
         self._folder = folder
         self._builders = builders
         self._sees_folder = sees_folder
         self._worker_rooms: dict[int, PlacementGroup] = {}
-        self._learner_room = (
-            self._near_driver(learner_room(config))
-            if config.learner.num_workers == 1
-            else placement_group(learner_room(config), "PACK")
-        )
+        room = learner_room(config)
+        self._learner_room = _near_driver(room) if len(room) == 1 else placement_group(room, "PACK")
         has_prm_room = builders.prm_base and prm_bundle(config) and not config.shares_card
-        self._prm_room = self._near_driver([prm_bundle(config)]) if has_prm_room else None
+        self._prm_room = _near_driver([prm_bundle(config)]) if has_prm_room else None
         self._base: Handle | None = None
         self._built: list[ray.ObjectRef[bool]] = []
 
@@ -159,9 +136,9 @@ class Launcher:
         if self._builders.base is None:
             return None
         device = self._config.learner.device
-        room = PlacementGroupSchedulingStrategy(self._learner_room)
         claim = {"GPU": BASE_SHARE} if device == "cuda" else {}
-        options = self._options("base-weights", claim, room, base_env(device))
+        strategy = PlacementGroupSchedulingStrategy(self._learner_room)
+        options = self._options("base-weights", claim, strategy, base_env(device))
         self._base = BaseWeightsActor.options(**options).remote(self._builders.base)
         return self._base
 
@@ -180,14 +157,15 @@ class Launcher:
         return tuple(ranks)
 
     def wait_for_learner(self) -> None:
-        """Wait until the learner that was started last is built.
+        """Wait until the learner that was started last is built. Raise LearnerLostError if that fails.
 
-        Raises LearnerLostError if that fails. Its room may be lost with a node meanwhile: raises UserError if
-        there is none for `cluster.patience_s`, or if the learner does not see the run folder.
+        Raises UserError if it has no room for `cluster.patience_s`, as after the loss of a node, or if it does not see
+        the run folder.
         """
-        pending, without_room_s, started = self._built, 0.0, time.monotonic()
+        pending, limits = self._built, self._config.cluster
+        roomless_s, started = 0.0, time.monotonic()
         while pending:
-            done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_EVERY_S)
+            done, pending = ray.wait(pending, timeout=1.0)
             try:
                 sees_folder = all(ray.get(done))
             except ray.exceptions.RayError as error:
@@ -195,13 +173,11 @@ class Launcher:
             if not sees_folder:
                 raise self._sees_other_folder("learner")
             has_room = placement_group_table(self._learner_room).get("state") == "CREATED"
-            without_room_s = 0.0 if has_room else without_room_s + LOOK_EVERY_S
-            if without_room_s > self._config.cluster.patience_s:
+            roomless_s = 0.0 if has_room else roomless_s + 1.0
+            if roomless_s > limits.patience_s:
                 raise self.no_room("learner", learner_bundles(self._config))
-            if time.monotonic() - started > self._config.cluster.start_s:
-                raise LearnerLostError(
-                    f"it was not built within 12 * cluster.answer_s = {self._config.cluster.start_s:g} s"
-                )
+            if time.monotonic() - started > limits.start_s:
+                raise LearnerLostError(f"it was not built within 12 * cluster.answer_s = {limits.start_s:g} s")
 
     def start_prm(self) -> Handle:
         """Start the process reward model that the recipe names, or the one that the run will train."""
@@ -216,17 +192,20 @@ class Launcher:
     def reserve_workers(self, indices: Collection[int]) -> None:
         """Ask for room for these workers. The requests stand, so that a cluster that adds nodes on demand sees them."""
         for index in indices:
-            if index not in self._worker_rooms and not self._in_learner_room(index):
+            if index == 0 and self._config.shares_card:
+                self._worker_rooms[0] = self._learner_room
+            elif index not in self._worker_rooms:
                 self._worker_rooms[index] = placement_group([worker_bundle(self._config)])
 
     def with_room(self, indices: Collection[int]) -> list[int]:
         """Return those of these workers whose room is there; it must have been reserved."""
         states = placement_group_table() if indices else {}
-        return [index for index in indices if states.get(self._room_of(index).id.hex(), {}).get("state") == "CREATED"]
+        rooms = {index: self._worker_rooms[index].id.hex() for index in indices}
+        return [index for index, room in rooms.items() if states.get(room, {}).get("state") == "CREATED"]
 
     def start_worker(self, index: int, sampling: Handle, prm: Handle | None) -> tuple[Handle, str]:
         """Start a worker in its room, which must be there; return it with the id of its node."""
-        room, bundle = self._room_of(index), worker_bundle(self._config)
+        room, bundle = self._worker_rooms[index], worker_bundle(self._config)
         (node,) = set(placement_group_table(room)["bundles_to_node_id"].values())
         build = partial(self._builders.worker, index)
         if self._base and index == 0:
@@ -237,14 +216,13 @@ class Launcher:
 
     def free_worker(self, index: int) -> None:
         """Give back the room of a worker that has ended."""
-        if index in self._worker_rooms:
-            remove_placement_group(self._worker_rooms.pop(index))
+        room = self._worker_rooms.pop(index, self._learner_room)
+        if room is not self._learner_room:
+            remove_placement_group(room)
 
     def free_all(self) -> None:
         """Give back all room, on a cluster that outlives the run."""
-        for index in tuple(self._worker_rooms):
-            self.free_worker(index)
-        for room in filter(None, (self._learner_room, self._prm_room)):
+        for room in filter(None, {*self._worker_rooms.values(), self._learner_room, self._prm_room}):
             remove_placement_group(room)
 
     # --- all of them -----------------------------------------------------------------------------
@@ -259,7 +237,7 @@ class Launcher:
         self.reserve_workers(indices)
         workers = {}
         for index in indices:
-            if not self._room_of(index).wait(self._config.cluster.patience_s):
+            if not self._worker_rooms[index].wait(self._config.cluster.patience_s):
                 raise self.no_room(f"rollout worker {index}", [worker_bundle(self._config)])
             workers[index] = self.start_worker(index, sampling, prm if self._config.reward.prm else None)
         self._wait({"dynamic sampling": sampling})
@@ -275,8 +253,7 @@ class Launcher:
 
     def no_room(self, name: str, claims: Sequence[Bundle]) -> UserError:
         """Return the error for a part that has no room."""
-        left = ray.available_resources()
-        free = {resource: left.get(resource, 0.0) for resource in claims[0]}
+        free = {resource: ray.available_resources().get(resource, 0.0) for resource in claims[0]}
         times = f" for each of {len(claims)} processes" if len(claims) > 1 else ""
         return UserError(
             f"no room for the {name}: it claims {claims[0]} on one node{times}, and the whole cluster has {free} free; "
@@ -302,16 +279,6 @@ class Launcher:
             "written; set output_dir to a folder that all nodes share"
         )
 
-    def _near_driver(self, bundles: Sequence[Bundle]) -> PlacementGroup:
-        here = ray.get_runtime_context().get_node_id()
-        return placement_group([dict(one) for one in bundles], "STRICT_PACK", _soft_target_node_id=here)
-
-    def _in_learner_room(self, index: int) -> bool:
-        return index == 0 and self._config.shares_card
-
-    def _room_of(self, index: int) -> PlacementGroup:
-        return self._learner_room if self._in_learner_room(index) else self._worker_rooms[index]
-
     def _options(
         self, role: str, claim: Bundle, strategy: Strategy, env: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
@@ -325,16 +292,16 @@ class Launcher:
         }
 
 
-def close(cluster_parts: Sequence[Handle]) -> None:
-    """Close engines and sandboxes in order, if they end soon; the end of the cluster would only kill them."""
-    closed = [part.close.remote() for part in cluster_parts]
-    if closed:
-        ray.wait(closed, num_returns=len(closed), timeout=CLOSE_LIMIT_S)
+def close(parts: Sequence[Handle]) -> None:
+    """Close engines and sandboxes in order; an engine gives its own thread less than this limit to finish."""
+    closed = [part.close.remote() for part in parts]
+    ray.wait(closed, num_returns=len(closed), timeout=90.0)
+
+
+def _near_driver(bundles: list[Bundle]) -> PlacementGroup:
+    return placement_group(bundles, "STRICT_PACK", _soft_target_node_id=ray.get_runtime_context().get_node_id())
 
 
 def _on_this_node(*, soft: bool = False) -> Strategy:
-    """Return the driver's node; another one only if `soft` and the node is gone.
-
-    Ray would put an actor that claims nothing on any node.
-    """
+    """Return the driver's node, or another if `soft` and it is gone. Ray puts an actor that claims nothing on any."""
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=soft)

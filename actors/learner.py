@@ -50,21 +50,19 @@ class LearnerActor:
 
     def open_meeting(self) -> tuple[str, int]:
         """Open the point at which the ranks meet, in the first of them; return its address."""
-        host = ray.util.get_node_ip_address()
-        # It must not listen on other interfaces.
-        self._meeting = socket.create_server((host, 0))
-        return host, int(self._meeting.getsockname()[1])
+        # Not on all interfaces.
+        self._meeting = socket.create_server((ray.util.get_node_ip_address(), 0))
+        host, port = self._meeting.getsockname()
+        return host, port
 
     def build(
         self, build_learner: Callable[..., Learner], meeting: tuple[str, int] | None, sees_folder: Callable[[], bool]
     ) -> bool:
         """Build the model; of several ranks, meet the others first. Return whether this process sees the run folder."""
-        if meeting is None:
-            self._learner = build_learner()
-        else:
+        if meeting is not None:
             here = ray.util.get_node_ip_address()
             join(self._ranks, meeting, device=self._config.learner.device, own=self._meeting, here=here)
-            self._learner = build_learner(self._ranks)
+        self._learner = build_learner() if meeting is None else build_learner(self._ranks)
         return sees_folder()
 
     def begin_imitation(self) -> None:
@@ -87,9 +85,9 @@ class LearnerActor:
             self._learner.critic = Critic(self._learner.policy, microbatch_tokens=config.microbatch_tokens)
 
     def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
-        """Train on the groups of a batch. `prm_weight` is the weight of step scores in the advantages.
+        """Train on the groups of a batch, and those without a right attempt that ride along (`wrong_share`).
 
-        The groups without a right attempt that ride along weigh at most a share of the others (`wrong_share`).
+        `prm_weight` is the weight of step scores in the advantages.
         """
         config = self._config
         decoded = list(map(decode_group, ray.get([*batch.refs, *batch.wrong])))
@@ -130,10 +128,7 @@ class LearnerActor:
 
 @ray.remote
 class BaseWeightsActor(Watched):
-    """Holds the base weights that the learner and the first rollout worker share on one card, and nothing else.
-
-    So it survives crashes of its readers. It is never restarted: they would keep pointers to freed memory.
-    """
+    """Holds shared base weights. It is never restarted: its readers would keep pointers to freed memory."""
 
     def __init__(self, build: Callable[[], BaseWeights]) -> None:
         redact_output()

@@ -20,15 +20,11 @@ from rollout.engines.engine import Pulse
 from rollout.types import Group, StepScores
 
 SCORED_AT_ONCE = 64
-"""Steps per call of the model, after which the service reports progress: the supervisor restarts a part that makes
-none. Steps in one call share the computation of common prefixes."""
+"""Steps per call of the model, which share the computation of common prefixes. After each the pulse shows progress."""
 
 
 class PrmScorer:
-    """A queue around a model that scores in a thread.
-
-    The buffer bounds the queue: a group that waits here holds its place there.
-    """
+    """A queue around a model that scores in a thread. The buffer bounds it: a group that waits holds a place there."""
 
     def __init__(self, prm: ProcessRewardModel) -> None:
         self._prm = prm
@@ -55,8 +51,9 @@ class PrmScorer:
         try:
             async with self._in_turn:
                 for start in range(0, len(steps), SCORED_AT_ONCE):
-                    scores += await asyncio.to_thread(self._prm.score, steps[start : start + SCORED_AT_ONCE])
-                    self._num_scored += min(SCORED_AT_ONCE, len(steps) - start)
+                    found = await asyncio.to_thread(self._prm.score, steps[start : start + SCORED_AT_ONCE])
+                    scores += found
+                    self._num_scored += len(found)
         finally:
             self._num_open -= len(steps)
         return scores
@@ -64,18 +61,15 @@ class PrmScorer:
 
 @ray.remote
 class PrmActor(Watched):
-    """Holds the process reward model.
-
-    The supervisor restarts it when it dies; it then loads the weights in `trained`, if there are any. Workers
-    repeat their calls meanwhile: no score is ever made up.
-    """
+    """Holds the process reward model, with the weights in `trained` if there are any, as after a restart."""
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         redact_output()
         self._seed = seed
         self._trained = trained
         self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
-        self._use(self._untrained())
+        self._prm = self._untrained()
+        self._scorer = PrmScorer(self._prm)
         if trained.exists():
             self._prm.load(trained)
 
@@ -96,13 +90,10 @@ class PrmActor(Watched):
         return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
-        """Train, and yield the loss of every optimizer step.
-
-        Training starts from the untrained model, whatever was loaded before: a training that was interrupted
-        after its save must not be continued.
-        """
+        """Train, always from the untrained model, and yield the loss of every optimizer step."""
         del self._prm, self._scorer  # never two models in memory
-        self._use(self._untrained())
+        self._prm = self._untrained()
+        self._scorer = PrmScorer(self._prm)
         for loss in train_prm(self._prm, steps, seed=self._seed):
             yield loss
 
@@ -114,11 +105,7 @@ class PrmActor(Watched):
         return await self._scorer.score(steps)
 
     async def score_group(self, group: Group, digest: str | None = None) -> StepScores:
-        """Score the steps of a group.
-
-        Raises PrmError if the weights do not have this digest: a PRM that was restarted on a node that does not
-        see them has none.
-        """
+        """Score a group. Raise PrmError if the weights do not have this digest, as after a restart without them."""
         if digest not in (None, self._prm.digest):
             raise PrmError(
                 f"the PRM has the weights {self._prm.digest[:12] or '(untrained)'}, and those of the run are "
@@ -130,10 +117,6 @@ class PrmActor(Watched):
         """Return the score of every junk decision that replaces the decision of this step."""
         junk = canaries(step)
         return dict(zip(junk, await self._scorer.score(list(junk.values())), strict=True))
-
-    def _use(self, prm: ProcessRewardModel) -> None:
-        """Score with this model from now on."""
-        self._prm, self._scorer = prm, PrmScorer(prm)
 
 
 class RemotePrm:

@@ -45,15 +45,15 @@ class RolloutWorkerActor:
         self._config = config
         self._index = index
         self._sampling = sampling
-        self._prm = prm
+        self._prm: Handle = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
-        turn_scorer = config.reward.turn_scorer and CustomTurnScorer(
-            config.reward.turn_scorer, limit_s=config.reward.timeout_s
-        )
+        score = self._scored if prm else None
+        if source := config.reward.turn_scorer:
+            score = CustomTurnScorer(source, limit_s=config.reward.timeout_s).score_group
         self._judge = GroupJudge(
             OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens),
-            turn_scorer.score_group if turn_scorer else self._scored if prm else None,
+            score,
             transient=(PrmError, *PART_LOST),
         )
         self._tasks = training_tasks(config)
@@ -84,35 +84,29 @@ class RolloutWorkerActor:
         self._prm = prm
 
     async def run(self, prm_digest: str | None = None) -> None:
-        """Roll out until the buffer is closed, and drop what still runs; or until drained, and finish it.
-
-        `prm_digest` is the digest of the weights that the PRM must have.
-        """
+        """Roll out until the buffer is closed, and drop what still runs; or until drained, and finish it."""
         self._prm_digest = prm_digest
         try:
-            await self._roll_out()
+            async with asyncio.TaskGroup() as background:
+                while not self._draining:
+                    await self._free_place()
+                    self._show()
+                    asked_at, proven = time.monotonic(), self._follower.proven_version
+                    permits = await self._sampling.admit.remote(self._index, proven, self._workload.control.places)
+                    self._workload.waited_s += time.monotonic() - asked_at
+                    if permits is None:
+                        break
+                    if permits:
+                        self._worker.begin_round(len(permits))
+                    for permit in permits:
+                        self._running[permit.lease] = background.create_task(self._run_group(permit))
+                if self._draining:
+                    await asyncio.gather(*self._running.values())
+                for task in self._running.values():
+                    task.cancel()
         except ExceptionGroup as errors:
             self._end_with_the_engine()
             raise errors.exceptions[0] from errors
-
-    async def _roll_out(self) -> None:
-        async with asyncio.TaskGroup() as background:
-            while not self._draining:
-                await self._free_place()
-                self._show()
-                asked_at, proven = time.monotonic(), self._follower.proven_version
-                permits = await self._sampling.admit.remote(self._index, proven, self._workload.control.places)
-                self._workload.waited_s += time.monotonic() - asked_at
-                if permits is None:
-                    break
-                if permits:
-                    self._worker.begin_round(len(permits))
-                for permit in permits:
-                    self._running[permit.lease] = background.create_task(self._run_group(permit))
-            if self._draining:
-                await asyncio.gather(*self._running.values())
-            for task in self._running.values():
-                task.cancel()
 
     async def heartbeat(self) -> Pulse:
         """Return the pulse of the engine, whose thread may hang while this actor answers."""
@@ -143,10 +137,7 @@ class RolloutWorkerActor:
         self._worker.close()
 
     async def _free_place(self) -> None:
-        """Wait for a free place; their number follows the pressure on the engine's cache.
-
-        At depth 0 wait for the end of the round, whose groups are sampled in lockstep.
-        """
+        """Wait for a place on the engine's cache; at depth 0 for the end of the round, sampled in lockstep."""
         if self._config.pipeline_depth == 0 and self._running:
             await asyncio.wait(self._running.values())
         while len(self._running) >= self._workload.control.observe(self._worker.engine.load, len(self._running)):
@@ -174,7 +165,6 @@ class RolloutWorkerActor:
             self._end_with_the_engine()
 
     async def _scored(self, group: Group) -> StepScores:
-        assert self._prm is not None
         return await self._prm.score_group.remote(group, self._prm_digest)
 
     async def _judged(self, permit: Permit) -> tuple[bytes, GroupSummary]:
@@ -189,8 +179,7 @@ class RolloutWorkerActor:
             prm_s = await self._judge.judge(group)
             if self._config.planner.memory.type != "none":
                 await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
-        except OwnCodeError:
-            # The same scorer would fail on every other worker, so the run ends.
+        except OwnCodeError:  # the same scorer would fail on every other worker, so the run ends
             raise
         except Exception as error:
             # The group is tried again elsewhere and fails in the end with this reason; the run continues.
@@ -263,11 +252,7 @@ class Courier:
 
 
 class WorkerPool:
-    """The workers of a run as one policy, for every phase outside of training rollouts.
-
-    Sends each call to the worker with the fewest open ones. A call whose worker is lost is repeated on another one;
-    the supervisor replaces the worker.
-    """
+    """The workers of a run as one policy, outside of training rollouts. Calls of lost workers are repeated."""
 
     def __init__(self, supervisor: "Supervisor", *, max_open_each: int) -> None:
         """`max_open_each`: open attempts of one worker."""
@@ -277,7 +262,7 @@ class WorkerPool:
         self._lost: dict[int, Handle] = {}
         """Workers that failed a call, by index, until they are replaced."""
         self.policy_version = BASE_VERSION
-        """The version that was published last; a worker answers no call before it uses this version or a newer one."""
+        """The version that was published last: no worker answers before it uses this or a newer one."""
 
     @property
     def max_open(self) -> int:
@@ -299,7 +284,14 @@ class WorkerPool:
 
     async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         while True:
-            index, worker = await self._freest_worker()
+            self._supervisor.check()
+            workers = self._supervisor.workers
+            ready = [index for index, worker in workers.items() if self._lost.get(index) is not worker]
+            if not ready:
+                await asyncio.sleep(POOL_LOOK_EVERY_S)
+                continue
+            index = min(ready, key=self._open.__getitem__)
+            worker = workers[index]
             self._open[index] += 1
             try:
                 return await worker.act.remote(self.policy_version, method, *args, **kwargs)
@@ -307,14 +299,3 @@ class WorkerPool:
                 self._lost[index] = worker
             finally:
                 self._open[index] -= 1
-
-    async def _freest_worker(self) -> tuple[int, Handle]:
-        """Wait for a worker that has started. Raises what ends the run."""
-        while True:
-            self._supervisor.check()
-            workers = self._supervisor.workers
-            ready = [index for index, worker in workers.items() if self._lost.get(index) is not worker]
-            if ready:
-                index = min(ready, key=lambda index: self._open[index])
-                return index, workers[index]
-            await asyncio.sleep(POOL_LOOK_EVERY_S)

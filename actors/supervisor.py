@@ -9,7 +9,7 @@
     sampling, base  its process ends, or its heartbeat hangs             the run ends with UserError
 
 A thread looks at all parts once a second. A part that is lost more than MAX_RESTARTS times within one train step ends
-the run. Workers that are lost with their node count as one loss.
+the run.
 """
 
 import logging
@@ -39,18 +39,13 @@ Result = TypeVar("Result")
 MAX_RESTARTS = 5
 """Restarts of one part between two train steps."""
 LOOK_EVERY_S = 1.0
-MAX_FAILED_LOOKS = 60
-"""Looks in a row that may fail before the run ends: the parts would not be replaced any more."""
 LONGEST_TICK_S = 5.0
 """Time in which the driver itself was stopped counts for no part."""
 RESIZE_EVERY_S = 5.0
 ROOM_WAIT_S = 5.0
 """A dead worker's room is free again within this time, unless its node was lost."""
-RELEASE_LIMIT_S = 30.0
 GRACE_S = 15.0
 """Time that the other ranks get after one has failed: a rank that dies makes the others fail as well."""
-LATE_AFTER_S = 20.0
-"""A part that is silent for this long is named on the console."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +58,6 @@ class Part:
     """A call that fails when the actor's process ends or can no longer be used."""
     heartbeat: Heartbeat
     node: str = ""
-    """Id of a rollout worker's node."""
     run: "ray.ObjectRef[None] | None" = None
     """A rollout worker's call that ends when it stops rolling out."""
 
@@ -81,12 +75,8 @@ class Part:
         return None
 
 
-class Supervisor(AbstractContextManager["Supervisor"]):
-    """Watches and replaces the parts of a run while it is open.
-
-    `wait` and `learn` are the calls with which the driver waits for anything that takes long: they raise what ends
-    the run.
-    """
+class Supervisor:
+    """Watches and replaces the parts of a run while it is open. Calls that wait raise what ends the run."""
 
     def __init__(
         self,
@@ -99,13 +89,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         waiting: Callable[[str], AbstractContextManager[None]],
         resume: str,
     ) -> None:
-        """Take over a launched cluster.
-
-        Args:
-            note: prints a line on the console.
-            waiting: context in which the console says what the run is waiting for.
-            resume: command that resumes the run, for messages.
-        """
+        """Take over a launched cluster. `resume` is the command that resumes the run, for messages."""
         self._config = config
         self._launcher = launcher
         self._note = note
@@ -117,7 +101,6 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         self._limits: dict[str, Bound] = {}
         """Time limits of the learner's calls, by method."""
         self._restarts: Counter[str] = Counter()
-        """Restarts since the last train step, by part."""
         self._failure: Exception | None = None
         """What ends the run."""
         limits = config.cluster
@@ -173,10 +156,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             raise self._unreplaceable(f"{what} failed: {reason_of(error)}") from error
 
     def learn(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the learner; return the first rank's result.
-
-        Raises LearnerLostError if the learner dies or exceeds the call's time limit.
-        """
+        """Call the learner; return the first rank's result. Raise LearnerLostError if it dies or takes too long."""
         limits = self._config.cluster
         limit = self._limits.setdefault(method, Bound(floor_s=limits.work_s, first_s=limits.start_s))
         calls = call_all(self.learner, method, *args, **kwargs)
@@ -232,10 +212,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
     @contextmanager
     def rolling_out(self, prm_digest: str | None) -> Iterator[None]:
-        """Let the workers roll out for training while the body runs, then wait until they have stopped.
-
-        `prm_digest` is the digest of the PRM's weights, None without a PRM.
-        """
+        """Let the workers roll out, with a PRM of this digest, in the body; then wait until they have stopped."""
         with self._lock:
             self._rolling_out, self._prm_digest = True, prm_digest
             for part in self._workers.values():
@@ -256,7 +233,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     def readings(self) -> list[WorkerReading]:
         """Return what each worker did since the last call; workers that are being replaced are left out."""
         calls = [worker.workload.remote() for worker in self.workers.values()]
-        done, _ = ray.wait(calls, num_returns=len(calls), timeout=1.0) if calls else ([], [])
+        done, _ = ray.wait(calls, num_returns=len(calls), timeout=1.0)
         readings = []
         for call in done:
             with suppress(*PART_LOST):
@@ -264,10 +241,9 @@ class Supervisor(AbstractContextManager["Supervisor"]):
         return readings
 
     def late(self) -> str:
-        """Return which parts have been silent for long, as a clause for the console; empty if there are none."""
+        """Return which parts have been silent for 20 s, as a clause for the console; empty if there are none."""
         parts = (*self._fixed, *filter(None, [self._prm]), *tuple(self._workers.values()))
-        late = (part for part in parts if part.heartbeat.waited_s >= LATE_AFTER_S)
-        return "".join(f"; the {part.name} {part.heartbeat}" for part in late)
+        return "".join(f"; the {part.name} {part.heartbeat}" for part in parts if part.heartbeat.waited_s >= 20.0)
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -286,7 +262,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 # The cluster itself may fail to answer for a while.
                 logging.getLogger(__name__).warning("the supervisor could not look at the parts", exc_info=True)
                 failed_looks += 1
-                if failed_looks > MAX_FAILED_LOOKS:
+                if failed_looks > 60:
                     self._failure = self._failure or error
 
     def _look(self, tick: float) -> None:
@@ -298,22 +274,30 @@ class Supervisor(AbstractContextManager["Supervisor"]):
                 raise self._unreplaceable(f"the {part.name} was lost ({reason}){hint}")
         if self._prm and (reason := self._prm.look(tick)):
             self._replace_prm(reason)
-        lost = {index: reason for index, part in self._workers.items() if (reason := part.look(tick))}
-        for index, reason in self._without_lost_nodes(lost).items():
-            self._replace_worker(index, reason)
+        if lost := {index: reason for index, part in self._workers.items() if (reason := part.look(tick))}:
+            self._replace_workers(lost)
         self._end_stopped_workers()
         if time.monotonic() - self._resized_at >= RESIZE_EVERY_S and self._rolling_out:
             self._resized_at = time.monotonic()
             self._resize()
         self._start_missing_workers()
 
-    def _replace_worker(self, index: int, reason: str) -> None:
-        """End a worker that is lost or hangs, and have another one started as soon as there is room."""
-        name = self._workers[index].name
-        self._note(f"the {name} was lost and is replaced ({reason})")
-        self._count(name, reason)
-        self._end_worker(index, reason)
-        self._missing[index] = time.monotonic()
+    def _replace_workers(self, lost: dict[int, str]) -> None:
+        """Have others started for workers that are lost; those that are lost with their node are one loss."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        for node in {self._workers[index].node for index in lost} - alive:
+            indices = [index for index, part in self._workers.items() if part.node == node]
+            self._note(f"node {node[:8]} was lost with the rollout workers {indices}, which are replaced")
+            self._count(f"node {node[:8]}", "it was lost", num=len(indices))
+            for index in indices:
+                self._end_worker(index, "its node was lost")
+                self._missing[index] = time.monotonic()
+        for index in lost.keys() & self._workers.keys():
+            name, reason = self._workers[index].name, lost[index]
+            self._note(f"the {name} was lost and is replaced ({reason})")
+            self._count(name, reason)
+            self._end_worker(index, reason)
+            self._missing[index] = time.monotonic()
 
     def _replace_prm(self, reason: str) -> None:
         """End a PRM that is lost or hangs, and give the workers another one."""
@@ -326,26 +310,11 @@ class Supervisor(AbstractContextManager["Supervisor"]):
             for part in self._workers.values():
                 part.actor.use_prm.remote(self._prm.actor)
 
-    def _without_lost_nodes(self, lost: dict[int, str]) -> dict[int, str]:
-        """Replace all workers of a node that is gone, as one loss; return the other lost workers."""
-        if not lost:
-            return {}
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        for node in {self._workers[index].node for index in lost} - alive:
-            indices = [index for index, part in self._workers.items() if part.node == node]
-            names = ", ".join(map(str, indices))
-            self._note(f"node {node[:8]} was lost with the rollout workers {names}, which are replaced")
-            self._count(f"node {node[:8]}", "it was lost", num=len(indices))
-            for index in indices:
-                self._end_worker(index, "its node was lost")
-                self._missing[index] = time.monotonic()
-        return {index: reason for index, reason in lost.items() if index in self._workers}
-
     def _end_worker(self, index: int, reason: str) -> None:
         """Kill a worker; its groups are drawn again."""
         ray.kill(self._workers.pop(index).actor)
         self._launcher.free_worker(index)
-        ray.wait([self.sampling.release.remote(index, reason)], timeout=RELEASE_LIMIT_S)
+        ray.wait([self.sampling.release.remote(index, reason)], timeout=30.0)
 
     def _end_stopped_workers(self) -> None:
         """Take note of workers whose `run` has returned: the phase ends, or they were drained."""
@@ -394,7 +363,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
     # --- helpers ---------------------------------------------------------------------------------
 
     def _count(self, name: str, reason: str, *, num: int = 1) -> None:
-        """Count restarts; set the failure that ends the run if one part restarts too often."""
+        """Count restarts; a part that restarts too often ends the run."""
         self.num_restarts += num
         self._restarts[name] += 1
         if self._restarts[name] > MAX_RESTARTS:
@@ -419,10 +388,7 @@ class Supervisor(AbstractContextManager["Supervisor"]):
 
 
 class WantedWorkers:
-    """The number of workers that a run shall have.
-
-    It is the number in the run's `workers` file, which may change at any time, or the recipe's without such a file.
-    """
+    """The number of workers that a run shall have: that in its `workers` file, else the recipe's."""
 
     def __init__(self, config: RunConfig, path: Path, note: Callable[[str], None]) -> None:
         self._path = path
@@ -443,8 +409,6 @@ class WantedWorkers:
             if text.isdecimal() and 1 <= int(text) <= self._most:
                 self.num = int(text)
             else:
-                only = ", and agent.memory.type='folder' allows only 1" if self._most == 1 else ""
-                self._note(
-                    f"{self._path} has {text[:40]!r}, not a number of at least 1{only}; keeping {self.num} workers"
-                )
+                only = " (agent.memory.type='folder' allows only 1)" if self._most == 1 else ""
+                self._note(f"{self._path} has {text[:40]!r}, not a number from 1{only}; keeping {self.num} workers")
         return self.num

@@ -72,11 +72,7 @@ class ApiKeyError(UserError):
 
 
 def find_key(variable: str) -> str | None:
-    """Return the key in a variable, else in the file that VARIABLE_FILE names, or None if both are unset.
-
-    Raises:
-        ApiKeyError: If the file cannot be read or holds no key.
-    """
+    """Return the key in a variable, else in the file that VARIABLE_FILE names, or None. Raises ApiKeyError."""
     _used.add(variable)
     key, source = os.environ.get(variable, "").strip(), variable
     if not key and (path := key_file(variable)):
@@ -84,24 +80,19 @@ def find_key(variable: str) -> str | None:
         try:
             key = path.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise ApiKeyError(
-                f"{source} cannot be read: {getattr(error, 'strerror', None) or 'it is not a text'}"
-            ) from None
+            why = getattr(error, "strerror", None) or "it is not a text"
+            raise ApiKeyError(f"{source} cannot be read: {why}") from None
         if not key:
             raise ApiKeyError(f"{source} is empty; write the key into it")
     # The HTTP client's error about an invalid header would quote the key.
-    if not (key.isascii() and key.isprintable() and " " not in key) and key:
+    if not key.isascii() or not key.isprintable() or " " in key:
         raise ApiKeyError(f"{source} holds no API key: it has a character that keys cannot contain")
     return key or None
 
 
 def required_key(name: str, variable: str, otherwise: str) -> str:
-    """Return the API key of a tool or a setting; see `find_key`. Raise ApiKeyError, without quoting a key.
-
-    `name`, the tool or setting, and `otherwise`, how to do without the key, are for the error message.
-    """
-    key = find_key(variable)
-    if key is None:
+    """Return the key of `name`, a tool or setting; else raise ApiKeyError, which says how to do `otherwise`."""
+    if (key := find_key(variable)) is None:
         raise ApiKeyError(f"{name} needs {variable}: {how_to_set(variable)}, {otherwise}")
     return key
 
@@ -130,16 +121,15 @@ def names_a_secret(name: str) -> bool:
 
 
 def written_secret(text: str, named: Iterable[str] = ()) -> str | None:
-    """Return the variable whose secret value occurs in the text, or None.
-
-    Checks the variables with the name of a secret and those in `named`; their values may be in files.
-    """
+    """Return the variable, with a secret's name or in `named`, whose value occurs in the text, or None."""
     return next((name for name, value in _secrets(named).items() if value in text), None)
 
 
 def without_secrets(text: str) -> str:
     """Replace the values of secret variables and key files by `[NAME]`, also where a URL or JSON holds them escaped."""
-    return _replaced(text, _spellings())
+    for spelling, name in _spellings():
+        text = text.replace(spelling, f"[{name}]")
+    return text
 
 
 def redact_output() -> None:
@@ -150,31 +140,24 @@ def redact_output() -> None:
 
 
 def _write_redacted(write: Callable[[str], int], text: str) -> int:
-    # Programs print many short texts, so what to look for is found again only when it may be different.
-    state = (*vars(os.environ)["_data"].items(), len(_used), int(time.monotonic()))
-    write(_replaced(text, _spellings_at(state)))
+    write(without_secrets(text))
     return len(text)
-
-
-def _replaced(text: str, spellings: Iterable[tuple[str, str]]) -> str:
-    for spelling, name in spellings:
-        text = text.replace(spelling, f"[{name}]")
-    return text
 
 
 def _spellings() -> list[tuple[str, str]]:
     """Return what occurs in texts for the values of secrets, the longest first, with the names of the secrets."""
+    # Programs print many short texts, so what to look for is found again only when it may be different.
+    return _spellings_at((*vars(os.environ)["_data"].items(), len(_used), int(time.monotonic())))
+
+
+@lru_cache(maxsize=1)
+def _spellings_at(state: tuple[object, ...]) -> list[tuple[str, str]]:
     found = {}
     for name, value in _secrets().items():
         raw = os.fsencode(value)  # a variable may hold any bytes
         for spelling in (value, quote(raw, safe=""), quote_plus(raw), json.dumps(value)[1:-1], repr(value)[1:-1]):
             found[spelling] = name
     return sorted(found.items(), key=lambda item: -len(item[0]))
-
-
-@lru_cache(maxsize=1)
-def _spellings_at(state: tuple[object, ...]) -> list[tuple[str, str]]:
-    return _spellings()
 
 
 def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
@@ -188,11 +171,7 @@ def _secrets(named: Iterable[str] = ()) -> dict[str, str]:
 
 
 def exposed_key(text: str) -> str | None:
-    """Return where a URL or command line seems to hold a key, without quoting it, or None.
-
-    Looks for the user part of a URL, names of fields and options, prefixes of known services, and words of 32 or more
-    letters and digits. A reference like `${NAME}` and a path are not keys.
-    """
+    """Return where a URL or command line seems to hold a key, or None, as for a path or a reference like `${NAME}`."""
     if _USER_PART.search(text):
         return "in the user part of the URL"
     for match in (*_NAMED_VALUE.finditer(text), *_FLAG_VALUE.finditer(text)):

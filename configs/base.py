@@ -46,10 +46,9 @@ class Config(BaseModel):
 
 
 def typed(default: str, **by_key: str) -> BeforeValidator:
-    """Return a validator that completes the `type` of a discriminated union.
+    """Return a validator that completes the `type` of a discriminated union: a text is a table with this `type` alone.
 
-    A text becomes a table with this `type`. A table without `type` gets the one that `by_key` maps one of its keys to,
-    else `default`.
+    A table without `type` gets the one that `by_key` maps one of its keys to, else `default`.
     """
 
     def with_type(value: object) -> object:
@@ -65,12 +64,8 @@ def typed(default: str, **by_key: str) -> BeforeValidator:
 def types_of(annotation: object) -> dict[str, type[Config]]:
     """Return the models of a discriminated union by their `type`; empty for any other annotation."""
     models = [part for part in get_args(annotation) if isinstance(part, type) and issubclass(part, Config)]
-    by_type = {
-        name: model
-        for model in models
-        if "type" in model.model_fields
-        for name in get_args(model.model_fields["type"].annotation)
-    }
+    typed_ones = [model for model in models if "type" in model.model_fields]
+    by_type = {name: model for model in typed_ones for name in get_args(model.model_fields["type"].annotation)}
     return by_type if len(by_type) > 1 else {}
 
 
@@ -82,8 +77,8 @@ def precision_of(dtype: Dtype, device: Literal["cpu", "cuda"]) -> Precision:
 def fastest_precision(device: Literal["cpu", "cuda"]) -> Precision:
     """Return bfloat16 for a GPU and for a CPU that multiplies it at full speed, else float32.
 
-    Such CPUs are Intel's with AMX and AMD's with AVX-512. Measured at the sizes of the demo's layers, bfloat16 is 1.8
-    times as slow as float32 on an Intel CPU with AVX-512 alone, and 5 to 40 times without AVX-512.
+    Measured on the demo's layers, bfloat16 takes 1.8 times as long on an Intel CPU with AVX-512 but without AMX, and 5
+    to 40 times without AVX-512.
     """
     info = cpu_info(CPU_INFO)
     flags = info.get("flags", "").split()

@@ -23,7 +23,7 @@ _HOST_PORT = rf"^({_HOST}|\[[0-9A-Fa-f:.]+\]):\d{{1,5}}$"
 
 
 def _positive(mix: dict[str, float]) -> dict[str, float]:
-    # Compared so that what is no number fails, too.
+    # So that NaN fails, too.
     if not all(share >= 0 for share in mix.values()) or not 0 < sum(mix.values()) < math.inf:
         raise ValueError(f"shares must be >= 0 with a positive sum that is finite, got {mix}")
     return mix
@@ -77,11 +77,9 @@ class ToolConfig(Config):
                 f"source seems to hold a key, {where}, which the run folder, the report and the process list would "
                 "show; put it into an environment variable and name that one with api_key_env"
             )
-        if self.api_key_env is None:
-            return self
-        if not self.is_mcp:
+        if self.api_key_env and not self.is_mcp:
             raise ValueError("api_key_env is for an MCP server; functions and classes read keys from the environment")
-        if address.startswith("http://") and in_clear_text(address):
+        if self.api_key_env and address.startswith("http://") and in_clear_text(address):
             raise ValueError("source would send the key in clear text: use https")
         return self
 

@@ -12,20 +12,12 @@ from pathlib import Path
 MAX_JSON_DEPTH = 100
 """Depth limit of JSON that is passed on: many readers and writers give up at 200."""
 
-FULL_OBJECT_STORE = (
-    "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space there, or "
-    "start Ray with a larger object store or with --object-spilling-directory on another disk"
-)
-
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 class UserError(RuntimeError):
-    """An error whose message is one line that says what is wrong and what to do.
-
-    The command line prints that line without a traceback and ends with exit code 2, also if an actor raised the error.
-    """
+    """An error whose message, one line, says what is wrong and what to do; the command line ends with it and code 2."""
 
 
 def user_error(error: BaseException) -> str | None:
@@ -41,20 +33,17 @@ def user_error(error: BaseException) -> str | None:
     # Only a process that has imported Ray can meet its errors, and importing it takes seconds.
     ray = sys.modules.get("ray.exceptions")
     if ray is not None and isinstance(error, (ray.OutOfDiskError, ray.ObjectStoreFullError)):
-        return FULL_OBJECT_STORE
-    if isinstance(error, OSError) and error.filename is not None:
         return (
-            f"cannot use '{error.filename}': {error.strerror}; check its permissions and free space, or name another "
-            "place"
+            "Ray's object store is full, and so is the disk that it spills to: see `ray memory` and `df`; free space "
+            "there, or start Ray with a larger object store or with --object-spilling-directory on another disk"
         )
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use '{error.filename}': {error.strerror}; check permissions and space, or name another place"
     return None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'train'?" for a similar known word, or an empty string.
-
-    Dotted names need a similar last part; of several such names, the nearest is returned.
-    """
+    """Return "; did you mean 'train'?" for the nearest known word with a similar last part, or an empty string."""
     names = list(known)
     close = difflib.get_close_matches(word.rpartition(".")[2], [name.rpartition(".")[2] for name in names], n=1)
     similar = [name for name in names if name.rpartition(".")[2] in close]
@@ -70,10 +59,9 @@ def reason(error: Exception) -> str:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}"
     if isinstance(error, KeyError):
         return f"{error} is missing in it"
-    details = getattr(error, "errors", None)
-    if isinstance(error, ValueError) and callable(details):
+    if isinstance(error, ValueError) and hasattr(error, "errors"):
         # pydantic's ValidationError, which is not imported here.
-        first = details()[0]
+        first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return " ".join(str(error).split())
 
@@ -95,10 +83,7 @@ def visible(text: str) -> str:
 
 
 def whole_letters(text: str) -> str:
-    """Replace lone surrogates by question marks.
-
-    JSON can hold them and a model can write them, but they have no UTF-8 encoding and no tokenizer accepts them.
-    """
+    """Replace lone surrogates, which JSON can hold and no tokenizer accepts, by question marks."""
     return text.encode(errors="replace").decode()
 
 
@@ -120,9 +105,8 @@ def in_whole_letters(value: object) -> object:
 
 def check_depth(value: object, most: int = MAX_JSON_DEPTH) -> None:
     """Raise RecursionError if more than `most` lists and objects are nested in each other."""
-    if not isinstance(value, (list, dict)):
-        return
-    if not most:
-        raise RecursionError
-    for item in value.values() if isinstance(value, dict) else value:
-        check_depth(item, most - 1)
+    if isinstance(value, list | dict):
+        if not most:
+            raise RecursionError
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(item, most - 1)

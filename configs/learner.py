@@ -79,15 +79,10 @@ LossConfig = Annotated[
     Field(discriminator="type"),
     typed("dapo"),
 ]
-
-
 BOUNDED_LOSSES = ("cispo", "gspo")
 """Losses that bound the ratio themselves, and so need no correction."""
-
-
 LOGIT_CHUNK_TOKENS = 128
-"""Positions whose logits (one number per word of the vocabulary each) exist at a time: 78 MB in float32 for 152,000
-words. On an H100 1,024 was no faster. The plan of a run's memory counts it, too."""
+"""Positions whose logits exist at a time: 78 MB in float32 for 152,000 words. On an H100 1,024 was no faster."""
 Attention = Literal["auto", "fused", "blocks"]
 
 
@@ -163,7 +158,6 @@ class LearnerConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _set_default_correction(cls, values: object) -> object:
-        # A loss that bounds the ratio itself has no correction by default.
         if not isinstance(values, Mapping) or "correction" in values:
             return values
         loss = values.get("loss")

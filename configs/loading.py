@@ -24,24 +24,26 @@ _NEVER_QUOTED = {"address", "api_key_env", "base_url", "command", "source", "url
 
 
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe, apply `a.b=value` overrides in order, and validate.
+    """Read a recipe, apply `a.b=value` overrides in order, and validate. Raise UserError for what cannot be used.
 
-    Args:
-        recipe: A file, a run's config.json, or the name of a built-in recipe.
-        overrides: Dotted keys with values.
-
-    Raises:
-        UserError: If the recipe or an override cannot be used.
+    `recipe` is a file, a run's config.json, or the name of a built-in recipe unless a file has this name.
     """
-    path = find_recipe(recipe) if recipe else None
+    path = recipe
+    if path and not path.exists() and path.parent == Path():
+        built_in = RECIPES / f"{path.name.removesuffix('.toml')}.toml"
+        path = built_in if built_in.is_file() else path
     values = _read(path) if path else {}
     written: dict[str, str] = {}
     for override in overrides:
-        key, separator, text = override.partition("=")
+        key, separator, text = map(str.strip, override.partition("="))
         if not separator or not key:
             raise UserError(f"override '{override}' must look like learner.learning_rate=2e-6")
-        written[key.strip()] = text.strip()
-        _set(values, key.strip(), _parse_value(text.strip()))
+        written[key] = text
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError):
+            value = text  # a bare text is a string
+        _set(values, key, value)
     try:
         config = _validated(values, written)
     except ValidationError as error:
@@ -65,12 +67,6 @@ def _validated(values: dict[str, object], written: Mapping[str, str]) -> RunConf
         for key in texts:
             _set(values, key, written[key])
         return RunConfig.model_validate(values)
-
-
-def find_recipe(recipe: Path) -> Path:
-    """Return the built-in recipe of this name, with or without its suffix, unless a file of this name exists."""
-    built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
-    return built_in if not recipe.exists() and recipe.parent == Path() and built_in.is_file() else recipe
 
 
 def render_config(config: RunConfig) -> str:
@@ -122,14 +118,6 @@ def _set(values: dict[str, object], key: str, value: object) -> None:
             raise UserError(f"{key}: '{parent}' is a value, not a table")
         table = child
     table[leaf] = value
-
-
-def _parse_value(text: str) -> object:
-    # A bare text that is not a TOML value is a string.
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return text
 
 
 def _describe(detail: ErrorDetails) -> str:

@@ -27,10 +27,7 @@ class OwnCodeError(UserError):
 
 
 def search_in(folder: str | None) -> None:
-    """Append a folder and the current folder to the import path, so that neither hides an installed library.
-
-    What the code from there prints and logs in this process is redacted.
-    """
+    """Append a folder and the current one to the import path, behind all libraries, and redact what code prints."""
     redact_output()
     for place in (folder and str(Path(folder).absolute()), os.getcwd()):
         if place and place not in sys.path:
@@ -38,10 +35,7 @@ def search_in(folder: str | None) -> None:
 
 
 def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., Any]:
-    """Import the callable `source`, a `module:name`. Raise OwnCodeError if that fails or it is not callable.
-
-    `key`, the setting that names it, and `kind`, what it should be, are for error messages.
-    """
+    """Import the callable `source`, a `module:name`, of the setting `key`. Raise OwnCodeError if it is no `kind`."""
     module, _, name = source.partition(":")
     search_in(None)
     try:
@@ -63,12 +57,10 @@ def check_call(function: Callable[..., object], source: str, *, key: str, takes:
         inspect.signature(function).bind(*filter(None, takes.split(", ")), **settings)
     except TypeError as error:
         call = f"{source.partition(':')[2]}({takes}{''.join(f', {name}=...' for name in settings)})"
-        raise OwnCodeError(
-            f"{key}: '{source}' is called as {call}, but its signature differs: {failure(error)}"
-        ) from None
+        why = f"'{source}' is called as {call}, but its signature differs: {failure(error)}"
+        raise OwnCodeError(f"{key}: {why}") from None
     except ValueError:
-        # Some builtins have no signature; the first call will show whether it fits.
-        return
+        pass  # some builtins have no signature
 
 
 def own_function(source: str, *, key: str, takes: str, **settings: object) -> Callable[..., Any]:
@@ -87,8 +79,7 @@ def in_a_thread(function: Callable[..., object], /, *args: object, **kwargs: obj
         try:
             done.set_result(function(*args, **kwargs))
         except BaseException as error:
-            # An asyncio future rejects StopIteration and would leave the caller waiting; what is no Exception would end
-            # the event loop of the caller.
+            # An asyncio future never delivers StopIteration, and what is no Exception ends the caller's event loop.
             is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             wrapped = RuntimeError(f"{type(error).__name__} {error}".strip()).with_traceback(error.__traceback__)
             done.set_exception(error if is_plain else wrapped)

@@ -1,7 +1,4 @@
-"""Settings of judging.
-
-They cover the credit of steps, the process reward model (PRM), its data and training, and language models as judges.
-"""
+"""Settings of credit, of the process reward model (PRM), its data and training, and of language models as judges."""
 
 from typing import Annotated, Literal, Self
 
@@ -48,12 +45,9 @@ class JudgeConfig(ServerConfig):
 
     @model_validator(mode="after")
     def _remote_server_has_prices(self) -> Self:
-        if self.api_key_env is None or on_this_machine(self.base_url):
-            return self
-        if not (self.price_per_million_input_tokens and self.price_per_million_output_tokens):
-            raise ValueError(
-                "a remote server with a key bills its tokens: set both prices, or max_cost_usd sees nothing"
-            )
+        bills = self.api_key_env is not None and not on_this_machine(self.base_url)
+        if bills and not (self.price_per_million_input_tokens and self.price_per_million_output_tokens):
+            raise ValueError("a remote server with a key bills its tokens: set both prices for max_cost_usd to count")
         return self
 
 
@@ -161,12 +155,12 @@ class RewardConfig(Config):
 
     @property
     def gated(self) -> OutcomeGatedConfig | None:
-        """Return the settings of step scores, from a PRM or a custom function; None if there are none."""
+        """The settings of step scores, from a PRM or a custom function; None if there are none."""
         return self.credit if isinstance(self.credit, OutcomeGatedConfig) else None
 
     @property
     def prm(self) -> OutcomeGatedConfig | None:
-        """Return the settings of the PRM that scores steps in training; None without a PRM."""
+        """The settings of the PRM that scores steps in training; None without a PRM."""
         return None if self.turn_scorer else self.gated
 
     @property

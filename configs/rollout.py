@@ -44,10 +44,7 @@ class EngineConfig(Config):
 
     @property
     def adapter_precision(self) -> Precision:
-        """The type of published adapters.
-
-        The engine rounds a native adapter to its type anyway; a merged one is multiplied in float32 first.
-        """
+        """The type of published adapters: the engine rounds native ones to its own, and merges others in float32."""
         return self.precision if self.adapter_mode == "native" else "float32"
 
     @model_validator(mode="after")
@@ -61,7 +58,7 @@ class EngineConfig(Config):
 
 
 def _read_examples(value: object) -> object:
-    """Replace a path by the examples in the file, so that a run keeps them. Raises ValueError."""
+    """Replace a path by the examples in the file, so that a run keeps them."""
     if not isinstance(value, str):
         return value
     try:
@@ -76,8 +73,8 @@ def _example(line: str, place: str) -> str:
         row = json.loads(line)
         question, (*steps, last) = row["question"], row["steps"]
         shown = [f"{_decision(step)}\nResult: {step['result']}" for step in steps]
-        ends = [step["action"] == "answer" for step in (*steps, last)]
-        if not isinstance(question, str) or ends != [False] * len(steps) + [True] or "result" in last:
+        answers_early = any(step["action"] == "answer" for step in steps)
+        if not isinstance(question, str) or answers_early or last["action"] != "answer" or "result" in last:
             raise ValueError
         return "\n".join((f"Task: {question}", *shown, _decision(last)))
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -167,9 +164,7 @@ class ServerMemoryConfig(HintsConfig):
 
 
 MemoryConfig = Annotated[
-    LocalMemoryConfig | FolderMemoryConfig | ServerMemoryConfig,
-    Field(discriminator="type"),
-    typed("none"),
+    LocalMemoryConfig | FolderMemoryConfig | ServerMemoryConfig, Field(discriminator="type"), typed("none")
 ]
 
 

@@ -78,7 +78,7 @@ class ClusterConfig(Config):
 
     @property
     def work_s(self) -> float:
-        """Return the limit of a call of the learner (a train step, a checkpoint) and of the PRM, in seconds."""
+        """Return the limit of a call of the learner and of the PRM, in seconds."""
         return 6 * self.answer_s
 
     @property
@@ -93,10 +93,7 @@ class ClusterConfig(Config):
         return None if address == "local" else address
 
     def check_joined(self) -> None:
-        """Raise UserError if RAY_ADDRESS names a dashboard or a server of Ray's client, which no run can join.
-
-        Commands that start no Ray ignore it: `agentflow submit` takes it as the place to send a run to.
-        """
+        """Raise UserError if RAY_ADDRESS names a dashboard, as for `agentflow submit`, which no run can join."""
         if (address := self.joined) and "://" in address:
             raise UserError(f"RAY_ADDRESS is a URL: {_NO_URL}, or set cluster.address=local to run here")
 
@@ -200,10 +197,7 @@ class RunConfig(Config):
 
     @property
     def shares_base(self) -> bool:
-        """True if learner and first rollout worker read one copy of the base weights, on one card or on one machine.
-
-        A cluster that the run joins may have several machines.
-        """
+        """True if learner and first rollout worker read one copy of the base weights, on one card or on one machine."""
         return self.card.share_base and (self.shares_card or self.cluster.joined is None)
 
     @property
@@ -245,15 +239,13 @@ class RunConfig(Config):
                 raise ValueError(
                     f"{setting} needs rollout.engine.adapter_mode = 'native': a merged engine holds no frozen weights"
                 )
-        if not card.share_base:
-            return self
         on_cpu = learner.device == engine.device == "cpu" and learner.num_workers == 1
-        if not (self.shares_card or on_cpu):
+        if card.share_base and not (self.shares_card or on_cpu):
             raise ValueError(
                 "card.share_base needs card.shared = true with learner.device and rollout.engine.device = 'cuda', or "
                 "both on the CPU; and learner.num_workers and rollout.engine.tensor_parallel = 1"
             )
-        if learner.precision != engine.precision:
+        if card.share_base and learner.precision != engine.precision:
             raise ValueError(
                 f"card.share_base needs one type for both, and learner.dtype is {learner.precision}, "
                 f"rollout.engine.dtype {engine.precision}: set them to the same"
@@ -262,20 +254,19 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _agent_fits(self) -> "RunConfig":
-        """Reject what reads or plays the planner's decisions for a custom agent, and the opposite for the planner."""
         cold_start, agent = self.cold_start, f"agent.type = '{self.agent.type}' needs"
-        if isinstance(self.agent, PlannerAgentConfig):
-            if not isinstance(cold_start, PlansConfig):
-                raise ValueError(
-                    f"cold_start.type = '{cold_start.type}' needs a custom agent (agent.function or agent.command): "
-                    "the planner imitates plans"
-                )
-        elif isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations > 0:
+        is_planner = isinstance(self.agent, PlannerAgentConfig)
+        if is_planner and not isinstance(cold_start, PlansConfig):
+            raise ValueError(
+                f"cold_start.type = '{cold_start.type}' needs a custom agent (agent.function or agent.command): the "
+                "planner imitates plans"
+            )
+        if not is_planner and isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations > 0:
             raise ValueError(
                 f"{agent} cold_start.type = 'teacher' or 'file', or cold_start.num_demonstrations = 0: only the "
                 "planner imitates plans"
             )
-        elif self.backend.type != "vllm":
+        if not is_planner and self.backend.type != "vllm":
             raise ValueError(f"{agent} backend = vllm: a served model does not report token ids")
         return self
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,7 @@ def plan_job(
     if here and sys.prefix != sys.base_prefix:
         # Ray runs a job with the first `python` of PATH; on this machine that should be the current one.
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
-    # These phases sample in the driver, which Ray must therefore place; `train` asks for its actors' places.
-    in_driver = phase in ("collect", "label", "train-prm", "evaluate")
+    in_driver = phase in ("collect", "label", "train-prm", "evaluate")  # `train` asks for its actors' places
     engine = config.rollout.engine
     samples = {"label": config.label.type == "monte_carlo", "evaluate": config.backend.type == "vllm"}.get(phase, True)
     device, cards = (config.prm.device, 1) if phase == "train-prm" else (engine.device, engine.tensor_parallel)
@@ -128,10 +128,7 @@ def plan_job(
 
 
 def plan_runtime_env(config: RunConfig, request: SubmitRequest) -> dict[str, Any]:
-    """Return Ray's runtime environment: the working directory without secrets, and variables without keys.
-
-    Ray writes a job's environment to logs that all users of its machines can read, so a key in it is rejected.
-    """
+    """Return Ray's runtime environment, without keys: Ray writes it to logs that all users of its machines can read."""
     check_nothing_secret_is_written(config, (*request.overrides, *request.phase_options))
     try:
         text = request.runtime_env.read_text(encoding="utf-8-sig") if request.runtime_env else "{}"
@@ -201,12 +198,11 @@ def check_paths(config: RunConfig, request: SubmitRequest) -> None:
     if request.recipe.exists() and not request.recipe.resolve().is_relative_to(folder):
         raise UserError(f"recipe '{request.recipe}' is outside of --working-dir '{folder}', and is not uploaded")
     options = [part for word in request.phase_options for part in word.split("=", 1)]
-    outputs = {
-        "agent.memory.path": memory.path if isinstance(memory, FolderMemoryConfig) else None,
-        "--out": options[options.index("--out") + 1] if "--out" in options[:-1] else None,
-    }
-    for key, path in outputs.items():
-        if path and not Path(path).is_absolute():
+    outputs = [("--out", path) for option, path in pairwise(options) if option == "--out"]
+    if isinstance(memory, FolderMemoryConfig):
+        outputs.append(("agent.memory.path", memory.path))
+    for key, path in outputs:
+        if not Path(path).is_absolute():
             raise UserError(f"{key} = '{path}' is relative, and would be deleted with the job; give an absolute path")
 
 

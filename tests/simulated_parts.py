@@ -44,15 +44,11 @@ class LognormalTasks:
         return seconds, rng.choices(list(self.shares), list(self.shares.values()))[0]
 
 
-QUICK = LognormalTasks(median_s=0.2, sigma=0.8)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """What groups are like: their seconds and what they come to, as `tasks` draws them, and the tokens of a
-    trajectory. By default 250 of them are sampled, as many as in a small real run."""
+    """Seconds and outcomes of groups, and the tokens of a trajectory: by default as many as in a small real run."""
 
-    tasks: LognormalTasks = QUICK
+    tasks: LognormalTasks = LognormalTasks(median_s=0.2, sigma=0.8)
     num_turns: int = 5
     turn_tokens: int = 50
     prompt_tokens: int = 150
@@ -76,12 +72,8 @@ class SimulatedEngine:
 
     @property
     def load(self) -> EngineLoad:
-        return EngineLoad(
-            busy_s=time.monotonic() - self._started,
-            kv_usage=0.0,
-            num_waiting=0,
-            num_preemptions=0,
-        )
+        busy_s = time.monotonic() - self._started
+        return EngineLoad(busy_s=busy_s, kv_usage=0.0, num_waiting=0, num_preemptions=0)
 
     async def prepare_adapter(self, version: int, adapter: bytes) -> tuple[int, bytes]:
         return version, adapter
@@ -118,9 +110,6 @@ class SimulatedWorker:
 
     def begin_round(self, num_groups: int) -> None:
         """There is no lockstep to prepare."""
-
-    def end_group(self, group_id: str) -> None:
-        """Nor one to end."""
 
     async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
         rng = random.Random(task.id)
@@ -205,15 +194,11 @@ class SimulatedLearner:
         for ordinal in {int(sample.trajectory_id.lstrip("g").partition("/")[0]) for sample in samples}:
             self._weights.grad[ordinal] = -1.0
         self.optimizer.step()
-        age = float(batch.max_age)
         self.policy_version += 1
         self.num_steps_done += 1
         metrics = {
-            "policy/loss": 0.0,
-            "policy/skipped": 0.0,
-            "policy/logprob_gap_abs": 0.0,
-            "policy/staleness_max": age,
-            "policy/age_mean": age,
+            **dict.fromkeys(("policy/loss", "policy/skipped", "policy/logprob_gap_abs"), 0.0),
+            **dict.fromkeys(("policy/staleness_max", "policy/age_mean"), float(batch.max_age)),
             "learner/step_s": time.perf_counter() - started,
             "learner/loss_tokens": float(batch.num_loss_tokens),
             "learner/packed_tokens": float(sum(len(sample.token_ids) for sample in samples)),

@@ -18,8 +18,6 @@ TEMPLATES = Path(__file__).with_name("templates")
 STYLES = (Path(__file__).with_name("static") / "palette.css", TEMPLATES / "style.css")
 WIDTH, HEIGHT = 640, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 14, 14, 30
-_MAX_DOTS = 40
-_NUM_COLOURS = 6
 _STRIDES = [unit * 10**power for power in range(9) for unit in (1, 2, 5)]
 # Invisible characters, and those that change the direction of reading.
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -49,7 +47,7 @@ def percent(rate: float | None) -> str:
 
 
 def points(rates: Sequence[float], *, signed: bool = False) -> str:
-    """Format the ends of an interval as numbers from 0 to 100."""
+    """Format rates as numbers from 0 to 100."""
     return " to ".join(f"{100 * rate:{'+' if signed else ''}.1f}" for rate in rates)
 
 
@@ -108,7 +106,7 @@ class LineChart:
     @property
     def legend(self) -> list[tuple[str, str]]:
         """The class in style.css and the text of each key."""
-        lines = [(f"s{index % _NUM_COLOURS}", name) for index, name in enumerate(self.lines)]
+        lines = [(f"s{index % 6}", name) for index, name in enumerate(self.lines)]
         return lines + [(f"mark {mark.kind}", mark.text) for mark in self.marks]
 
     @property
@@ -120,12 +118,11 @@ class LineChart:
         first, last = min(steps), max(steps)
         parts = list(_grid(first, last))
         for index, (name, points) in enumerate(lines.items()):
-            places, colour = [_place(point, first, last) for point in points], f"s{index % _NUM_COLOURS}"
+            places, colour = [_place(point, first, last) for point in points], f"s{index % 6}"
             joined = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in places)
             parts.append(f'<polyline class="line {colour}" points="{joined}"><title>{escape(name)}</title></polyline>')
             parts += [_whisker(colour, place) for place in places]
-            # A run of one step has no line, only its point.
-            dots = places if len(places) <= _MAX_DOTS else []
+            dots = places if len(places) <= 40 else []
             parts += [f'<circle class="dot {colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y, _, _ in dots]
         for mark, point in marks:
             place = _place(point, first, last)

@@ -17,8 +17,6 @@ from rollout.filters import SOLVED
 from rollout.types import Trajectory, is_answer
 
 Row = Mapping[str, float]
-FILES = ("summary.json", "config.json", "metrics.jsonl", "trajectories.jsonl")
-"""Files of a run to which the report links."""
 _RATE = "held_out/solve_rate"
 
 
@@ -27,7 +25,8 @@ def write_report(run_dir: Path) -> Path:
     summary, config, provenance = (
         read_json_if_there(run_dir / name) for name in ("summary.json", "config.json", "provenance.json")
     )
-    metrics, trajectories = run_dir / "metrics.jsonl", run_dir / "trajectories.jsonl"
+    logs = ("metrics.jsonl", "trajectories.jsonl")
+    metrics, trajectories = (run_dir / name for name in logs)
     rates, sandbox = held_out_rates(summary), provenance.get("sandbox")
     before, after = (summary.get(f"solve_rate_{name}") for name in ("before", "after"))
     gain = None if before is None or after is None else after - before
@@ -49,7 +48,7 @@ def write_report(run_dir: Path) -> Path:
             for name, row in summary.get("by_dataset", {}).items()
         },
         outcomes=list(_outcomes(read_trajectories(trajectories) if trajectories.exists() else ())),
-        files=[file for file in FILES if (run_dir / file).exists()],
+        files=[name for name in ("summary.json", "config.json", *logs) if (run_dir / name).exists()],
         sandbox=SandboxState(**sandbox) if sandbox else None,
     )
 
@@ -83,10 +82,7 @@ def _points(rows: Iterable[Row], key: str) -> list[Point]:
 
 
 def _outcomes(trajectories: Iterable[Trajectory]) -> Iterator[tuple[object, ...]]:
-    """Count for each policy its tasks, right, wrong, missing and unscored answers, failed tool calls and mean turns.
-
-    Wrong and missing answers have different causes.
-    """
+    """Count for each policy its tasks, right, wrong, missing and unscored answers, failed tool calls and mean turns."""
     attempts: dict[str, dict[str, Trajectory]] = {phase: {} for phase in POLICIES}
     for trajectory in trajectories:
         if trajectory.phase in attempts:

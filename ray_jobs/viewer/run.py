@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,14 +31,8 @@ Row = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 
+MAX_PAGE = 500
 MAX_PROMPT_CHARS = 20_000
-_SHORT = 300
-"""Characters of a text that a list or a cell shows."""
-FRESH_S = 900.0
-"""A run without a summary is live if its files changed within this many seconds."""
-
-_SETTINGS = ("seed", "num_steps", "pipeline_depth", "max_staleness")
-_FILTERS = ("phase", "verdict", "outcome", "dataset", "step")
 _MOVE = ("action", "action_input", "result", "tool_error", "format_error")
 _KINDS = {
     ("wrong", "right"): "gained",
@@ -48,19 +42,44 @@ _KINDS = {
 }
 """Kinds of pairs by the outcomes of their attempts, in the order in which they are listed."""
 
-Step = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Asked = Mapping[str, str]
-"""Filters of a list, which must all hold, `text` to search for, and `order`; an empty one is none."""
+Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of a request. All filters of a list must hold; an empty one is none."""
+
+    run: Natural = 0
+    id: str = ""
+    offset: Natural = 0
+    limit: Natural = 100
+    order: str = ""
+    text: str = ""
+    phase: str = ""
+    verdict: str = ""
+    outcome: str = ""
+    dataset: str = ""
+    step: str = ""
+    left: str = ""
+    right: str = ""
+    only: str = ""
+
+    def finds(self, text: str) -> bool:
+        """Return whether a text holds what is searched for."""
+        return self.text.lower().strip() in text.lower()
+
+    def page(self, found: Sequence[Row]) -> Row:
+        """Return the part of a list, of at most MAX_PAGE rows, and the length of the whole."""
+        rows = found[::-1] if self.order == "newest" else found
+        return {"total": len(rows), "rows": rows[self.offset : self.offset + min(self.limit, MAX_PAGE)]}
 
 
 class LogRows:
-    """The rows of metrics.jsonl or groups.jsonl in their order; lines that are no such row are counted and left out.
+    """The rows of a log, of type `kind`; lines that are no such row are counted and left out.
 
-    A file that was replaced, for example by a resumed run, is read again from its start, and `generation` increases.
+    A file that was replaced, as by a resumed run, is read again from its start, and `generation` increases.
     """
 
     def __init__(self, path: Path, kind: object) -> None:
-        """`kind` is the type of a row."""
         self.path = path
         self.generation = 0
         self._kind = kind
@@ -91,8 +110,7 @@ class LogRows:
                     row = self._row_of(line)
                     msgspec.json.encode(row)  # not every number and text that Python reads can be sent
                     self.rows.append(row)
-                except Exception as error:
-                    # What a damaged or foreign file holds may fail anywhere.
+                except Exception as error:  # what a damaged or foreign file holds may fail anywhere
                     _log.warning("%s: a line at byte %d is left out: %s", self.path, self._end, raised(error))
                     self.num_unreadable += 1
                 self._end += len(line)
@@ -110,11 +128,11 @@ class MetricRows(LogRows):
 
     def _row_of(self, line: bytes) -> Row:
         row = super()._row_of(line)
-        return row | {"step": msgspec.convert(row["step"], Step, strict=False)}
+        return row | {"step": msgspec.convert(row["step"], Natural, strict=False)}
 
 
 class TrajectoryIndex(LogRows):
-    """A short row for each trajectory of a file. 20,000 are read in about a second."""
+    """A short row for each trajectory of a file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, Trajectory)
@@ -158,7 +176,7 @@ class TrajectoryIndex(LogRows):
             "advantages": [turn.advantage for turn in turns] if one.credit else None,
         }
         texts = (one.id, task.id, task.dataset, task.question, one.answer, task.answer, one.stop_reason, one.reason)
-        self.texts[one.id] = "\n".join(str(text or "")[:2000] for text in texts).lower()
+        self.texts[one.id] = "\n".join(str(text or "")[:2000] for text in texts)
         self._offsets[one.id] = self._end
         if one.phase == "train":
             self.by_group.setdefault(one.group_id, []).append(row)
@@ -166,11 +184,9 @@ class TrajectoryIndex(LogRows):
 
 
 def shortened(text: object) -> str | None:
-    """Shorten a text for a list; an ellipsis marks the cut."""
-    if text is None:
-        return None
+    """Shorten a text for a list or a cell to 300 characters; an ellipsis marks the cut."""
     whole = str(text)
-    return whole if len(whole) <= _SHORT else f"{whole[: _SHORT - 1]}…"
+    return None if text is None else whole if len(whole) <= 300 else f"{whole[:299]}…"
 
 
 def read_json_if_there(path: Path) -> Row:
@@ -223,7 +239,7 @@ class ViewedRun:
             "groups": Counter(row["state"] for row in self.group_rows.rows),
             "unreadable": sum(log.num_unreadable for log in self._logs),
             "faults": list(self.faults.values()),
-            "live": not (self.folder / "summary.json").exists() and time.time() - changed < FRESH_S,
+            "live": not (self.folder / "summary.json").exists() and time.time() - changed < 900.0,
         }
 
     def about(self) -> Row:
@@ -242,7 +258,7 @@ class ViewedRun:
         with self._faults_of(path := self.folder / "config.json"):
             config = read_json_if_there(path)
             about["settings"] = {
-                **{name: config.get(name) for name in _SETTINGS},
+                **{name: config.get(name) for name in ("seed", "num_steps", "pipeline_depth", "max_staleness")},
                 "model": config.get("model", {}).get("path"),
                 "credit": config.get("reward", {}).get("credit", {}).get("type"),
                 "objective": config.get("learner", {}).get("loss", {}).get("type"),
@@ -258,23 +274,20 @@ class ViewedRun:
             }
         return about
 
-    def page(self, asked: Asked, offset: int, limit: int) -> Row:
-        """Return a page of the selected trajectories, and their total number.
-
-        The phase `changed` are attempts after RL whose task had another outcome before, gained ones first.
-        """
-        rows = self._changed() if asked.get("phase") == "changed" else self.trajectories.rows
-        wanted = {name: asked[name] for name in _FILTERS if asked.get(name)}
-        if wanted.get("phase") in ("any", "changed"):
-            del wanted["phase"]
-        text = asked.get("text", "").lower().strip()
+    def page(self, asked: Asked) -> Row:
+        """Return a page of the selected trajectories; the phase `changed` are those after RL whose outcome changed."""
+        phase = "" if asked.phase in ("any", "changed") else asked.phase
         found = [
             row
-            for row in rows
-            if text in self.trajectories.texts[row["id"]]
-            and all(value == (_outcome(row) if name == "outcome" else str(row[name])) for name, value in wanted.items())
+            for row in (self._changed() if asked.phase == "changed" else self.trajectories.rows)
+            if phase in ("", row["phase"])
+            and asked.verdict in ("", row["verdict"])
+            and asked.outcome in ("", _outcome(row))
+            and asked.dataset in ("", row["dataset"])
+            and asked.step in ("", str(row["step"]))
+            and asked.finds(self.trajectories.texts[row["id"]])
         ]
-        return _page(found, asked, offset, limit)
+        return asked.page(found)
 
     def trajectory(self, trajectory_id: str) -> Row | None:
         """Return a trajectory with the texts of its tokens, its siblings and the other attempts at its task."""
@@ -282,23 +295,21 @@ class ViewedRun:
         if record is None:
             return None
         self._add_token_texts(record["turns"])
-        others = (
-            row for row in self.trajectories.rows if row["task"] == record["task_id"] and row["id"] != trajectory_id
-        )
+        same = (row for row in self.trajectories.rows if row["task"] == record["task_id"])
+        others = islice((row for row in same if row["id"] != trajectory_id), 50)
         siblings = self.trajectories.by_group.get(record["group_id"], []) if record["phase"] == "train" else []
-        return {"record": record, "siblings": siblings, "attempts": list(islice(others, 50))}
+        return {"record": record, "siblings": siblings, "attempts": list(others)}
 
-    def groups(self, asked: Asked, offset: int, limit: int) -> Row:
+    def groups(self, asked: Asked) -> Row:
         """Return a page of the selected groups, with the outcomes of their trajectories."""
-        text, states, step = (asked.get(name, "").lower().strip() for name in ("text", "verdict", "step"))
         found = [
             group
             for group in map(self._with_attempts, self.group_rows.rows)
-            if (not states or group["state"] in states.split(","))
-            and step in ("", str(group["step"]))
-            and text in " ".join(str(group[name]) for name in ("id", "family", "task", "question", "reason")).lower()
+            if (not asked.verdict or group["state"] in asked.verdict.split(","))
+            and asked.step in ("", str(group["step"]))
+            and asked.finds(" ".join(str(group[name]) for name in ("id", "family", "task", "question", "reason")))
         ]
-        return _page(found, asked, offset, limit)
+        return asked.page(found)
 
     def group(self, group_id: str) -> Row | None:
         """Return a group with its siblings and their prefix tree."""
@@ -330,19 +341,14 @@ class ViewedRun:
         return [pair["right"] | {"before": pair["left"]} for pair in pairs if pair["kind"] in ("gained", "lost")]
 
     def _add_token_texts(self, turns: Iterable[Row]) -> None:
-        """Replace the prompt's token ids in each turn by texts, if the run folder has a tokenizer.
-
-        `pieces` are the texts of the sampled tokens, `prompt_text` is the new part of the prompt.
-        """
+        """Replace the prompt's token ids in each turn by its text, and add those of its tokens, if possible."""
         for turn in turns:
             prompt = turn.pop("prompt_token_ids")
             with self._faults_of(self.folder / TOKENIZER):
                 if self._tokenizer is not None:
                     text = self._tokenizer.decode(prompt, skip_special_tokens=False)
-                    turn |= {
-                        "pieces": _pieces(self._tokenizer, turn["token_ids"]),
-                        "prompt_text": text[:MAX_PROMPT_CHARS],
-                    }
+                    turn["pieces"] = _pieces(self._tokenizer, turn["token_ids"])
+                    turn["prompt_text"] = text[:MAX_PROMPT_CHARS]
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer | None":
@@ -353,10 +359,7 @@ class ViewedRun:
 
 
 def paired(left: Mapping[str, Row], right: Mapping[str, Row]) -> list[Row]:
-    """Pair the scored attempts at the same tasks, sorted by kind and task.
-
-    Another run may have another question under the same name, which is no pair.
-    """
+    """Pair the scored attempts at the same tasks with the same question, sorted by kind and task."""
     pairs = []
     for task in left.keys() & right.keys():
         first, second = left[task], right[task]
@@ -372,11 +375,6 @@ def _outcome(row: Row) -> str:
     return "right" if row["outcome"] == SOLVED else "wrong"
 
 
-def _page(found: list[Row], asked: Asked, offset: int, limit: int) -> Row:
-    rows = found[::-1] if asked.get("order") == "newest" else found
-    return {"total": len(rows), "rows": rows[offset : offset + limit]}
-
-
 def _pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
     """Return the text of each token; a character of several tokens is that of the last of them."""
     from tokenizers.decoders import DecodeStream
@@ -386,8 +384,7 @@ def _pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
     for token in token_ids:
         try:
             pieces.append(stream.step(tokenizer, token) or "")
-        except Exception:
-            # Bytes that are no text, for which the library has no exception class.
+        except Exception:  # bytes that are no text, for which the library has no exception class
             stream = DecodeStream(skip_special_tokens=False)
             pieces.append("\N{REPLACEMENT CHARACTER}")
     return pieces
@@ -397,20 +394,22 @@ def prefix_tree(records: Sequence[Row]) -> Row:
     """Return `order`, the ids of trajectory records from left to right, and `rows`, a list of cells for each step.
 
     A cell represents the attempts with the same decision and result after equal earlier steps. It has `first` and
-    `span`, the columns that it covers; the decision and its result; and an advantage and a PRM score for each attempt,
-    in the order of the columns. A row has no cells for attempts that have ended. Of several branches, the one with the
-    larger share of right attempts comes first.
+    `span`, the columns that it covers, and an advantage and a PRM score for each of them; attempts that have ended are
+    in no cell. The branch with the largest share of right attempts comes first.
     """
-    planned = {record["id"]: [turn for turn in record["turns"] if turn["role"] == "planner"] for record in records}
     right = {record["id"]: record["outcome"] == SOLVED for record in records}
-    values = {record["id"]: (record.get("advantages") or (), record.get("prm_scores") or ()) for record in records}
-    rows: list[list[Row]] = [[] for _ in range(max(map(len, planned.values()), default=0))]
+    steps: dict[str, list[tuple[Any, ...]]] = {}
+    for record in records:
+        moves = [_move(turn) for turn in record["turns"] if turn["role"] == "planner"]
+        worths = (chain(record.get(name) or (), repeat(None)) for name in ("advantages", "prm_scores"))
+        steps[record["id"]] = list(zip(moves, *worths, strict=False))
+    rows: list[list[Row]] = [[] for _ in range(max(map(len, steps.values()), default=0))]
     order: list[str] = []
 
     def place(members: Sequence[str], depth: int) -> None:
         branches: dict[tuple[str | None, ...], list[str]] = {}
         for one in members:
-            branches.setdefault(_move(planned[one][depth]) if depth < len(planned[one]) else (), []).append(one)
+            branches.setdefault(steps[one][depth][0] if depth < len(steps[one]) else (), []).append(one)
         ranks = {move: -sum(right[one] for one in branch) / len(branch) for move, branch in branches.items()}
         for move, branch in sorted(branches.items(), key=lambda item: (ranks[item[0]], -len(item[1]))):
             first = len(order)
@@ -420,17 +419,13 @@ def prefix_tree(records: Sequence[Row]) -> Row:
             cell: Row = dict(zip((*_MOVE, "said"), map(shortened, move), strict=True))
             rows[depth].append(cell)
             place(branch, depth + 1)
-            advantages, scores = ([_at(values[one][which], depth) for one in order[first:]] for which in (0, 1))
+            _, advantages, scores = zip(*(steps[one][depth] for one in order[first:]), strict=True)
             cell |= {"first": first, "span": len(branch), "advantages": advantages, "scores": scores}
 
-    place(list(planned), 0)
+    place(list(steps), 0)
     return {"order": order, "rows": rows}
 
 
 def _move(turn: Row) -> tuple[str | None, ...]:
     # A malformed turn has no decision: only equal texts are equal moves.
     return *(turn[name] for name in _MOVE), turn["text"] if turn["action"] is None else None
-
-
-def _at(values: Sequence[float | None], index: int) -> float | None:
-    return values[index] if index < len(values) else None

@@ -25,13 +25,10 @@ from configs.api_keys import LOOPBACK_HOSTS, without_secrets
 from configs.errors import UserError
 from envs.serving import LOOPBACK, TokenGate, listen, new_token, with_token
 from envs.tools.guard import raised
-from ray_jobs.viewer.run import Row, ViewedRun, paired
+from ray_jobs.viewer.run import Asked, Row, ViewedRun, paired
 
 _log = logging.getLogger(__name__)
 STATIC = Path(__file__).with_name("static")
-MAX_PAGE = 500
-MOST_RUNS = 2
-
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
     "content-security-policy": (
@@ -49,19 +46,19 @@ _HEADERS = {
 def build_app(runs: Sequence[ViewedRun], token: str) -> ASGIApp:
     """Return the server of one or two runs, which requires the token.
 
-    All static files are read now, so that a request cannot name any other file. The host names of other machines are
-    rejected, which keeps web pages from reaching the run by DNS rebinding.
+    All static files are read now, so that a request cannot name any other. Foreign host names are rejected, so that no
+    web page reaches the run by DNS rebinding.
     """
     files = {path.name: path.read_bytes() for path in STATIC.iterdir() if path.suffix in _TYPES}
-    answers: dict[str, Callable[[Request], object]] = {
-        "state": lambda request: [run.state() for run in runs],
-        "about": lambda request: [run.about() for run in runs],
-        "metrics": lambda request: _run(runs, request).metrics.rows,
-        "trajectories": lambda request: _run(runs, request).page(request.query_params, *_page(request)),
-        "trajectory": lambda request: _found(_run(runs, request).trajectory, request),
-        "groups": lambda request: _run(runs, request).groups(request.query_params, *_page(request)),
-        "group": lambda request: _found(_run(runs, request).group, request),
-        "pairs": lambda request: _pairs(runs, request),
+    answers: dict[str, Callable[[Asked], object]] = {
+        "state": lambda asked: [run.state() for run in runs],
+        "about": lambda asked: [run.about() for run in runs],
+        "metrics": lambda asked: runs[asked.run].metrics.rows,
+        "trajectories": lambda asked: runs[asked.run].page(asked),
+        "trajectory": lambda asked: runs[asked.run].trajectory(asked.id),
+        "groups": lambda asked: runs[asked.run].groups(asked),
+        "group": lambda asked: runs[asked.run].group(asked.id),
+        "pairs": lambda asked: _pairs(runs, asked),
     }
     lock = threading.Lock()
 
@@ -76,10 +73,19 @@ def build_app(runs: Sequence[ViewedRun], token: str) -> ASGIApp:
         if (name := request.path_params["name"]) not in answers:
             raise HTTPException(404, "the viewer has no such answer")
         try:
+            asked = msgspec.convert(dict(request.query_params), Asked, strict=False)
+        except msgspec.ValidationError as error:
+            raise HTTPException(400, str(error)) from None
+        if asked.run >= len(runs):
+            raise HTTPException(404, f"run {asked.run} is not shown, there are {len(runs)}")
+        try:
             with lock:
                 for run in runs:
                     run.refresh()
-                return _json(answers[name](request))
+                found = answers[name](asked)
+                if found is None:
+                    raise HTTPException(404, "the run has no such id")
+                return _json(found)
         except HTTPException:
             raise
         except Exception as error:
@@ -118,76 +124,44 @@ def _json(value: object, status: int = 200) -> Response:
     return Response(content, status_code=status, media_type="application/json")
 
 
-def _pairs(runs: Sequence[ViewedRun], request: Request) -> Row:
-    asked = request.query_params
+def _pairs(runs: Sequence[ViewedRun], asked: Asked) -> Row:
     sides = []
-    for name in ("left", "right"):
+    for name, side in (("left", asked.left), ("right", asked.right)):
         # `0:eval_after` are the attempts of this phase in the first run.
-        number, _, phase = asked.get(name, "").partition(":")
+        number, _, phase = side.partition(":")
         if number not in map(str, range(len(runs))):
             raise HTTPException(400, f"{name} must be RUN:PHASE, such as 0:eval_after")
         sides.append(runs[int(number)].phase_attempts(phase))
-    pairs, text = paired(*sides), asked.get("text", "").lower().strip()
+    pairs = paired(*sides)
     found = [
         pair
         for pair in pairs
-        if asked.get("only", "") in ("", pair["kind"]) and text in f"{pair['task']}\n{pair['left']['question']}".lower()
+        if asked.only in ("", pair["kind"]) and asked.finds(f"{pair['task']}\n{pair['left']['question']}")
     ]
-    offset, limit = _page(request)
-    counts = Counter(pair["kind"] for pair in pairs)
-    return {"counts": counts, "total": len(found), "rows": found[offset : offset + limit]}
-
-
-def _page(request: Request) -> tuple[int, int]:
-    return _whole(request, "offset", 0), min(_whole(request, "limit", 100), MAX_PAGE)
-
-
-def _whole(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise HTTPException(400, f"{name} must be a whole number of at most nine digits, got {text[:40]!r}")
-    return int(text)
-
-
-def _run(runs: Sequence[ViewedRun], request: Request) -> ViewedRun:
-    number = _whole(request, "run", 0)
-    if number >= len(runs):
-        raise HTTPException(404, f"run {number} is not shown, there are {len(runs)}")
-    return runs[number]
-
-
-def _found(find: Callable[[str], Row | None], request: Request) -> Row:
-    if (found := find(request.query_params.get("id", ""))) is None:
-        raise HTTPException(404, "the run has no such id")
-    return found
+    return {"counts": Counter(pair["kind"] for pair in pairs), **asked.page(found)}
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
     """Serve until interrupted. Raises UserError for a folder without a run or a used port."""
     import uvicorn
 
-    if len(folders) > MOST_RUNS:
-        raise UserError(f"at most {MOST_RUNS} runs can be shown, got {len(folders)}")
+    if len(folders) > 2:
+        raise UserError(f"at most 2 runs can be shown, got {len(folders)}")
     runs = [ViewedRun(folder) for folder in folders]
     with listen(LOOPBACK, port) as listener:
         token = new_token()
         address = with_token(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", token)
-        server = uvicorn.Server(
-            uvicorn.Config(build_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)
-        )
+        config = uvicorn.Config(build_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)
         print(f"{' and '.join(map(str, folders))}: {address}   (Ctrl-C ends it)", flush=True)
         with door_to(address) as door:
             if browser:
                 threading.Timer(0.3, webbrowser.open, [door]).start()
-            server.run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 @contextmanager
 def door_to(address: str) -> Iterator[str]:
-    """Yield the URL of a file that redirects to the address and that only this user can read.
-
-    All users of a machine see the command that starts a browser, so the address must not be in it.
-    """
+    """Yield the URL of a file that leads to the address; all users see the browser's command, but not this file."""
     page = '<!doctype html><meta charset="utf-8"><title>AgentFlow viewer</title>'
     with tempfile.TemporaryDirectory(prefix="agentflow-view-") as folder:
         file = Path(folder) / "viewer.html"

@@ -65,9 +65,8 @@ class FakeRay:
         return done, [ref for ref in refs if not ref.done]
 
     def get(self, refs):
-        values = [self.get(ref) for ref in refs] if isinstance(refs, list) else None
-        if values is not None:
-            return values
+        if isinstance(refs, list):
+            return [self.get(ref) for ref in refs]
         if refs.error:
             raise refs.error
         return refs.value
@@ -115,5 +114,4 @@ class FakeLauncher:
         return self.prms[-1]
 
     def no_room(self, name, claims):
-
         return UserError(f"no room for the {name}")

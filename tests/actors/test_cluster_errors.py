@@ -8,13 +8,9 @@ def died(*lines):
     return RayActorError("0" * 32, "\n".join(lines))
 
 
-def test_reason_is_what_the_constructor_of_an_actor_raised():
+def test_reason_is_the_cause_of_a_failed_call_or_what_the_constructor_of_an_actor_raised():
     ray_line = "The actor died because of an error raised in its creation task, ray::S()"
-    assert reason_of(died(ray_line, "  File x", "E: full")) == "E: full"
     assert reason_of(died(ray_line, "rollout.files.DiskError: no space")) == "DiskError: no space"
-
-
-def test_reason_of_a_failed_call_is_its_cause():
     error = RuntimeError("ray::Learner")
     error.cause = ValueError("the disk is full\nat line 7")
     assert reason_of(error) == "the disk is full"

@@ -23,30 +23,21 @@ def test_a_shared_card_is_reserved_as_a_whole_and_another_one_by_the_learners_sh
     assert launch.learner_room(on_cards(changes)) == room
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        ("card.shared=false",),
-        ("learner.device=cpu",),
-        ("learner.num_workers=2",),
-        ("rollout.engine.tensor_parallel=2",),
-    ],
-)
-def test_nothing_is_shared_over_several_cards_or_none(changes):
-    assert not on_cards("card.shared=true", *changes).shares_card
+NOT_SHARED = ("card.shared=false", "learner.device=cpu", "learner.num_workers=2", "rollout.engine.tensor_parallel=2")
 
 
-def test_trainers_may_grow_their_memory_in_place_and_keep_a_cpus():
+@pytest.mark.parametrize("change", NOT_SHARED)
+def test_nothing_is_shared_over_several_cards_or_none(change):
+    assert not on_cards("card.shared=true", change).shares_card
+
+
+def test_trainers_may_grow_their_memory_in_place_and_the_holder_of_shared_base_weights_not():
     card, cpu = launch.training_env(2, "cuda"), launch.training_env(2, "cpu")
     assert card["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert "PYTORCH_ALLOC_CONF" not in launch.thread_env(2)
     assert not [name for name in card if name.startswith("MALLOC_")]  # a model passes through here on its way to a card
     assert int(cpu["MALLOC_TRIM_THRESHOLD_"]) == 64 * 2**30
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cuda", "expandable_segments:False"), ("cpu", None)])
-def test_memory_of_shared_base_weights_can_be_exported_to_other_processes(device, expected):
-    assert launch.base_env(device).get("PYTORCH_ALLOC_CONF") == expected
+    assert launch.base_env("cuda")["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
+    assert "PYTORCH_ALLOC_CONF" not in launch.thread_env(2) | launch.base_env("cpu")
 
 
 def test_part_claims_a_core_and_an_engine_over_several_cards_all_of_them_on_one_node():
@@ -75,15 +66,7 @@ def test_the_holder_of_a_shared_base_takes_its_share_from_the_learners():
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        "rollout.engine.adapter_mode=merged",
-        "card.shared=false",
-        "learner.device=cpu",
-        "learner.num_workers=2",
-        "rollout.engine.tensor_parallel=2",
-        "learner.dtype=float32",
-        "card.learner=0.01",
-    ],
+    [*NOT_SHARED, "rollout.engine.adapter_mode=merged", "learner.dtype=float32", "card.learner=0.01"],
 )
 def test_a_base_that_cannot_be_shared_is_refused_with_the_setting(changes):
     with pytest.raises(UserError, match=re.escape(changes.partition("=")[0].rpartition(".")[2])):

@@ -1,6 +1,7 @@
 """Ray gives its own processes 30 s to start, which a busy machine may need longer for."""
 
 import signal
+from contextlib import nullcontext
 
 import pytest
 import ray
@@ -12,32 +13,20 @@ from configs.run import ClusterConfig
 BUSY = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 
 
-@pytest.fixture
-def starts(monkeypatch):
-    """How often Ray is started; `failing` says how many of these time out."""
-    seen = {"starts": 0, "failing": 0}
+@pytest.mark.parametrize(("failing", "expected"), [(2, nullcontext()), (9, pytest.raises(UserError))])
+def test_ray_that_is_too_slow_to_start_is_started_three_times(monkeypatch, failing, expected):
+    starts = []
 
     def init(**_):
-        seen["starts"] += 1
-        if seen["starts"] <= seen["failing"]:
+        starts.append(1)
+        if len(starts) <= failing:
             raise Exception(BUSY)
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    return seen
-
-
-def test_ray_that_was_too_slow_to_start_is_started_again(starts):
-    starts["failing"] = 2
-    start_ray(ClusterConfig())
-    assert starts["starts"] == 3
-
-
-def test_ray_that_never_starts_is_an_error_of_the_user(starts):
-    starts["failing"] = 9
-    with pytest.raises(UserError):
+    with expected:
         start_ray(ClusterConfig())
-    assert starts["starts"] == 3
+    assert len(starts) == 3
 
 
 @pytest.mark.parametrize("found", [signal.SIG_DFL, lambda *_: None])

@@ -78,20 +78,16 @@ async def test_death_of_a_worker_costs_what_it_had_open(error):
     assert sorted(dying.answered + other.answered) == sorted(task.id for task in TASKS)
 
 
-async def test_calls_wait_for_the_replacement_of_the_only_worker():
-    dying, spare = FakeWorker(0.01, dies_over=("t0",)), FakeWorker()
-    supervisor = FakeSupervisor(dying)
-    attempts = asyncio.create_task(attempt_all(supervisor))
-    await asyncio.sleep(0.1)
-    assert not attempts.done()
-    supervisor.workers[0] = spare
-    assert await attempts == [task.id for task in TASKS]
-
-
-async def test_what_ends_the_run_ends_the_calls():
+@pytest.mark.parametrize("ends", [False, True])
+async def test_calls_wait_for_the_replacement_of_the_only_worker_or_for_what_ends_the_run(ends):
     supervisor = FakeSupervisor(FakeWorker(0.01, dies_over=("t0",)))
     attempts = asyncio.create_task(attempt_all(supervisor))
     await asyncio.sleep(0.1)
-    supervisor.failure = UserError("lost")
-    with pytest.raises(UserError):
-        await attempts
+    assert not attempts.done()
+    if ends:
+        supervisor.failure = UserError("lost")
+        with pytest.raises(UserError):
+            await attempts
+    else:
+        supervisor.workers[0] = FakeWorker()
+        assert await attempts == [task.id for task in TASKS]

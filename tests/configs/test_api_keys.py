@@ -58,13 +58,12 @@ def test_a_bad_key_file_is_reported_without_its_content(content, monkeypatch, tm
     assert KEY not in str(caught.value)
 
 
-def test_a_key_from_a_file_is_redacted(monkeypatch, tmp_path):
+def test_a_key_from_a_file_is_redacted_and_a_pipe_with_one_is_left_to_its_reader(monkeypatch, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("OTHER_API_KEY_FILE", str(tmp_path / "pipe"))
     (tmp_path / "key").write_text("from-a-file/1\n")
     monkeypatch.setenv("SOME_API_KEY_FILE", str(tmp_path / "key"))
-    assert (
-        without_secrets("401 for from-a-file/1 and ?k=from-a-file%2F1")
-        == "401 for [SOME_API_KEY] and ?k=[SOME_API_KEY]"
-    )
+    assert without_secrets("from-a-file/1 ?k=from-a-file%2F1") == "[SOME_API_KEY] ?k=[SOME_API_KEY]"
     assert written_secret("say from-a-file/1") == "SOME_API_KEY"
 
 
@@ -117,12 +116,6 @@ def test_words_of_custom_code_are_redacted_with_their_causes(fail, monkeypatch, 
     assert KEY not in "".join(traceback.format_exception(caught.value)).replace(f'f"{KEY}', "")
 
 
-def test_a_pipe_with_a_key_is_left_to_its_reader(monkeypatch, tmp_path):
-    os.mkfifo(tmp_path / "key")
-    monkeypatch.setenv("SOME_API_KEY_FILE", str(tmp_path / "key"))
-    assert without_secrets("nothing") == "nothing"
-
-
 SECRET = ("HF_TOKEN", "TAVILY_API_KEY", "AWS_SECRET_ACCESS_KEY", "--api-key", "tavilyApiKey")
 HARMLESS = ("TOKENIZERS_PARALLELISM", "max_tokens", "TAVILY_API_KEY_FILE", "keyword", "monkey")
 
@@ -149,11 +142,6 @@ EXPOSED = [
     (f"npx server {KEY * 2}", "in a word of 32 or more letters and digits"),
     (f"https://h/mcp?u={KEY * 2}", "in a word of 32 or more letters and digits"),
 ]
-
-
-@pytest.mark.parametrize(("text", "where"), EXPOSED)
-def test_a_key_in_an_address_is_found(text, where):
-    assert exposed_key(text) == where
 
 
 @pytest.mark.parametrize(
@@ -190,8 +178,9 @@ def test_certain_keys_and_names_that_begin_like_one(text, where):
     assert certain_key(text) == where
 
 
-@pytest.mark.parametrize("text", [text for text, _ in EXPOSED])
-def test_a_recipe_with_a_key_is_refused_without_quoting_it(text):
+@pytest.mark.parametrize(("text", "where"), EXPOSED)
+def test_a_key_in_an_address_is_found_and_a_recipe_with_it_is_refused_without_quoting_it(text, where):
+    assert exposed_key(text) == where
     override = f"envs.tools={{lookup={{source={'mcp:' + text!r}, description='x'}}}}"
     if "'" in text:
         override = override.replace(repr("mcp:" + text), '"mcp:' + text + '"')

@@ -11,14 +11,7 @@ from ray_jobs.viewer.report import write_report
 from rollout.types import Reward, Trajectory, Turn
 
 EVIL = """'"><script>alert(1)</script><b onclick=x>{{ 7 * 7 }}"""
-METRICS = {
-    "policy/loss": 0.02,
-    "rollout/solve_rate": 0.107,
-    "rollout/groups_kept_share": 0.5,
-    "learner/step_s": 1.0,
-    "learner/wait_s": 2.0,
-    "policy/staleness_max": 3.0,
-}
+METRICS = {"policy/loss": 0.02, "rollout/solve_rate": 0.107}
 
 
 def make_turn(error=None):
@@ -36,17 +29,10 @@ def make_attempt(phase, reward, *, task="t1", **changes):
 
 def make_summary(**changes):
     summary = {
-        "verdict": "+70.0 points, significant",
-        "mcnemar_p": 1e-9,
-        "seed": 5,
-        "solve_rate_untouched": 0.0,
-        "num_untouched_tasks": 10,
-        "solve_rate_before": 0.1,
-        "solve_rate_after": 0.8,
-        "num_eval_tasks": 100,
+        **{"verdict": "+70.0 points, significant", "mcnemar_p": 1e-9, "seed": 5, "num_eval_tasks": 100},
+        **{"solve_rate_untouched": 0.0, "num_untouched_tasks": 10, "solve_rate_before": 0.1, "solve_rate_after": 0.8},
         "by_dataset": {"lookup": {"num": 100, "before": 0.1, "after": 0.8}},
         "cold_start": {"num_demonstrations": 104, "num_right": 31},
-        "phases": {"reinforce": 12.5},
     }
     return summary | changes
 
@@ -74,26 +60,24 @@ def test_report_shows_the_gain_the_learning_curve_and_the_links(folder):
     assert re.findall(r'class="hero">([^<]*)<', page) == ["+70.0 points"]
     (curve,) = figures(page)
     assert re.findall(r'class="mark (\w+)"', curve) == ["before", "after"]
-    assert (
-        page.index('class="hero"')
-        < page.index("<figure>")
-        < page.index('class="card caveats"')
-        < page.index("<section")
-    )
+    order = [page.index(part) for part in ('class="hero"', "<figure>", 'class="card caveats"', "<section")]
+    assert order == sorted(order)
     links = re.findall(r'href="([^"]*)"', page)
     assert links == ["summary.json", "config.json", "metrics.jsonl", "trajectories.jsonl"]
     assert all((folder.path / link).exists() for link in links)
 
 
 def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
-    records = [
-        make_attempt("eval_before", 1.0, task="right"),
-        make_attempt("eval_before", 0.0, task="wrong"),
-        make_attempt("eval_before", 0.0, task="silent", answer=None, stop_reason="format"),
-        make_attempt("eval_before", None, task="broken", stop_reason="infrastructure"),
-        make_attempt("eval_before", 0.0, task="failed", turns=(make_turn("timeout"),) * 2),
+    outcomes = [
+        (1.0, {}),
+        (0.0, {}),
+        (0.0, {"answer": None, "stop_reason": "format"}),
+        (None, {"stop_reason": "infrastructure"}),
+        (0.0, {"turns": (make_turn("timeout"),) * 2}),
     ]
-    folder.log_trajectories(records)
+    folder.log_trajectories(
+        make_attempt("eval_before", one, task=str(at), **how) for at, (one, how) in enumerate(outcomes)
+    )
     cells = re.findall(r'<td class="num">([^<]*)</td>', render(folder))
     # Tasks, right, wrong, none, unscored, failed calls, turns per task.
     assert cells == ["5", "1", "2", "1", "1", "2", "1.2"]
@@ -115,7 +99,4 @@ def test_untrusted_text_is_escaped_and_nothing_is_loaded(folder):
 
 
 def test_templates_mark_only_drawings_and_styles_as_safe():
-    uses = [
-        line.strip() for path in TEMPLATES.glob("*.j2") for line in path.read_text().splitlines() if "|safe" in line
-    ]
-    assert len(uses) == 2
+    assert sum(path.read_text().count("|safe") for path in TEMPLATES.glob("*.j2")) == 2

@@ -32,7 +32,9 @@ def test_phase_runs_the_local_command_with_an_absolute_output_folder(phase, proj
     assert job["metadata"]["run"] == f"{project}/runs/mine"
 
 
-def test_resume_names_the_run_folder(project):
+def test_on_another_machine_the_output_folder_is_absolute_and_resume_names_the_run_folder(project):
+    with pytest.raises(UserError, match="output_dir"):
+        job_for(here=False)
     job = job_for("output_dir=/mnt/runs", "cluster.patience_s=9", phase="resume", here=False)
     assert job["entrypoint"] == "python -m ray_jobs.cli resume /mnt/runs/mine cluster.patience_s=9"
     assert job["metadata"]["run"] == "/mnt/runs/mine"
@@ -53,12 +55,6 @@ def test_phases_that_sample_in_the_driver_claim_its_cpu_and_cards(phase, overrid
     assert (job["entrypoint_num_cpus"], job["entrypoint_num_gpus"]) == claims
 
 
-def test_relative_output_folder_is_rejected_on_another_machine(project):
-    with pytest.raises(UserError, match="output_dir"):
-        job_for(here=False)
-    assert job_for("output_dir=/mnt/runs", here=False)["metadata"]["run"] == "/mnt/runs/mine"
-
-
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
@@ -76,23 +72,17 @@ def test_recipe_names_the_keys_of_its_settings_and_tools(overrides, names):
 # --- secrets ------------------------------------------------------------------------------------------
 
 
-def test_key_in_the_environment_is_not_sent(project, server, monkeypatch, capsys):
-    monkeypatch.setenv("TAVILY_API_KEY", SECRET)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_key_is_not_sent_but_the_path_of_its_file(project, server, monkeypatch, capsys, in_file):
+    if in_file:
+        (project / "key").write_text(SECRET)
+    monkeypatch.setenv("TAVILY_API_KEY_FILE" if in_file else "TAVILY_API_KEY", "key" if in_file else SECRET)
     assert main(NEEDS_A_KEY) == 0
-    output = capsys.readouterr()
+    output, (sent,) = capsys.readouterr(), server.submitted
     assert "TAVILY_API_KEY is not sent" in output.out
     assert SECRET not in output.out + output.err + json.dumps(server.submitted)
-
-
-def test_path_of_a_key_file_is_sent_and_the_file_is_not(project, server, monkeypatch):
-    (project / "keys").mkdir()
-    (project / "keys" / "tavily").write_text(SECRET)
-    monkeypatch.setenv("TAVILY_API_KEY_FILE", "keys/tavily")
-    assert main(NEEDS_A_KEY) == 0
-    (sent,) = server.submitted
-    assert sent["runtime_env"]["env_vars"]["TAVILY_API_KEY_FILE"] == f"{project}/keys/tavily"
-    assert "/keys/tavily" in sent["runtime_env"]["excludes"]
-    assert SECRET not in json.dumps(sent)
+    assert sent["runtime_env"]["env_vars"].get("TAVILY_API_KEY_FILE") == (f"{project}/key" if in_file else None)
+    assert ("/key" in sent["runtime_env"]["excludes"]) == in_file
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import functools
 import json
 import operator
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,15 +48,12 @@ def test_rows_come_by_page_and_by_filter(folder):
     assert ids(ask(client, "trajectories", text="g000001/")) == ["g000001/0", "g000001/1", "g000001/2"]
     assert ids(ask(client, "trajectories", step=2, outcome="right")) == ["g000001/0"]
     assert ask(client, "trajectories", verdict="all_wrong")["total"] == 2
-    assert (
-        ids(ask(client, "trajectories", text="CRATES OF IRON", phase="eval_after", order="newest"))[0] == "eval_after/3"
-    )
+    newest = ask(client, "trajectories", text="CRATES OF IRON", phase="eval_after", order="newest")
+    assert ids(newest)[0] == "eval_after/3"
     assert ask(client, "trajectories", text="no such thing")["total"] == 0
     changed = ask(client, "trajectories", phase="changed")["rows"]
-    assert [(row["id"], row["before"]["id"]) for row in changed] == [
-        ("eval_after/1", "eval_before/1"),
-        ("eval_after/2", "eval_before/2"),
-    ]
+    assert [row["id"] for row in changed] == ["eval_after/1", "eval_after/2"]
+    assert [row["before"]["id"] for row in changed] == ["eval_before/1", "eval_before/2"]
     assert ids(ask(client, "groups", verdict="all_wrong,failed")) == ["g000003", "g000005"]
     assert ids(ask(client, "groups", text="older than", step=2)) == ["g000004"]
 
@@ -86,14 +84,9 @@ def test_rewound_run_is_read_again(folder):
 
 def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):
     """Rows of different custom files have the same ids."""
-    other = make_run(tmp_path / "runs" / "other")
-    path = other / "trajectories.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    for record in records:
-        if record["task"]["id"] == "lookup-1":
-            record["task"]["question"] = "Who wrote it?"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    client = client_of(folder, other)
+    path = make_run(tmp_path / "runs" / "other") / "trajectories.jsonl"
+    path.write_text(path.read_text().replace("How many kg do 35 crates", "Who wrote 35 crates"))
+    client = client_of(folder, path.parent)
     pairs = ask(client, "pairs", left="0:eval_after", right="1:eval_after")
     assert sorted(pair["task"] for pair in pairs["rows"]) == ["lookup-0", "lookup-2", "lookup-3"]
 
@@ -180,13 +173,15 @@ def test_a_damaged_file_is_named_on_the_page_and_the_others_are_shown(name, dama
     assert name.endswith("l") or any(name in fault for fault in state["faults"])
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8770", "127.0.0.1.evil.example", "localhost.evil", "127.0.0.2", ""]
-)
-def test_foreign_host_name_is_rejected(folder, host):
+FOREIGN = ("evil.example", "evil.example:8770", "127.0.0.1.evil.example", "localhost.evil", "127.0.0.2", "")
+LOCAL = ("localhost:1", "127.0.0.1", "[::1]:8770", "LOCALHOST:8770")
+
+
+@pytest.mark.parametrize("host", FOREIGN + LOCAL)
+def test_foreign_host_names_are_rejected(folder, host):
     answer = client_of(folder).get("/api/about", headers={"host": host})
-    assert answer.status_code == 400
-    assert "demo" not in answer.text
+    assert answer.status_code == (200 if host in LOCAL else 400)
+    assert ("demo" in answer.text) == (host in LOCAL)
 
 
 @pytest.mark.parametrize("path", ["/", "/api/state", "/api/about", "/api/trajectory?id=g000000/0", "/nothing"])
@@ -201,9 +196,11 @@ def test_requests_without_the_token_are_rejected(folder, path):
     assert client.get("/static/main.js").status_code == 200
 
 
-def test_other_origins_are_rejected(folder):
+def test_other_origins_and_methods_are_rejected(folder):
+    client = client_of(folder)
     for origin in ("http://127.0.0.1:9999", "http://evil.example", "null"):
-        assert client_of(folder).get("/api/state", headers={"origin": origin}).status_code == 403
+        assert client.get("/api/state", headers={"origin": origin}).status_code == 403
+    assert client.post("/api/state").status_code == 405
 
 
 def test_browser_command_does_not_show_the_token():
@@ -216,11 +213,6 @@ def test_browser_command_does_not_show_the_token():
     assert not file.exists()
 
 
-@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8770", "LOCALHOST:8770"])
-def test_local_host_names_are_accepted(folder, host):
-    assert client_of(folder).get("/", headers={"host": host}).status_code == 200
-
-
 def test_responses_have_security_headers(folder):
     """Also those that the router, the token gate or the host check rejects."""
     client, paths = client_of(folder), ("/", "/static/main.js", "/api/state", "/api/trajectory?id=none", "/nothing")
@@ -229,8 +221,7 @@ def test_responses_have_security_headers(folder):
     for headers in (answer.headers for answer in (*map(client.get, paths), *rejected)):
         assert headers["x-content-type-options"] == "nosniff"
         policy = headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "script-src 'self'" in policy
+        assert {"default-src 'none'", "script-src 'self'"} <= set(policy.split("; "))
         assert "unsafe" not in policy
 
 
@@ -245,8 +236,7 @@ def test_path_traversal_opens_no_file(folder, path):
     (folder.parent / "secret").write_text("SECRET")
     answer = client_of(folder).get(path)
     assert answer.status_code == 404
-    assert "SECRET" not in answer.text
-    assert "root:" not in answer.text
+    assert not re.search("SECRET|root:", answer.text)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +245,8 @@ def test_path_traversal_opens_no_file(folder, path):
         ("trajectories?offset=-1", "offset"),
         ("trajectories?limit=many", "limit"),
         ("metrics?run=7", "run"),
+        ("trajectories?offset=9999999999", "offset"),
+        ("trajectories?limit=%D9%A3", "limit"),
         ("pairs?left=7:eval_after&right=0:eval_after", "left"),
     ],
 )
@@ -262,10 +254,6 @@ def test_invalid_parameters_are_rejected_by_name(folder, query, name):
     answer = client_of(folder).get(f"/api/{query}")
     assert answer.status_code in (400, 404)
     assert name in answer.json()["error"]
-
-
-def test_post_is_rejected(folder):
-    assert client_of(folder).post("/api/state").status_code == 405
 
 
 def test_page_size_is_bounded(folder):

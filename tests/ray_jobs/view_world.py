@@ -20,13 +20,11 @@ WEIGHT, LOOK_UP, ANSWER = (5, 6), (1, 2, 3, 4), (8, 9)
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A vocabulary of ten words."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 
-    Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]")).save(
-        str(folder / "tokenizer.json")
-    )
+    words = WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]")
+    Tokenizer(words).save(str(folder / "tokenizer.json"))
 
 
 def make_turn(
@@ -91,10 +89,10 @@ def make_batch(step, **changes):
 
 def trained(group, step):
     """The trajectories of a trained group; the learner finds every token a little less likely."""
-    drifted = {
-        one.id: np.array([p - 0.3 * (n % 3) for n, p in enumerate(_logprobs(one))], dtype=np.float32)
-        for one in group.trajectories
-    }
+    drifted = {}
+    for one in group.trajectories:
+        logprobs = [value for turn in one.planner_turns for value in turn.completion.logprobs]
+        drifted[one.id] = np.array([p - 0.3 * (n % 3) for n, p in enumerate(logprobs)], dtype=np.float32)
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
     return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
 
@@ -103,10 +101,6 @@ def untrained(group, step, verdict):
     for trajectory in group.trajectories:
         trajectory.step, trajectory.verdict = step, verdict
     return group.trajectories
-
-
-def _logprobs(trajectory):
-    return [value for turn in trajectory.planner_turns for value in turn.completion.logprobs]
 
 
 def evaluation_row(number, phase, *, right):
