@@ -100,7 +100,7 @@ def evaluate_step(run: "Run", step: int) -> None:
 
 
 def _attempt_and_log(
-    run: "Run", tasks: Sequence[Task], phase: str, step: int | None = None, progressed: Callable[[], object] = lambda: None
+    run: "Run", tasks: Sequence[Task], phase: str, step: int | None = None, progressed: Callable[[], None] | None = None
 ) -> Evaluation:
     """Attempt tasks once, and log the trajectories in the order of the tasks."""
     name = phase if step is None else f"{phase}-{step}"
@@ -109,7 +109,8 @@ def _attempt_and_log(
 
     def keep(trajectory: Trajectory, record: Record) -> None:
         found[trajectory.task.dataset, trajectory.task.id] = trajectory, record
-        progressed()
+        if progressed:
+            progressed()
 
     asyncio.run(attempt_all(run.rollouts, wanted, keep, phase=phase, step=step))
     results = [found[task.dataset, task.id] for task in tasks]
