@@ -46,18 +46,22 @@ def _imitate(run: Run) -> Mapping[str, object]:
     with run.phase("cold_start", total=0 if nothing else None) as phase:
         played = [] if nothing else asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
         # Each score is computed once, since a custom scorer may be slow or random. A file's answers have no reference.
-        scored = [] if isinstance(settings, FileConfig) else played
-        scores = {one.id: outcome_of(one) for one in scored}
+        scores = {} if isinstance(settings, FileConfig) else {one.id: outcome_of(one) for one in played}
+        demonstrations = played
         if isinstance(settings, TeacherConfig):
             demonstrations = _well_answered(run, played, scores, settings.min_score)
         else:
             _check_played(played, run.config.rollout.max_turn_tokens)
-            demonstrations = played
         phase.facts["num_demonstrations"] = len(demonstrations)
         if not isinstance(settings, FileConfig):
             phase.facts["num_right"] = sum(scores[one.id] == SOLVED for one in demonstrations)
         run.supervisor.learn("begin_imitation")
-        batches = _batches(demonstrations, settings, run.config.seed)
+        if isinstance(settings, CustomDemonstrationsConfig):
+            # Plans are already in the random order of their tasks.
+            passes = (random.Random(f"imitation|{run.config.seed}|{number}") for number in range(settings.num_passes))
+            demonstrations = [one for rng in passes for one in rng.sample(demonstrations, len(demonstrations))]
+        starts = range(0, len(demonstrations), BATCH_DEMONSTRATIONS)
+        batches = [demonstrations[start : start + BATCH_DEMONSTRATIONS] for start in starts]
         phase.expect(len(batches))
         for step, batch in enumerate(batches):
             # The rate falls to zero, since with a constant one the policy would overfit the last batches.
@@ -71,8 +75,7 @@ def _imitate(run: Run) -> Mapping[str, object]:
 
 def _check_played(played: Sequence[Trajectory], max_turn_tokens: int) -> None:
     """Raise UserError unless every plan reached its answer in well-formed steps of at most `max_turn_tokens`."""
-    broken = [attempt for attempt in played if attempt.stop_reason != "answered" or attempt.num_format_errors]
-    if broken:
+    if broken := [attempt for attempt in played if attempt.stop_reason != "answered" or attempt.num_format_errors]:
         first = broken[0]
         malformed = next((turn.format_error for turn in first.turns if turn.format_error), None)
         raise UserError(
@@ -93,6 +96,7 @@ def _well_answered(
     run: Run, played: Sequence[Trajectory], scores: Mapping[str, float | None], min_score: float
 ) -> list[Trajectory]:
     """Return a teacher's demonstrations with a sufficient score. Raises UserError without any."""
+    failed = [attempt for attempt in played if attempt.answer is None]
     answered = [attempt for attempt in played if attempt.answer is not None]
     kept = [attempt for attempt in answered if (score := scores[attempt.id]) is not None and score >= min_score]
     if len(kept) < len(played):
@@ -100,21 +104,10 @@ def _well_answered(
             f"{len(played) - len(kept)} of {len(played)} demonstrations are left out: {len(answered) - len(kept)} "
             f"score less than cold_start.min_score = {min_score:g}"
         )
-        if first := next((attempt for attempt in played if attempt.answer is None), None):
-            failed = len(played) - len(answered)
-            message += f", and {failed} failed, first {first.task.id}: {first.failure or first.stop_reason}"
+        if failed:
+            why = failed[0].failure or failed[0].stop_reason
+            message += f", and {len(failed)} failed, first {failed[0].task.id}: {why}"
         if not kept:
             raise UserError(f"there is nothing to imitate: {message}")
         run.tell(message)
     return kept
-
-
-def _batches(
-    demonstrations: Sequence[Trajectory], settings: PlansConfig | CustomDemonstrationsConfig, seed: int
-) -> list[Sequence[Trajectory]]:
-    """Return batches of plans in the random order of their tasks, and of other demonstrations shuffled in each pass."""
-    items = list(demonstrations)
-    if isinstance(settings, CustomDemonstrationsConfig):
-        passes = (random.Random(f"imitation|{seed}|{number}") for number in range(settings.num_passes))
-        items = [demonstration for rng in passes for demonstration in rng.sample(items, len(items))]
-    return [items[start : start + BATCH_DEMONSTRATIONS] for start in range(0, len(items), BATCH_DEMONSTRATIONS)]

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
 
 from envs.datasets.sampler import evaluation_tasks
@@ -40,19 +41,17 @@ async def attempt_all(
     step: int | None = None,
     judge: AnswerJudge | None = None,
 ) -> None:
-    """Attempt all items concurrently, and pass each scored trajectory on with its line for items.jsonl.
+    """Attempt all items, and pass each scored trajectory on with its line for items.jsonl. Raises the first error.
 
-    The judge is asked about answers that an exact scorer may reject although they are right. Raises the first error.
+    The judge is asked about answers that an exact scorer may reject although they are right.
     """
     group_id = phase if step is None else f"{phase}-{step}"
 
     async def attempt(item: Wanted) -> None:
         task, seed, name = item
         for number in range(1, MAX_ATTEMPTS + 1):
-            trajectory_id = name if number == 1 else f"{name}#{number}"
-            trajectory = await policy.attempt(
-                task, trajectory_id, group_id=group_id, temperature=temperature, seed=seed
-            )
+            id = name if number == 1 else f"{name}#{number}"
+            trajectory = await policy.attempt(task, id, group_id=group_id, temperature=temperature, seed=seed)
             if not (failed := trajectory.stop_reason == "infrastructure"):
                 break
         answer = trajectory.answer
@@ -63,12 +62,8 @@ async def attempt_all(
             asked, judged = True, await judge.same(task.question, task.answer, answer)
         trajectory.phase, trajectory.step = phase, step
         trajectory.reward = Reward(outcome=outcome, total=outcome)
-        facts = {
-            "seed": seed,
-            "f1": None if failed else partial_credit(task, answer),
-            "judge_asked": asked,
-            "judged": judged,
-        }
+        f1 = None if failed else partial_credit(task, answer)
+        facts = {"seed": seed, "f1": f1, "judge_asked": asked, "judged": judged}
         on_result(trajectory, flat_record(trajectory) | facts)
 
     await side_by_side(wanted, attempt, limit=policy.max_open)
@@ -91,8 +86,7 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
 def evaluate_step(run: "Run", step: int) -> None:
     """Evaluate the policy after a train step greedily on some held-out tasks, and log metrics and attempts.
 
-    Called after the step's weights are published and before its batch is given up, so that no newer weights appear
-    meanwhile. At depth 0 the workers are idle then; at other depths rollouts continue.
+    Called before the step's batch is given up, so that no newer weights appear meanwhile.
     """
     started = time.perf_counter()
     tasks = _some_of(evaluation_tasks(run.config), run.config.evaluation.while_training_tasks)
@@ -100,19 +94,13 @@ def evaluate_step(run: "Run", step: int) -> None:
         evaluation = _attempt_and_log(run, tasks, STEP_PHASE, step)
     # Discard the readings: this work must not count as rollouts of the next step.
     run.supervisor.readings()
-    version, wall_s = run.rollouts.policy_version, time.perf_counter() - started
-    facts = {"held_out/policy_version": version, "held_out/wall_s": wall_s}
+    facts = {"held_out/policy_version": run.rollouts.policy_version, "held_out/wall_s": time.perf_counter() - started}
     run.log_metrics(step, held_out_metrics(evaluation) | facts)
     run.console.note(_note(f"after step {step}", evaluation))
 
 
 def _attempt_and_log(
-    run: "Run",
-    tasks: Sequence[Task],
-    phase: str,
-    step: int | None = None,
-    *,
-    progressed: Callable[[], None] = lambda: None,
+    run: "Run", tasks: Sequence[Task], phase: str, step: int | None = None, progressed: Callable[[], None] | None = None
 ) -> Evaluation:
     """Attempt tasks once, and log the trajectories in the order of the tasks."""
     name = phase if step is None else f"{phase}-{step}"
@@ -121,7 +109,8 @@ def _attempt_and_log(
 
     def keep(trajectory: Trajectory, record: Record) -> None:
         found[trajectory.task.dataset, trajectory.task.id] = trajectory, record
-        progressed()
+        if progressed:
+            progressed()
 
     asyncio.run(attempt_all(run.rollouts, wanted, keep, phase=phase, step=step))
     results = [found[task.dataset, task.id] for task in tasks]
@@ -130,23 +119,18 @@ def _attempt_and_log(
 
 
 def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return solve rates with 95% Wilson intervals and numbers of tasks.
+    """Return solve rates with 95% Wilson intervals and numbers of tasks, where a task was scored.
 
-    They are of all data sets together and, if there are several, of each one under names that end in its name. Without
-    a scored task there is no rate.
+    Those of several data sets have names that end in the name of the data set; others are of all together.
     """
     solved = evaluation.solved
     names = list(dict.fromkeys(item.dataset for item in evaluation.items))
-    parts = {"": list(solved.values())}
-    if len(names) > 1:
-        parts |= {f"/{name}": [right for place, right in solved.items() if place[0] == name] for name in names}
     metrics = {"held_out/unscored": float(len(evaluation.unscored))}
-    for end, results in parts.items():
-        if results:
+    for name in ["", *(names if len(names) > 1 else ())]:
+        if results := [right for (dataset, _), right in solved.items() if name in ("", dataset)]:
             low, high = wilson_interval(sum(results), len(results))
-            rate = sum(results) / len(results)
-            metrics |= {f"held_out/solve_rate{end}": rate, f"held_out/low{end}": low, f"held_out/high{end}": high}
-            metrics[f"held_out/tasks{end}"] = float(len(results))
+            values = {"solve_rate": fmean(results), "low": low, "high": high, "tasks": float(len(results))}
+            metrics |= {f"held_out/{value}/{name}".rstrip("/"): number for value, number in values.items()}
     return metrics
 
 

@@ -5,18 +5,8 @@
          |    └─ steps to score ─> PRM         |    └──────────── new adapter ────────────┘
          └────── permits, new adapter ─────────┘
 
-The parts and their dependencies:
-
-    part              makes                       waits for                   is woken by
-    rollout worker    groups of attempts          a permit, newer weights     a place that is free, an adapter published
-    PRM               a score for each step       a call of a worker          the call
-    dynamic sampling  permits, batches            finished groups, adapters   each of them; it never computes
-    LoRA learner      an optimizer step           the driver                  the call of `train_step`
-    driver (here)     the order of all this       a batch, a step, an adapter the answers of the others
-
-`actors/supervisor.py` replaces workers, PRM and learner that are lost meanwhile.
-
-An interrupted run loses only the train steps since its newest checkpoint and the groups in flight.
+The driver here calls the others in turn; `actors/supervisor.py` replaces workers, PRM and learner that are lost
+meanwhile. An interrupted run loses only the train steps since its newest checkpoint and the groups in flight.
 """
 
 import time
@@ -42,16 +32,10 @@ from rollout.lifecycle import Batch
 
 
 def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
-    """Train a policy and write the report. Continue an interrupted run.
-
-    Args:
-        config: The configuration.
-        ready: The result of the checks before the start.
-        with_prm: Whether to collect, label and train a process reward model first.
-    """
+    """Train a policy, `with_prm` after a process reward model, and write the report. Continue an interrupted run."""
     with open_run(config, ready, with_prm=with_prm) as run:
         untouched = evaluate(run, "eval_untouched")
-        demonstrations = cold_start(run)
+        imitated = cold_start(run)
         before = evaluate(run, "eval_before")
         if with_prm:
             collected = collect(run)
@@ -59,16 +43,7 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
             learn_prm(run, collected, labels)
         training = reinforce(run)
         after = evaluate(run, "eval_after")
-    summary = summarize(
-        run.config,
-        run.folder,
-        start_s=run.console.phase_seconds["start"],
-        untouched=untouched,
-        before=before,
-        after=after,
-        cold_start=demonstrations,
-        training=training,
-    )
+    summary = summarize(run, untouched=untouched, before=before, after=after, cold_start=imitated, training=training)
     run.folder.write_summary(summary)
     print_summary(summary, Path(shown(write_report(run.folder.path))))
 
@@ -84,14 +59,19 @@ def reinforce(run: Run) -> Mapping[str, object]:
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = run.folder.begin_phase("reinforce")
         phase.skip(training.num_steps)
+        lost: LearnerLostError | None = None
         with run.supervisor.rolling_out(run.prm_digest):
-            while training.num_steps < config.num_steps:
+            while lost or training.num_steps < config.num_steps:
                 try:
-                    if not train_step(run, training):
+                    if lost:
+                        run.supervisor.restart_learner(lost)
+                        training, lost = continue_training(run, new_learner=True), None
+                    elif not train_step(run, training):
                         break
-                    phase.advance(**training.progress_fields)
+                    else:
+                        phase.advance(**training.progress_fields)
                 except LearnerLostError as error:
-                    training = continue_with_new_learner(run, error)
+                    lost = error
         phase.facts.update(training.facts(run.sampling, run.supervisor.num_restarts))
     return phase.facts
 
@@ -147,20 +127,10 @@ def save_checkpoint(run: Run) -> None:
     run.folder.settle()
 
 
-def continue_with_new_learner(run: Run, error: Exception) -> Training:
-    """Restart the learner, and continue from the newest checkpoint; again if the new learner is lost meanwhile."""
-    while True:
-        try:
-            run.supervisor.restart_learner(error)
-            return continue_training(run, new_learner=True)
-        except LearnerLostError as again:
-            error = again
-
-
 def continue_training(run: Run, *, new_learner: bool = False) -> Training:
     """Load the newest valid checkpoint, or the cold-started policy, into learner, buffer and logs.
 
-    Return the training up to there. A new run is at step 0, and its learner already has the cold-started policy.
+    Return the training up to there. The learner of a new run already has the cold-started policy.
     """
     checkpoint, faults = newest_checkpoint(run.folder.checkpoints, set_aside=True)
     run.tell(*(f"skipped a checkpoint: {fault}" for fault in faults))

@@ -50,13 +50,9 @@ _IMPORT_PATH = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")
 def travelling(folder: Path, excludes: Sequence[str]) -> set[Path]:
     """Return the files that Ray packs of a folder; it asks each folder's own ignore files about the folder itself."""
     found: list[Path] = []
-    _dir_travel(
-        folder,
-        [_get_excludes(folder, [*get_runtime_env_default_excludes(), *excludes])],
-        found.append,
-        include_gitignore=os.environ.get(RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1",
-        logger=logging.getLogger(__name__),
-    )
+    left_out = [_get_excludes(folder, [*get_runtime_env_default_excludes(), *excludes])]
+    gitignore = os.environ.get(RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1"
+    _dir_travel(folder, left_out, found.append, include_gitignore=gitignore, logger=logging.getLogger(__name__))
     return {path for path in found if path.is_file()}
 
 
@@ -64,9 +60,8 @@ def check_no_key_travels(files: Iterable[Path]) -> None:
     """Raise UserError for a file that seems to hold a key; the message names the file and the line, not the key."""
     for file in sorted(files):
         if found := key_in_file(file):
-            line, where = found
             raise UserError(
-                f"'{file}', line {line}, seems to hold a key ({where}), and would be uploaded; take the key out, or "
+                f"'{file}', line {found[0]}, seems to hold a key ({found[1]}), and would be uploaded; take it out, or "
                 "leave the file behind: name it in .rayignore or in the excludes of --runtime-env"
             )
 
@@ -83,7 +78,7 @@ class Package:
     """Whether the job installs packages, which may have the modules that are missing here."""
 
     def check(self, config: RunConfig, options: Sequence[str]) -> None:
-        """Check the files and modules that the settings and the phase's options name. Raises UserError."""
+        """Check the files and modules that the settings and the phase's options name."""
         for setting, value in leaves(config.model_dump(mode="json")):
             name = setting.rpartition(".")[2]
             if not isinstance(value, str) or name not in _NAMING or setting == "agent.memory.path":
@@ -137,13 +132,12 @@ class Package:
     def _check_module(self, setting: str, name: str) -> None:
         """Check that a module travels with what it imports of the working directory, or is installed."""
         places = [self.code, self.folder]
-        if files := [*_module_files(name, places), *_module_files(f"{name}.__main__", places)]:
-            for file in sorted(_with_imports(files, places)):
-                self.check_file(setting, file)
-        elif not self.installs:
+        files = [*_module_files(name, places), *_module_files(f"{name}.__main__", places)]
+        for file in sorted(_with_imports(files, places)):
+            self.check_file(setting, file)
+        if not files and not self.installs:
             elsewhere = [entry for entry in sys.path if Path(entry).resolve() not in (*places, Path.cwd())]
-            top = name.partition(".")[0]
-            if not any(finder.find_spec(top, elsewhere) for finder in sys.meta_path):
+            if not any(finder.find_spec(name.partition(".")[0], elsewhere) for finder in sys.meta_path):
                 raise UserError(
                     f"{setting}: module '{name}' is neither in --working-dir '{self.folder}', nor beside the recipe, "
                     "nor installed; put it there, or name its package in the pip or py_modules of --runtime-env"
@@ -162,15 +156,15 @@ def _with_imports(files: Iterable[Path], places: Sequence[Path]) -> set[Path]:
 
 
 def _imports(file: Path) -> Iterator[tuple[str, int]]:
-    """Yield the modules that a source file imports, and the names of them, which may be modules; with their levels."""
+    """Yield the modules that a source file imports, and the names from them, with their levels."""
     with suppress(OSError, SyntaxError, ValueError, RecursionError):  # the run's own check says what is wrong
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
                 yield from ((alias.name, 0) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                module = [node.module] if node.module else []
-                yield from ((".".join([*module, alias.name]), node.level) for alias in node.names)
-                yield from ((name, node.level) for name in module)
+                module = node.module or ""
+                names = [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]
+                yield from ((name, node.level) for name in names if name)
 
 
 def _module_files(name: str, places: Iterable[Path]) -> list[Path]:

@@ -38,61 +38,44 @@ class PhaseProgress:
         """Results of the phase."""
         self.seconds_before = 0.0
         """Seconds that the phase took in earlier processes of the run."""
-        self._output = output
-        self._title = title
-        self._total = total
+        self._output, self._title, self.total = output, title, total
         self._done = self._done_before = 0
-        self._started = time.monotonic()
-        self._printed_at = float("-inf")
+        self.started, self._printed_at = time.monotonic(), float("-inf")
         self._live = console.is_terminal and not console.is_dumb_terminal and total != 0
-        self._plain = not self._live and total != 0
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}")
         # Engine and learner need the cores: ten redraws a second, the default, slow down a machine with two.
-        self._bar = Progress(*columns, console=console, refresh_per_second=2, disable=not self._live)
-        self._task = self._bar.add_task(title, total=total, shown="")
+        self.bar = Progress(*columns, console=console, refresh_per_second=2, disable=not self._live)
+        self._task = self.bar.add_task(title, total=total, shown="")
+        if not self._live and total != 0:
+            output.note(f"{title} ...")
 
     def skip(self, num: int) -> None:
         """Count steps of earlier processes, which do not enter the estimate of the time left."""
         self._done += num
         self._done_before += num
-        self._bar.update(self._task, advance=num)
+        self.bar.update(self._task, advance=num)
 
     def expect(self, total: int) -> None:
         """Set the total, if it is known only after the start."""
-        self._total = total
-        self._bar.update(self._task, total=total)
+        self.total = total
+        self.bar.update(self._task, total=total)
 
-    def advance(self, num: int = 1, /, **fields: float | str) -> None:
-        """Count steps, and show the newest values of the fields."""
-        self._done += num
+    def advance(self, **fields: float | str) -> None:
+        """Count a step, and show the newest values of the fields."""
+        self._done += 1
         now, counted = time.monotonic(), self._done - self._done_before
-        parts = [f"{self._done}/{self._total}" if self._total is not None else str(self._done)]
+        parts = [str(self._done) if self.total is None else f"{self._done}/{self.total}"]
         for name, value in fields.items():
             parts.append(f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.3g}'}")
         # Of many steps that run in parallel, the first twentieth says little about their common speed.
-        if self._total is not None and counted * 20 >= self._total > self._done and counted:
-            parts.append(f"about {duration((now - self._started) / counted * (self._total - self._done))} left")
+        if self.total is not None and counted * 20 >= self.total > self._done and counted:
+            parts.append(f"about {duration((now - self.started) / counted * (self.total - self._done))} left")
         shown = "  ".join(parts)
-        self._bar.update(self._task, advance=num, shown=shown)
+        self.bar.update(self._task, advance=1, shown=shown)
         self._output.happened(seen=self._live)
-        if self._plain and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self._total):
+        if not self._live and (now - self._printed_at >= PLAIN_INTERVAL_S or self._done == self.total):
             self._printed_at = now
             self._output.note(f"  {self._title} {shown}")
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the progress while the body runs, and how long it took."""
-        if self._plain:
-            self._output.note(f"{self._title} ...")
-        self._bar.start()
-        outcome = "stopped"
-        try:
-            yield
-            outcome = "done"
-        finally:
-            self._bar.stop()
-            if self._total != 0:
-                self._output.note(f"{self._title}: {outcome} after {duration(time.monotonic() - self._started)}")
 
 
 class Console:
@@ -109,15 +92,17 @@ class Console:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
-        """Show the progress of a phase while the body runs."""
+        """Show the progress of a phase while the body runs, and how long it took."""
         title = _TITLES.get(name, name)
-        progress = PhaseProgress(self, self._console, title, total)
-        started = time.perf_counter()
+        progress, outcome = PhaseProgress(self, self._console, title, total), "stopped"
         try:
-            with progress.shown(), self.waiting(f"the phase '{title}'"):
+            with progress.bar, self.waiting(f"the phase '{title}'"):
                 yield progress
+            outcome = "done"
         finally:
-            self.phase_seconds[name] = time.perf_counter() - started
+            self.phase_seconds[name] = time.monotonic() - progress.started
+            if progress.total != 0:
+                self.note(f"{title}: {outcome} after {duration(self.phase_seconds[name])}")
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -126,14 +111,14 @@ class Console:
             self._listener = threading.Thread(target=self._listen, name="console", daemon=True)
             self._listener.start()
         self._waiting.append(what)
-        self.happened()
+        self._happened_at = time.monotonic()
         try:
             yield
         finally:
             self._waiting.remove(what)
-            self.happened()
+            self._happened_at = time.monotonic()
 
-    def happened(self, *, seen: bool = False) -> None:
+    def happened(self, *, seen: bool) -> None:
         """Note that the run made progress; `seen` if the console showed it."""
         self._happened_at = time.monotonic()
         if seen:

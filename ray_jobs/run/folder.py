@@ -47,9 +47,9 @@ def locked(folder: Path) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
-        file.close()
+        with file:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
         raise UserError(f"{holder} works on the run in '{folder}'; wait for it, or stop it first") from error
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -71,9 +71,6 @@ class _Place(msgspec.Struct):
     step: int | None = None
 
 
-_decode_place = msgspec.json.Decoder(_Place).decode
-
-
 class RunPaths:
     """Where the files of a run lie."""
 
@@ -89,19 +86,13 @@ class RunPaths:
 
 
 class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
-    """The writer of a run folder, which is locked until `close`.
-
-    Every file can be read on its own after a crash. Paths are absolute, because actors use them in other working
-    directories.
-    """
+    """The writer of a run folder, which is locked until `close`. Every file can be read on its own after a crash."""
 
     def __init__(
         self, path: Path, tell: Callable[[str], None] = print, *, trackers: Sequence[TrackerName] = ()
     ) -> None:
-        """Create, lock and open the folder. Raises UserError if another process works on the run.
-
-        `tell` prints messages, such as of failed trackers.
-        """
+        """Create, lock and open the folder. `tell` prints messages. Raises UserError if it is locked."""
+        # Actors use the paths in other working directories.
         super().__init__(path.absolute())
         self._started = time.monotonic()
         self._opened_s = 0.0
@@ -121,10 +112,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         sandbox: SandboxState | None = None,
         tell: Callable[[str], None] = print,
     ) -> "RunFolder":
-        """Create the folder with configuration and provenance, or continue the unfinished run in it.
-
-        `tell` prints what was found.
-        """
+        """Create the folder with configuration and provenance, or continue the unfinished run in it."""
         path = config.run_path
         is_new = not (path / "config.json").exists()
         folder = cls(path, tell, trackers=config.trackers)
@@ -160,13 +148,11 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             self._metrics = opened.enter_context((self.path / METRICS).open("a", encoding="utf-8"))
             self._trajectories = opened.enter_context((self.path / TRAJECTORIES).open("ab"))
             self._groups = opened.enter_context((self.path / GROUPS).open("ab"))
-            self._board = Board(self.path / TENSORBOARD, purge_step=purge_step)
-            opened.callback(self._board.close)
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log")
+            self._board = opened.enter_context(Board(self.path / TENSORBOARD, purge_step=purge_step))
             self._written: Future[None] | None = None
             # The thread ends first, because it writes to all the other files; then its error is raised.
             opened.callback(self.catch_up)
-            opened.callback(self._thread.shutdown)
+            self._thread = opened.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="log"))
             self._files = opened.pop_all()
 
     @property
@@ -176,7 +162,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
 
     @property
     def _elapsed_s(self) -> float:
-        """Return the seconds of the run so far. An earlier process counts up to its last row of metrics.jsonl."""
+        """The seconds of the run so far. An earlier process counts up to its last row of metrics.jsonl."""
         return time.monotonic() - self._started
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -198,35 +184,30 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
     ) -> None:
         """Log the groups of a train step and their trajectories, with histograms in TensorBoard.
 
-        Returns when the step before is written: a thread consumes the iterables and writes. What fails there is raised
+        Returns when the step before is written: a thread consumes `trajectories` and writes. What fails there is raised
         by the next call, by `catch_up`, or when the folder is closed.
         """
         self.catch_up()
-        distributions = StepDistributions(version_ages)
-        self._written = self._thread.submit(self._log_step, step, trajectories, list(groups), distributions)
+        rows, distributions = list(groups), StepDistributions(version_ages)
+
+        def write() -> None:
+            with named(self.path / TRAJECTORIES):
+                for trajectory in trajectories:
+                    self._trajectories.write(trajectory_line(trajectory))
+                    distributions.add(trajectory)
+                self._trajectories.flush()
+                self._groups.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
+                self._groups.flush()
+            with named(self.path / TENSORBOARD):
+                self._board.add_histograms(step, distributions.histograms())
+
+        self._written = self._thread.submit(write)
 
     def catch_up(self) -> None:
         """Wait until everything that was logged is written. Raise what failed, once."""
         written, self._written = self._written, None
         if written is not None:
             written.result()
-
-    def _log_step(
-        self,
-        step: int,
-        trajectories: Iterable[Trajectory],
-        groups: Iterable[GroupRow],
-        distributions: StepDistributions,
-    ) -> None:
-        with named(self.path / TRAJECTORIES):
-            for trajectory in trajectories:
-                self._trajectories.write(trajectory_line(trajectory))
-                distributions.add(trajectory)
-            self._trajectories.flush()
-            self._groups.writelines(msgspec.json.encode(row) + b"\n" for row in groups)
-            self._groups.flush()
-        with named(self.path / TENSORBOARD):
-            self._board.add_histograms(step, distributions.histograms())
 
     def log_trajectories(self, trajectories: Iterable[Trajectory]) -> None:
         """Log trajectories after what was logged before."""
@@ -240,9 +221,8 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         self.catch_up()
         with named(self.path):
             self._board.flush()
-            sync(self.path / METRICS)
-            sync(self.path / TRAJECTORIES)
-            sync(self.path / GROUPS)
+            for name in (METRICS, TRAJECTORIES, GROUPS):
+                sync(self.path / name)
             sync_tree(self.path / TENSORBOARD)
             sync(self.path)
 
@@ -257,10 +237,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             write_whole(copy, source.read_bytes())
 
     def begin_phase(self, name: str) -> float:
-        """Mark a phase as started. Return the seconds that it took in earlier processes of the run.
-
-        Each of them counts up to its last logged row: including repeated work, and without the start of the process.
-        """
+        """Mark a phase as started. Return the seconds that it took in earlier processes, up to their last rows."""
         started = self._phases.get(name, {"before_s": 0.0, "started_s": self._opened_s})
         before_s = started["before_s"] + max(0.0, self._opened_s - started["started_s"])
         self._phases[name] = {"before_s": round(before_s, 3), "started_s": round(self._elapsed_s, 3)}
@@ -280,16 +257,13 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
 
     def reopen_phase(self, name: str) -> None:
         """Mark a finished phase as started, and remove the later phases. The next `rewind` drops what those logged."""
-        later = list(self._phases)[list(self._phases).index(name) + 1 :]
-        phases = {key: phase for key, phase in self._phases.items() if key not in later}
-        self._phases = phases | {name: {"before_s": phases[name]["seconds"], "started_s": round(self._opened_s, 3)}}
+        phases = list(self._phases.items())[: list(self._phases).index(name) + 1]
+        started = {"before_s": self._phases[name]["seconds"], "started_s": round(self._opened_s, 3)}
+        self._phases = dict(phases) | {name: started}
         write_json(self.path / PHASES, self._phases)
 
     def rewind(self, step: int) -> list[dict[str, float]]:
-        """Drop logged rows of train steps after `step` and of unfinished phases, which will be logged again.
-
-        The folder stays locked. Return the remaining metrics of train steps.
-        """
+        """Drop the rows of later train steps and of unfinished phases. Return the other metrics of train steps."""
         with named(self.path):
             self._files.close()
         metrics = self.path / METRICS
@@ -316,7 +290,7 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         """Yield the lines that stay when the run is rewound to `step`. Raises UserError for a damaged line."""
         for number, line in enumerate(whole_lines(log), start=1):
             try:
-                place = _decode_place(line)
+                place = msgspec.json.decode(line, type=_Place)
             except msgspec.DecodeError as error:
                 raise UserError(f"'{log}', line {number}, was damaged after it was written: {error}") from error
             if place.phase in self.finished_phases if place.step is None else place.step <= step:

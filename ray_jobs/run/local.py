@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 
 class LocalRun(ExitStack):
-    """The counterpart of `Run` for a phase that runs alone, as a context.
-
-    Engine and PRM load at their first use; the engine is closed at the end.
-    """
+    """The counterpart of `Run` for a phase that runs alone, as a context. Engine and PRM load at their first use."""
 
     def __init__(self, config: RunConfig, adapter: Path | None = None) -> None:
         super().__init__()
@@ -49,12 +46,10 @@ class LocalRun(ExitStack):
 
     @cached_property
     def rollouts(self) -> Worker:
-        """Load the engine, with the adapter of the command."""
         return self.enter_context(open_policy(self.config, self._adapter))
 
     @cached_property
     def prm(self) -> "LocalPrm":
-        """Load the PRM's base model."""
         with self.console.phase("start"):
             return LocalPrm(self.config)
 
@@ -76,9 +71,8 @@ class LocalPrm:
         from reward.prm.model import ProcessRewardModel
 
         os.environ["OMP_NUM_THREADS"] = str(config.prm.num_threads)
-        base = prm_base(config.prm.model_path)
         self._seed = config.seed
-        self._prm = ProcessRewardModel(base, config.prm, seed=config.seed)
+        self._prm = ProcessRewardModel(prm_base(config.prm.model_path), config.prm, seed=config.seed)
         self.score = self._prm.score
 
     def train(self, steps: "Sequence[LabelledStep]") -> Iterator[float]:
@@ -88,12 +82,10 @@ class LocalPrm:
         return train_prm(self._prm, steps, seed=self._seed)
 
     def save(self, folder: Path, facts: dict[str, object]) -> str:
-        """Save the PRM and return its digest."""
         self._prm.save(folder, **facts)
         return self._prm.digest
 
     def load(self, folder: Path) -> str:
-        """Load a saved PRM and return its digest."""
         self._prm.load(folder)
         return self._prm.digest
 
@@ -102,20 +94,18 @@ class LocalPrm:
 def quiet_loading() -> Iterator[None]:
     """Hide everything that reaches stderr, also from native code and subprocesses, unless the body raises."""
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as kept:
-        stderr = os.dup(2)
+    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "wb", 0) as stderr:
         os.dup2(kept.fileno(), 2)
         try:
             yield
         except BaseException:
             sys.stderr.flush()
             kept.seek(0)
-            os.write(stderr, kept.read())
+            stderr.write(kept.read())
             raise
         finally:
             sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
+            os.dup2(stderr.fileno(), 2)
 
 
 @contextmanager
@@ -126,7 +116,7 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
         with open_policy(config, adapter) as worker:
             yield worker
         return
-    if adapter is not None:
+    if adapter:
         raise BackendError(
             f"--adapter {adapter} needs backend.type = 'vllm': a server answers with its own model; export the "
             "checkpoint (`agentflow export`) and serve that"
@@ -142,19 +132,15 @@ def open_worker(config: RunConfig, adapter: Path | None) -> Iterator[Solver]:
     else:
         engine = OpenAiEngine(backend, seed=config.seed)
     asyncio.run(engine.check())
-    solver = Solver(config, engine, Chat(), max_open=backend.max_concurrency)
-    try:
+    with closing(Solver(config, engine, Chat(), max_open=backend.max_concurrency)) as solver:
         yield solver
-    finally:
-        solver.close()
 
 
 @contextmanager
 def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
     """Open a worker that samples trainable trajectories, with a checkpoint's adapter or the base model.
 
-    Raises:
-        UserError, BackendError: The adapter does not fit, before an engine is loaded.
+    Raises UserError or BackendError before an engine is loaded, if the adapter does not fit.
     """
     from actors.cluster import QUIET
     from learner.checkpoint import read_manifest
@@ -180,9 +166,7 @@ def open_policy(config: RunConfig, adapter: Path | None) -> Iterator[Worker]:
             ) from error
     with quiet_loading():
         worker = Worker(config, model_path, index=0)
-    try:
+    with closing(worker):
         if adapter:
             asyncio.run(worker.engine.load_adapter(int(read_manifest(adapter)["policy_version"]), data))
         yield worker
-    finally:
-        worker.close()

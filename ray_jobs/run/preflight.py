@@ -32,22 +32,16 @@ MIN_DRIVER = 580
 
 
 class Ready(NamedTuple):
-    """The folder of the base model, and the isolation of the code tool on this machine; None without a code tool."""
-
     model_path: Path
     sandbox: "SandboxState | None"
+    """The isolation of the code tool on this machine; None without a code tool."""
 
 
 def check_before_start(config: RunConfig, *, with_prm: bool = False, download: bool = True) -> Ready:
-    """Check everything that a training run needs, the quick checks first, the network last. Create nothing.
+    """Check everything that a training run needs, the quick checks first, the network last. Raises UserError.
 
-    Args:
-        config: The configuration; its run folder may hold an unfinished run of it, as `trains_prm` checks.
-        with_prm: Whether the run trains a process reward model.
-        download: Whether to download weights from the model hub, and not only a model's small files.
-
-    Raises:
-        UserError: The run cannot start.
+    `with_prm` says whether the run trains a process reward model. Without `download`, only the small files of a model
+    come from the hub.
     """
     folder = config.run_path
     config.cluster.check_joined()
@@ -89,7 +83,7 @@ def check_before_acting(config: RunConfig, *, draws_tasks: bool) -> "SandboxStat
 
 
 def check_recipe(config: RunConfig) -> None:
-    """Check the configuration alone, independent of the machine that it will run on."""
+    """Check what does not depend on the machine that the recipe will run on."""
     check_mixes(config)
     check_nothing_secret_is_written(config)
     rank = config.model.lora_rank
@@ -183,26 +177,25 @@ def _check_custom_code(config: RunConfig) -> None:
 
 def key_variables(config: RunConfig) -> tuple[str, ...]:
     """Return the environment variables with the keys that the recipe or its tools need."""
-    from envs.tools import search as pages
+    from envs.tools.search import ENGINE_VARIABLE, GOOGLE_KEY_VARIABLE, TAVILY_KEY_VARIABLE
 
     names = [value for key, value in leaves(config.model_dump()) if key.endswith("api_key_env") and value]
     envs = config.envs
-    finders = {envs.web.finder} if "web_search" in envs.actions else set()
-    if ("search" in envs.actions and envs.search == "tavily") or "tavily" in finders:
-        names.append(pages.TAVILY_KEY_VARIABLE)
+    finders = {envs.web.finder if "web_search" in envs.actions else None}
+    finders |= {envs.search if "search" in envs.actions else None}
+    if "tavily" in finders:
+        names.append(TAVILY_KEY_VARIABLE)
     if "google_search" in envs.actions or "google" in finders:
-        names += [pages.GOOGLE_KEY_VARIABLE, pages.ENGINE_VARIABLE]
+        names += [GOOGLE_KEY_VARIABLE, ENGINE_VARIABLE]
     return tuple(dict.fromkeys(names))
 
 
 def check_judge_key(config: RunConfig) -> None:
-    """Check that this machine has the key of the judge that labels."""
     if isinstance(config.label, JudgeLabelConfig):
         check_key("label.judge.api_key_env", config.label.judge.api_key_env)
 
 
 def check_key(setting: str, variable: str | None) -> None:
-    """Check that the variable that a setting names holds a key."""
     if variable is not None and not find_key(variable):
         raise ApiKeyError(
             f"{setting} names {variable}, which is not set; {how_to_set(variable)}, or leave it out for a server that "
@@ -255,13 +248,10 @@ def driver_error(driver: str) -> str | None:
 
 def check_machine(config: RunConfig) -> None:
     """Check that this machine has a card if the recipe needs one. The launch checks that all parts have room."""
-    devices = [config.rollout.engine.device, config.learner.device]
-    if config.reward.prm is not None:
-        devices.append(config.prm.device)
+    devices = {config.rollout.engine.device, config.learner.device, config.reward.prm and config.prm.device}
     if "cuda" not in devices or config.cluster.joined is not None:
         return  # in a cluster that was joined, the models run on other machines
-    driver = card_driver()
-    if driver is None:
+    if (driver := card_driver()) is None:
         raise UserError(
             "the recipe's device is 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
             "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"

@@ -27,7 +27,6 @@ from rollout.types import Group, Trajectory
 
 VERDICT_WINDOW = 3
 """Train steps over which the shown verdict is averaged, because single steps vary."""
-
 RISE_WINDOW, RISE = 4, 0.1
 """Train steps over which shares of attempts without an answer are averaged, and the rise of one that is a warning."""
 
@@ -68,10 +67,7 @@ def batch_groups(batch: Batch) -> Iterator[Group]:
 def step_trajectories(
     batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, prm_weight: float
 ) -> Iterator[Trajectory]:
-    """Yield all trajectories of the batch, and of groups that rode along, with the credit that the learner trained on.
-
-    The trajectories of groups without signal that were kept for reading follow.
-    """
+    """Yield the trajectories of the batch and of groups next to it with their credit, then those kept for reading."""
     trained = result.skipped is None
     for group in groups:
         verdict = State.TRAINED if trained else State.REFUSED
@@ -97,10 +93,8 @@ def step_trajectories(
 
 def group_rows(batch: Batch, result: StepResult) -> list[GroupRow]:
     """Return what became of all groups since the batch before, those of this batch included."""
-    end, reason = (State.TRAINED, "") if result.skipped is None else (State.REFUSED, result.skipped)
-    return [
-        structs.replace(row, state=end, reason=reason) if row.state is State.IN_BATCH else row for row in batch.rows
-    ]
+    end = {"state": State.REFUSED if result.skipped else State.TRAINED, "reason": result.skipped or ""}
+    return [structs.replace(row, **end) if row.state is State.IN_BATCH else row for row in batch.rows]
 
 
 @dataclass(slots=True)
@@ -115,7 +109,7 @@ class Training:
 
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
-        """Return the training as if these rows had been added one by one, with `num_steps` train steps behind it."""
+        """Return the training after these rows, with `num_steps` train steps behind it."""
         gated = config.reward.gated or OutcomeGatedConfig()
         training = cls(monitor=HackingMonitor(ALARM_WINDOW, gated.prm_weight), scored=scored)
         for row in rows:
@@ -143,37 +137,34 @@ class Training:
 
     @property
     def progress_fields(self) -> dict[str, float | str]:
-        shown = {
-            "solve_rate": "rollout/solve_rate",
-            "kept": "rollout/groups_kept_share",
-            "staleness": "policy/staleness_max",
-            "step_s": "time/step_s",
-        }
-        last = self.rows[-1]
-        limit = limit_of(average_shares(self.rows[-VERDICT_WINDOW:])).replace("_", " ")
-        return {field: last[metric] for field, metric in shown.items() if metric in last} | {"limit": limit}
+        shown = {"solve_rate": "rollout/solve_rate", "kept": "rollout/groups_kept_share"}
+        shown |= {"staleness": "policy/staleness_max", "step_s": "time/step_s"}
+        last, limit = self.rows[-1], limit_of(average_shares(self.rows[-VERDICT_WINDOW:]))
+        fields = {field: last[name] for field, name in shown.items() if name in last}
+        return fields | {"limit": limit.replace("_", " ")}
 
     def facts(self, sampling: Handle, num_restarts: int) -> dict[str, object]:
         """Return the numbers of the RL phase."""
         totals: Totals = ray.get(sampling.totals.remote())
         num_published, proofs = ray.get(sampling.proofs.remote())
         latencies = [latency_s for _, latency_s in proofs]
-        staleness = [row["policy/staleness_max"] for row in self.rows]
         counted = ("drawn", "trained", "refused", "filtered", "failed", "expired", "lost")
-        # The same version sampled and scored the first batch, so that any gap is numerical.
-        gap = self.rows[0]["policy/logprob_gap_abs"] if self.rows else None
         alarms = [asdict(alarm) for alarm in self.monitor.alarms]
+
+        def total(name: str) -> float:
+            return sum(row[name] for row in self.rows)
+
         return {
             "num_steps": self.num_steps,
             # A resumed run has read it as a float.
             "num_trajectories": int(totals.facts.get("trajectories", 0)),
             "sampled_tokens": totals.facts.get("sampled_tokens", 0),
-            "packed_tokens": sum(row["learner/packed_tokens"] for row in self.rows),
-            "learner_s": sum(row["learner/step_s"] for row in self.rows),
-            "learner_wait_s": sum(row["learner/wait_s"] for row in self.rows),
+            "packed_tokens": total("learner/packed_tokens"),
+            "learner_s": total("learner/step_s"),
+            "learner_wait_s": total("learner/wait_s"),
             "staleness": {
-                "mean": sum(row["policy/age_mean"] for row in self.rows) / max(len(self.rows), 1),
-                "max": max(staleness, default=0.0),
+                "mean": total("policy/age_mean") / max(len(self.rows), 1),
+                "max": max((row["policy/staleness_max"] for row in self.rows), default=0.0),
             },
             "groups": {
                 **{name: getattr(totals.counts, name) for name in counted},
@@ -183,13 +174,11 @@ class Training:
             },
             "versions_published": num_published,
             "versions_acked": len({version for version, _ in proofs}),
-            "sync_s": {
-                "median": median(latencies) if latencies else None,
-                "max": max(latencies, default=None),
-            },
+            "sync_s": {"median": median(latencies) if latencies else None, "max": max(latencies, default=None)},
             "restarts": num_restarts,
-            "steps_skipped": int(sum(row["policy/skipped"] for row in self.rows)),
-            "logprob_gap_version0": gap,
+            "steps_skipped": int(total("policy/skipped")),
+            # The same version sampled and scored the first batch, so that any gap is numerical.
+            "logprob_gap_version0": self.rows[0]["policy/logprob_gap_abs"] if self.rows else None,
             **({"prm_weight_at_end": self.monitor.prm_weight, "alarms": alarms} if self.scored else {}),
             "bottleneck": verdict(average_shares(self.rows)) if self.rows else None,
         }

@@ -52,12 +52,10 @@ class Run:
 
     @property
     def prm(self) -> RemotePrm:
-        """The process reward model that the run trains."""
         return RemotePrm(self.supervisor.prm)
 
     @property
     def uses_prm(self) -> bool:
-        """True if the recipe's credit uses a process reward model."""
         return self.supervisor.prm is not None and self.config.reward.prm is not None
 
     @property
@@ -84,7 +82,6 @@ class Run:
         self.supervisor.progressed()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write metrics into the run folder, and set their gauges on the cluster."""
         self.folder.log_metrics(step, metrics)
         set_gauges(metrics, DESCRIPTIONS, run=self.config.name)
 

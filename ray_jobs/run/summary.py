@@ -1,6 +1,5 @@
 """The summary of a run: the measured rates, their comparison, and the work that was done."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from configs.run import RunConfig
 from ray_jobs.run.console import duration, print_plain
 from ray_jobs.statistics import counted, wilson_interval
 from ray_jobs.viewer.pages import Rate, percent, points
+from rollout.files import read_json
 
 if TYPE_CHECKING:
     # Readers of a summary need neither of them, and they import much.
     from ray_jobs.evaluation import Evaluation
-    from ray_jobs.run.folder import RunFolder
+    from ray_jobs.run.run import Run
 
 POLICIES = {"eval_untouched": "untouched model", "eval_before": "before RL", "eval_after": "after RL"}
 """Names of the evaluated policies by phase."""
@@ -32,33 +31,32 @@ def held_out_rates(summary: Mapping[str, Any]) -> list[Rate]:
         rate = summary.get(f"solve_rate_{policy}")
         count = summary.get("num_untouched_tasks" if policy == "untouched" else "num_eval_tasks")
         if rate is not None and count:
-            interval = wilson_interval(round(rate * count), count)
+            interval, note = wilson_interval(round(rate * count), count), counted(count, "task")
             step = {"before": 0, "after": summary.get("num_steps")}.get(policy)
-            rates.append(
-                Rate(label=label, rate=rate, interval=interval, kind=policy, note=counted(count, "task"), step=step)
-            )
+            rates.append(Rate(label=label, rate=rate, interval=interval, kind=policy, note=note, step=step))
     return rates
 
 
 def summarize(
-    config: RunConfig,
-    folder: "RunFolder",
+    run: "Run",
     *,
-    start_s: float,
     untouched: "Evaluation",
     before: "Evaluation",
     after: "Evaluation",
     cold_start: Mapping[str, object],
     training: Mapping[str, Any],
 ) -> dict[str, object]:
-    """Return the content of summary.json. `start_s` are the seconds of the start, `training` the facts of the RL phase.
+    """Return the content of summary.json, from the evaluations and the facts of cold start and RL phase.
 
     The policies before and after RL are compared on the tasks that both have scored.
     """
-    phases = {"start": start_s} | {name: phase["seconds"] for name, phase in folder.finished_phases.items()}
-    facts, train_wall_s = dict(training), phases["reinforce"]
+    config, facts = run.config, dict(training)
+    phases = {"start": run.console.phase_seconds["start"]}
+    phases |= {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}
+    train_wall_s = phases["reinforce"]
     sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
-    summary = {
+    means = mean_scores(before, after)
+    return {
         "solve_rate_untouched": fmean(untouched.solved.values()) if untouched.solved else None,
         "num_untouched_tasks": len(untouched.solved),
         **_compared(before, after),
@@ -74,12 +72,9 @@ def summarize(
         "pipeline_depth": config.pipeline_depth,
         "credit": config.reward.credit.type,
         "seed": config.seed,
+        **({"mean_scores": means} if means else {}),
+        **({"prm": read_json(run.folder.quality)} if run.folder.quality.exists() else {}),
     }
-    if means := mean_scores(before, after):
-        summary["mean_scores"] = means
-    if folder.quality.exists():
-        summary["prm"] = json.loads(folder.quality.read_text())
-    return summary
 
 
 def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
@@ -101,17 +96,15 @@ def _compared(before: "Evaluation", after: "Evaluation") -> dict[str, object]:
 
 def mean_scores(before: "Evaluation", after: "Evaluation") -> dict[str, float]:
     """Return the mean scores on the tasks that both have scored, if a custom scorer gave a score between 0 and 1."""
-    first, second = (
-        {item.key: item.score for item in side.items if item.score is not None} for side in (before, after)
-    )
-    both = [key for key in first if key in second]
-    if not any(0 < side[key] < 1 for side in (first, second) for key in both):
+    second = {item.key: item.score for item in after.items}
+    pairs = [(item.score, second.get(item.key)) for item in before.items]
+    scores = [(one, two) for one, two in pairs if one is not None and two is not None]
+    if not any(0 < score < 1 for pair in scores for score in pair):
         return {}
-    return {name: fmean(side[key] for key in both) for name, side in (("before", first), ("after", second))}
+    return {"before": fmean(one for one, _ in scores), "after": fmean(two for _, two in scores)}
 
 
 def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, float]) -> dict[str, dict[str, object]]:
-    names = dict.fromkeys(item.dataset for item in before.items)
     return {
         name: {
             "num": compared.num_tasks,
@@ -121,7 +114,7 @@ def _by_dataset(before: "Evaluation", after: "Evaluation", mix: Mapping[str, flo
             "mcnemar_p": compared.p,
             "trained": mix.get(name, 0.0) > 0,
         }
-        for name in names
+        for name in dict.fromkeys(item.dataset for item in before.items)
         if (compared := before.compared_with(after, dataset=name))
     }
 

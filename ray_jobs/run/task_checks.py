@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from configs.errors import UserError, did_you_mean, listed, reason
@@ -63,26 +62,19 @@ def check_tasks(config: RunConfig, *, training: bool) -> None:
 
 
 def prm_tasks(config: RunConfig) -> "list[Task]":
-    """Return the tasks of the trajectories that a PRM is trained on, as `collection_tasks` draws them.
-
-    Raises:
-        UserError: They cannot be drawn, or are fewer than two.
-    """
+    """Return the tasks of the trajectories that a PRM is trained on. Raises UserError if they are fewer than two."""
     from envs.datasets.custom import CustomSources
     from envs.datasets.sampler import collection_tasks
 
     own = CustomSources.of(config)
     try:
         tasks = collection_tasks(config.envs.mix, count=config.collect.num_tasks, seed=config.seed, custom=own)
+        if len(tasks) < 2:
+            raise ValueError(f"envs.mix has {len(tasks)}, and one is for training and one for its quality; add some")
     except (ValueError, OSError, KeyError) as error:
         raise UserError(
             f"the tasks for a PRM cannot be drawn: {reason(error)}; or use outcomes alone: reward.credit=outcome"
         ) from error
-    if len(tasks) < 2:
-        raise UserError(
-            f"a PRM needs two tasks, one for training and one for its quality, and envs.mix has {len(tasks)}; add "
-            "some, or use outcomes alone: reward.credit=outcome"
-        )
     return tasks
 
 
@@ -111,20 +103,19 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     plans = demonstrated_plans(tasks, config.cold_start.wrong_share, seed=config.seed)
     missing = dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)
     longest = max(map(len, plans), default=0)
+    wrong = None
     if missing:
         wrong = f"call {listed(missing, 'and')}: add them to envs.actions = {json.dumps(actions)}"
     elif longest > max_steps:
         wrong = f"have up to {longest} steps: set agent.max_steps={longest} instead of {max_steps}"
-    else:
-        return
-    raise UserError(f"the cold start's plans {wrong}, or set cold_start.num_demonstrations=0")
+    if wrong:
+        raise UserError(f"the cold start's plans {wrong}, or set cold_start.num_demonstrations=0")
 
 
 def _check_references(names: set[str], own: "CustomSources") -> None:
-    """Check that a data set's own reference answers score as solved. A custom scorer is called once.
+    """Check that each task has a scorer and a unique id, and that its reference answer scores as solved.
 
-    Raises:
-        ValueError, OwnCodeError: A task without a scorer, two tasks with one id, or a wrong reference.
+    A custom scorer is called once. Raises ValueError and OwnCodeError.
     """
     from envs.datasets.custom import CUSTOM_FILES
     from reward.scorers import score_answer
@@ -155,10 +146,7 @@ def _check_references(names: set[str], own: "CustomSources") -> None:
 
 
 def _check_shown_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]", *, training: bool) -> None:
-    """Check that no example of the prompt solves a held-out task, and no conversation of the cold start is about one.
-
-    Of a conversation every user message counts, and every line of one.
-    """
+    """Check that no example of the prompt solves a held-out task, and no line of a conversation is about one."""
     from envs.datasets.rows import question_key
     from rollout.agent.demonstrations import read_conversations
 
@@ -182,22 +170,18 @@ def _check_shown_are_not_held_out(config: RunConfig, held_out: "Sequence[Task]",
 
 
 def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> None:
-    """Check that no training question is also held out.
-
-    The halves of one data set are apart by construction, and so are generated families; two other data sets may share
-    a question.
-    """
+    """Check that no data set trains on a question that another holds out. Generated families are apart by nature."""
     from envs.datasets.families import FAMILIES
     from envs.datasets.sampler import never_trained_on
 
     drawn = (name for mix in (config.envs.mix, config.evaluation_mix) for name, share in mix.items() if share > 0)
     if len({*drawn} - FAMILIES.keys()) < 2:
         return
-    kept = never_trained_on(held_out, config.envs)
-    first = next((task for task, other in zip_longest(held_out, kept) if task != other), None)
-    if first is not None:
+    kept = {*never_trained_on(held_out, config.envs)}
+    if shared := [task for task in held_out if task not in kept]:
+        first = shared[0]
         raise UserError(
-            f"envs.mix = {config.envs.mix} trains on {len(held_out) - len(kept)} of {len(held_out)} held-out "
+            f"envs.mix = {config.envs.mix} trains on {len(shared)} of {len(held_out)} held-out "
             f"tasks, first {first.id} of '{first.dataset}'; remove these questions from one of the data sets, or hold "
             "them out in all of them by their 'split'"
         )

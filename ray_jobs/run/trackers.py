@@ -5,7 +5,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,17 +41,17 @@ MOST_COUNTED = 256
 """Trajectories of a train step that enter the histograms, because reading their tokens takes the driver's time."""
 
 
-class Board:
-    """A writer of one TensorBoard folder."""
+class Board(ExitStack):
+    """A writer of one TensorBoard folder, as a context."""
 
     def __init__(self, folder: Path, *, purge_step: int | None = None) -> None:
         """Open a new event file. TensorBoard hides events that older files hold at `purge_step` and later."""
+        super().__init__()
         self._folder = folder
         self._writers: dict[str, SummaryWriter] = {}
         self._writer("", purge_step)
 
     def add_scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics by their names."""
         for name, value in metrics.items():
             group = name.partition("/")[0]
             self._writer(group if group in PHASES_BEFORE_RL else "").add_scalar(name, value, step)
@@ -66,11 +66,6 @@ class Board:
         for writer in self._writers.values():
             writer.flush()
 
-    def close(self) -> None:
-        """Write all events to disk and close the files."""
-        for writer in self._writers.values():
-            writer.close()
-
     def _writer(self, group: str, purge_step: int | None = 0) -> "SummaryWriter":
         # A phase before RL is logged from its first step on, so that a repeated one replaces all of it.
         if group not in self._writers:
@@ -79,6 +74,7 @@ class Board:
             threading.excepthook = _hide_raised_again
             folder = str(self._folder / group)
             self._writers[group] = SummaryWriter(folder, purge_step=purge_step, flush_secs=10)
+            self.callback(self._writers[group].close)
         return self._writers[group]
 
 
@@ -93,8 +89,7 @@ class StepDistributions:
 
     def __init__(self, version_ages: Mapping[int, int]) -> None:
         """Take the age in train steps of each policy version in the batch."""
-        self._version_ages = version_ages
-        self._num_counted = 0
+        self._version_ages, self._num_counted = version_ages, 0
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
 
     def add(self, trajectory: Trajectory) -> None:
@@ -102,21 +97,19 @@ class StepDistributions:
         if trajectory.verdict != State.TRAINED or trajectory.total is None or self._num_counted == MOST_COUNTED:
             return
         self._num_counted += 1
-        planned = trajectory.planner_turns
-        turns = [turn for turn in planned if turn.trainable]
-        self._count("trajectories/steps", [len(planned)])
+        turns = [turn for turn in trajectory.planner_turns if turn.trainable]
+        self._count("trajectories/steps", [len(trajectory.planner_turns)])
         self._count("steps/advantage", [turn.advantage for turn in turns])
         self._count("steps/prm_score", [turn.score for turn in turns])
         self._count("steps/tokens", [turn.num_tokens for turn in turns])
         self._count("steps/generate_s", [turn.generate_s for turn in turns])
         self._count("steps/tool_s", [turn.tool_s for turn in turns if turn.tool_call is not None])
         for turn in turns:
-            if turn.learner_logprobs is None:
-                continue
             # Untrained tokens have a log-prob of nan, and no age if they are too old.
-            gaps = floats_of(turn.learner_logprobs) - floats_of(turn.logprobs)
-            self._count("tokens/ratio", np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO)))
-            self._count("tokens/staleness", [self._version_ages.get(version) for version in turn.token_versions])
+            if turn.learner_logprobs is not None:
+                gaps = floats_of(turn.learner_logprobs) - floats_of(turn.logprobs)
+                self._count("tokens/ratio", np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO)))
+                self._count("tokens/staleness", [self._version_ages.get(version) for version in turn.token_versions])
 
     def histograms(self) -> dict[str, np.ndarray]:
         """Return the finite values by the names of `HISTOGRAMS`, without empty ones."""
@@ -201,7 +194,6 @@ class Trackers:
         self.num_sent = len(rows)
 
     def close(self) -> None:
-        """Close the trackers, which write what they still hold."""
         for name in list(self._open):
             with self._guard(name):
                 self._open[name][2]()

@@ -1,7 +1,4 @@
-"""The agent that is trained: asks the model, calls the functions that it names, and repeats this until it answers.
-
-Write it as you would for any model behind OpenAI's chat protocol; `client` is an `openai.AsyncOpenAI`.
-"""
+"""The agent that is trained, written as for any model behind OpenAI's protocol; `client` is an `openai.AsyncOpenAI`."""
 
 import json
 

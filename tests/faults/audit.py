@@ -15,11 +15,17 @@ OF_THE_STEP = ("policy/", "learner/")
 ENDS = ("trained", "refused", "filtered", "failed", "expired", "lost", "live_at_end")
 
 
+def steps_of(folder: Path) -> list[int]:
+    """Return the train steps whose rows stand in the metrics, in their order."""
+    path = folder / METRICS
+    return [row["step"] for row in read_records(path) if "policy/loss" in row] if path.exists() else []
+
+
 def faults_of(folder: Path) -> list[str]:
     """Return what is wrong with a finished run: the law of counts, and work that happened twice."""
     groups = read_json(folder / "summary.json")["groups"]
     rows = list(read_records(folder / "groups.jsonl"))
-    steps = [row["step"] for row in read_records(folder / METRICS) if "policy/loss" in row]
+    steps = steps_of(folder)
     checks = {
         f"the counts do not add up: {groups}": groups["drawn"] == sum(groups[name] for name in ENDS),
         "a group has two ends": max(Counter(row["id"] for row in rows).values(), default=1) == 1,

@@ -8,15 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-PARTS = {
-    "rollout": "RolloutWorkerActor",
-    "prm": "PrmActor",
-    "learner": "Learner",
-    "sampling": "DynamicSampling",
-}
+PARTS = {"rollout": "RolloutWorkerActor", "prm": "PrmActor", "learner": "Learner", "sampling": "DynamicSampling"}
 """Text in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"
 """The driver with all that it started."""
@@ -36,28 +31,21 @@ class Job:
     environment: Mapping[str, str] | None = None
     others: Callable[[], Sequence[int]] = tuple
     process: subprocess.Popen[bytes] | None = None
-    num_starts: int = 0
     logged_before: int = 0
     longest_silence_s: float = 0.0
-    _watch: threading.Thread | None = field(default=None, repr=False)
-
-    @property
-    def resume(self) -> list[str]:
-        return [sys.executable, "-m", "ray_jobs.cli", "resume", str(self.folder)]
 
     def ensure_running(self) -> None:
         """Start the job, or resume it if it ended early."""
         if self.finished or self.runs:
             return
-        command = self.resume if (self.folder / "config.json").exists() else self.start
-        self.num_starts += 1
+        resume = (sys.executable, "-m", "ray_jobs.cli", "resume", str(self.folder))
+        command = resume if (self.folder / "config.json").exists() else self.start
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, env=self.environment and dict(self.environment)
             )
-        self._watch = threading.Thread(target=self._listen, args=(self.process,), daemon=True)
-        self._watch.start()
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
     @property
     def runs(self) -> bool:
@@ -80,11 +68,8 @@ class Job:
         if not self.runs:
             return {}
         assert self.process is not None
-        return {EVERYTHING: [self.process.pid], **self._parts(self.process.pid, *self.others())}
-
-    def _parts(self, *roots: int) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for pid in (one for root in roots for one in descendants(root)):
+        found = {EVERYTHING: [self.process.pid]}
+        for pid in (one for root in (self.process.pid, *self.others()) for one in descendants(root)):
             if part := part_of(title_of(pid)):
                 found.setdefault(part, []).append(pid)
         return found

@@ -26,7 +26,6 @@ class Machines:
 
     def __init__(self, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
         self._folder = folder
-        self.num_cpus = 0
         self.token_path = folder / "token"
         # Of a short name: Ray's sockets lie in it, and the path of one may have 107 bytes.
         self.sessions = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -64,14 +63,10 @@ class Machines:
                 raise RuntimeError(f"Ray did not start: {(self._folder / 'ray.log').read_text()[-4000:]}")
             time.sleep(0.1)
 
-    def add(self, num_cpus: int, *, without: Path | None = None) -> None:
-        """Another machine, on which the folder `without` does not exist."""
-        self.num_cpus = num_cpus
-        hidden = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs none "{without}" && exec "$@"', "sh")
+    def add(self, num_cpus: int) -> None:
         self._start(
             *(f"--address={self.address}", f"--num-cpus={num_cpus}", "--node-ip-address=127.0.0.1"),
             f"--dashboard-agent-listen-port={free_port()}",
-            within=hidden if without else (),
         )
 
     def roots(self) -> list[int]:
@@ -97,8 +92,8 @@ class Machines:
             self.lose_last()
         shutil.rmtree(self.sessions, ignore_errors=True)
 
-    def _start(self, *options: str, within: tuple[str, ...] = ()) -> None:
-        command = [*within, str(RAY), "start", "--block", "--disable-usage-stats", *options]
+    def _start(self, *options: str) -> None:
+        command = [str(RAY), "start", "--block", "--disable-usage-stats", *options]
         with (self._folder / "ray.log").open("ab") as log:
             self._started.append(
                 subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, start_new_session=True)

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rollout.files import read_records
-from tests.faults.audit import faults_of
+from tests.faults.audit import faults_of, steps_of
 from tests.faults.job import Job, send
 from tests.faults.machines import Machines
 
@@ -43,11 +42,6 @@ def start(folder, *overrides):
         folder=folder / "r",
         log=folder / "console.log",
     )
-
-
-def steps_of(job):
-    path = job.folder / "metrics.jsonl"
-    return [row["step"] for row in read_records(path) if "policy/loss" in row] if path.exists() else []
 
 
 def run_until(job, condition):
@@ -82,21 +76,15 @@ def process_of(job, part, rng):
     return rng.choice(sorted(pids)) if pids else None
 
 
-def kill(job, part, rng):
-    if (pid := process_of(job, part, rng)) is not None:
+def disturb(job, fault, part, rng):
+    """Kill a process of a part, stop it for good, or pause it for some seconds, as on a machine that swaps."""
+    if (pid := process_of(job, part, rng)) is None:
+        return
+    if fault == "kill":
         job.kill(part, pid)
-
-
-def stop(job, part, rng):
-    """SIGSTOP, for good: the part must be found and replaced."""
-    if (pid := process_of(job, part, rng)) is not None:
-        send(pid, signal.SIGSTOP)
-
-
-def pause(job, part, rng):
-    """SIGSTOP for some seconds, as on a machine that swaps."""
-    if (pid := process_of(job, part, rng)) is not None:
-        send(pid, signal.SIGSTOP)
+        return
+    send(pid, signal.SIGSTOP)
+    if fault == "pause":
         time.sleep(rng.uniform(1.0, 15.0))
         send(pid, signal.SIGCONT)
 
@@ -113,23 +101,23 @@ def running(job):
 @pytest.mark.parametrize("seed", range(2))
 def test_parts_are_killed_stopped_and_paused_at_random_times(tmp_path, seed):
     rng = random.Random(seed)
-    faults = [(fault, part) for fault in (kill, stop, pause) for part in PARTS] + [(kill, "driver")]
+    faults = [(fault, part) for fault in ("kill", "stop", "pause") for part in PARTS] + [("kill", "driver")]
     rng.shuffle(faults)
     with running(start(tmp_path)) as job:
         for number, (fault, part) in enumerate(faults):
-            run_until(job, lambda: job.finished or len(steps_of(job)) > number * 10 // len(faults))  # noqa: B023
+            run_until(job, lambda: job.finished or len(steps_of(job.folder)) > number * 10 // len(faults))  # noqa: B023
             if job.finished:
                 break
             time.sleep(rng.uniform(0.0, 5.0))
-            fault(job, part, rng)
+            disturb(job, fault, part, rng)
         finish(job)
 
 
 def test_truncated_log_is_repaired_when_the_run_is_resumed(tmp_path):
     rng = random.Random(0)
     with running(start(tmp_path)) as job:
-        run_until(job, lambda: len(steps_of(job)) >= 5)
-        kill(job, "driver", rng)
+        run_until(job, lambda: len(steps_of(job.folder)) >= 5)
+        disturb(job, "kill", "driver", rng)
         for name in ("metrics.jsonl", "groups.jsonl", "trajectories.jsonl"):
             path = job.folder / name
             # Rows of the newest checkpoint are synced; what was written later may be lost.
@@ -144,7 +132,7 @@ def test_full_disk_ends_the_run_with_one_line_and_space_lets_it_continue(tmp_pat
         pytest.skip(f"the disk of {tmp_path} is larger than {SMALL_DISK >> 30} GiB, and would be filled")
     ballast = tmp_path / "ballast"
     with running(start(tmp_path)) as job:
-        run_until(job, lambda: len(steps_of(job)) >= 3)
+        run_until(job, lambda: len(steps_of(job.folder)) >= 3)
         fill(ballast)
         job.process.wait(WAIT_S)
         ballast.unlink()
@@ -170,9 +158,9 @@ def test_lost_node_costs_the_groups_that_ran_there(tmp_path):
         job = start(tmp_path, f"cluster.address={machines.address}", "rollout.num_workers=2", "cluster.patience_s=120")
         job.environment, job.others = machines.environment, machines.roots
         with running(job):
-            run_until(job, lambda: len(steps_of(job)) >= 3)
+            run_until(job, lambda: len(steps_of(job.folder)) >= 3)
             machines.lose_last()
-            run_until(job, lambda: job.finished or len(steps_of(job)) >= 6)
+            run_until(job, lambda: job.finished or len(steps_of(job.folder)) >= 6)
             machines.add(num_cpus=1)
             finish(job)
     finally:

@@ -4,7 +4,7 @@ import json
 import time
 
 from rollout.codec import flat_record, read_trajectories
-from rollout.files import read_records
+from tests.faults.audit import steps_of
 
 WAIT_S = 900
 
@@ -15,12 +15,6 @@ def read(path):
 
 def attempts_of(folder):
     return [flat_record(attempt) for attempt in read_trajectories(folder / "trajectories.jsonl")]
-
-
-def steps_of(folder):
-    """The train steps whose rows stand in the metrics, in their order."""
-    path = folder / "metrics.jsonl"
-    return [row["step"] for row in read_records(path) if "policy/loss" in row] if path.exists() else []
 
 
 def wait_for_train_step(job, step):

@@ -14,14 +14,11 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_paths_for_actors_are_absolute(here):
+def test_paths_for_actors_are_absolute_but_for_the_data_of_a_submitted_job(here, monkeypatch):
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
     paths = (config.output_dir, config.envs.data_path, config.envs.web.blocked_questions, config.reward.prm_path)
     assert paths == tuple(f"{here}/{name}" for name in ("runs", "mine.jsonl", "held.txt", "runs/p/prm"))
     assert with_absolute_paths(config) == config
-
-
-def test_paths_of_a_submitted_job_stay_relative(here, monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
     assert (config.envs.data_path, config.envs.web.blocked_questions) == ("mine.jsonl", "held.txt")

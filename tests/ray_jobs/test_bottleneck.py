@@ -25,10 +25,7 @@ WAITING = {"learner_wait": 0.5, "learner_busy": 0.4}
     ("worse", "first"),
     [
         ({"publish": 0.6, "learner_wait": 0.1, "backpressure": 0.9}, "weight_sync"),
-        (
-            {"learner_wait": 0.19, "backpressure": 0.9, "kept_share": 0.0, "prm_wait": 1.0, "engine_busy": 1.0},
-            "learner",
-        ),
+        ({"learner_wait": 0.19, "backpressure": 0.9, "kept_share": 0.0, "prm_wait": 1.0}, "learner"),
         ({**WAITING, "kept_share": 0.1, "prm_wait": 0.9, "tool_wait": 0.9, "engine_busy": 0.1}, "signal"),
         ({**WAITING, "prm_wait": 0.9, "tool_wait": 0.9, "engine_busy": 0.1, "backpressure": 0.9}, "prm"),
         ({**WAITING, "tool_wait": 0.9, "engine_busy": 0.1, "backpressure": 0.9}, "tools"),
@@ -47,25 +44,12 @@ def test_shares_of_a_step():
     facts = {"generate_s": 60.0, "tool_s": 20.0, "duration_s": 50.0, "prm_s": 5.0, "groups": 8.0, "kept": 6.0}
     readings = [
         make_reading(admission_wait_s=1.0, engine_busy_s=8.0, running=6),
-        make_reading(
-            elapsed_s=30.0,
-            admission_wait_s=3.0,
-            engine_busy_s=28.0,
-            places=4,
-            running=3,
-        ),
+        make_reading(elapsed_s=30.0, admission_wait_s=3.0, engine_busy_s=28.0, places=4, running=3),
     ]
-    assert shares_of_step(facts, readings, wait_s=2.0, train_s=7.0, publish_s=1.0) == make_shares(
-        learner_busy=0.7,
-        learner_wait=0.2,
-        publish=0.1,
-        backpressure=0.1,
-        engine_busy=0.9,
-        tool_wait=0.25,
-        prm_wait=0.1,
-        kept_share=0.75,
-        places_used=0.75,
-    )
+    loop = {"learner_busy": 0.7, "learner_wait": 0.2, "publish": 0.1}
+    workers = {"backpressure": 0.1, "engine_busy": 0.9, "places_used": 0.75}
+    expected = loop | workers | {"tool_wait": 0.25, "prm_wait": 0.1, "kept_share": 0.75}
+    assert shares_of_step(facts, readings, wait_s=2.0, train_s=7.0, publish_s=1.0) == expected
 
 
 def row_of(shares, step_s=10.0, num_trajectories=8):
@@ -82,14 +66,8 @@ def test_average_weighs_steps_by_seconds_and_groups_by_number():
 
 seconds = st.floats(allow_nan=True, allow_infinity=True)
 counts = st.integers(0, 100)
-worker_readings = st.builds(
-    WorkerReading,
-    elapsed_s=seconds,
-    admission_wait_s=seconds,
-    engine_busy_s=seconds,
-    places=counts,
-    running=counts,
-)
+timed = dict.fromkeys(("elapsed_s", "admission_wait_s", "engine_busy_s"), seconds)
+worker_readings = st.builds(WorkerReading, **timed, places=counts, running=counts)
 fact_names = st.sampled_from(["generate_s", "tool_s", "prm_s", "duration_s", "groups", "kept", "unknown"])
 steps = st.builds(
     shares_of_step,

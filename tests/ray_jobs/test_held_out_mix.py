@@ -33,16 +33,9 @@ def test_held_out_tasks_follow_the_training_mix_by_default():
 def attempt(dataset, index, reward):
     """Return an attempt with this reward, or without a score for None."""
     task = Task(id=f"{dataset}-{index}", dataset=dataset, question="?", answer="1")
-    stop_reason = "infrastructure" if reward is None else "answered"
-    return Trajectory(
-        id="t",
-        group_id="g",
-        task=task,
-        turns=(),
-        answer=None if reward is None else "1",
-        stop_reason=stop_reason,
-        reward=Reward(outcome=reward, total=reward),
-    )
+    end = {"answer": None, "stop_reason": "infrastructure"} if reward is None else {"answer": "1"}
+    end = {"stop_reason": "answered", "reward": Reward(outcome=reward, total=reward)} | end
+    return Trajectory(id="t", group_id="g", task=task, turns=(), **end)
 
 
 def evaluation(rewards):

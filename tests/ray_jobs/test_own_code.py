@@ -65,11 +65,7 @@ def test_modules_next_to_the_recipe_are_found(recipe, monkeypatch):
         ([], UserError, r"envs\.datasets\.mine\.scorer"),
         (["reward.scorer=scorers_beside_the_recipe:wild"], UserError, "scorers_beside_the_recipe:wild"),
         (["envs.datasets.mine.source=no_such_module:load"], OwnCodeError, "envs.datasets.mine"),
-        (
-            ['learner.loss={type="custom", function="no_such_module:loss"}'],
-            OwnCodeError,
-            "learner.loss.function",
-        ),
+        (['learner.loss={type="custom", function="absent:loss"}'], OwnCodeError, "learner.loss.function"),
     ],
 )
 def test_custom_code_that_cannot_work_is_rejected_in_one_line(recipe, overrides, error, says):

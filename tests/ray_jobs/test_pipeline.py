@@ -4,34 +4,19 @@ import json
 import sys
 
 import pytest
-from real_run import WAIT_S, attempts_of, read, steps_of, wait_for_train_step
+from real_run import WAIT_S, attempts_of, read, wait_for_train_step
 
 from rollout.files import read_records
-from tests.faults.audit import faults_of
+from tests.faults.audit import faults_of, steps_of
 from tests.faults.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SMALL = (
-    "num_steps=2",
-    "batch_groups=1",
-    "max_empty_batches=60",
-    "rollout.temperature=1.0",
-    "rollout.engine.metrics=true",
-    "learner.checkpoint_every=1",
-    "cold_start.num_demonstrations=96",
-    "cold_start.wrong_share=0.5",
-    "collect.num_tasks=12",
-    "collect.rollouts_per_task=4",
-    "prm.num_epochs=1",
-    "prm.num_layers=4",
-    "evaluation.num_tasks=6",
-    "evaluation.num_untouched_tasks=0",
+    *("num_steps=2", "batch_groups=1", "max_empty_batches=60", "learner.checkpoint_every=1"),
+    *("rollout.temperature=1.0", "rollout.engine.metrics=true", "prm.num_epochs=1", "prm.num_layers=4"),
+    *("cold_start.num_demonstrations=96", "cold_start.wrong_share=0.5", "collect.num_tasks=12"),
+    *("collect.rollouts_per_task=4", "evaluation.num_tasks=6", "evaluation.num_untouched_tasks=0"),
 )
-
-
-def command(folder):
-    run = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/prm_cpu.toml", f"output_dir={folder}"]
-    return [*run, *SMALL]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +24,8 @@ def killed(tmp_path_factory):
     """A pipeline that was killed after its first train step, with all that it had started, and resumed; where its
     folder says that the PRM's training had not ended yet. With what was collected, labelled and learnt before."""
     folder = tmp_path_factory.mktemp("runs")
-    job = Job(start=command(folder), folder=folder / "prm", log=folder / "prm.log")
+    start = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/prm_cpu.toml", f"output_dir={folder}"]
+    job = Job(start=[*start, *SMALL], folder=folder / "prm", log=folder / "prm.log")
     job.ensure_running()
     wait_for_train_step(job, 1)
     job.kill("driver", job.process.pid)
@@ -63,11 +49,6 @@ def run(killed):
     return killed[0].folder
 
 
-@pytest.fixture(scope="module")
-def summary(run):
-    return read(run / "summary.json")
-
-
 def test_resumed_pipeline_repeats_only_the_unfinished_phase(killed):
     job, before, _ = killed
     assert {name: (job.folder / name).read_bytes() for name in before} == before
@@ -81,12 +62,10 @@ def test_nothing_is_lost_or_duplicated_after_a_resume(run):
     assert sorted(steps_of(run)) == [1, 2]
 
 
-def test_engine_and_learner_log_probs_agree(summary):
-    """Both compute in bf16, here at temperature 1 and hardly trained; over choice tokens, where rounding shows."""
+def test_summary_has_the_gap_of_log_probs_and_the_quality_of_the_prm_with_intervals(run):
+    summary = read(run / "summary.json")
+    # Engine and learner compute in bf16, here at temperature 1 and hardly trained; of choice tokens.
     assert 0 < summary["logprob_gap_version0"] < 0.1
-
-
-def test_quality_of_the_prm_is_in_the_summary_with_intervals(summary):
     prm = summary["prm"]
     for name in ("spearman_within_group", "auroc_outcome", "auroc_step", "mse"):
         assert f"{name}_ci95" in prm

@@ -17,8 +17,7 @@ import psutil
 import pytest
 from mcp_processes import started
 from ray.job_submission import JobStatus, JobSubmissionClient
-from real_run import steps_of
-from stage import wait_until
+from stage import steps_of, wait_until
 
 from ray_jobs import submit
 from ray_jobs.cli import main

@@ -1,5 +1,5 @@
-import json
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder, locked
 from ray_jobs.run.origin import check_same_run, check_trained_alike
-from rollout.files import read_records
+from rollout.files import read_json, read_records
 from tests.ray_jobs.view_world import make_group_row, make_trajectory
 
 
@@ -24,21 +24,13 @@ def make_folder(tmp_path, *overrides):
     return RunFolder.open(config_in(tmp_path, *overrides))
 
 
-def read(path):
-    return json.loads(path.read_text())
-
-
 def test_new_folder_has_configuration_and_provenance(tmp_path):
     with make_folder(tmp_path, "seed=7") as folder:
         assert folder.path == tmp_path / "r"
-        config, origin = read(folder.path / "config.json"), read(folder.path / "provenance.json")
+        config, origin = read_json(folder.path / "config.json"), read_json(folder.path / "provenance.json")
     assert (config["seed"], origin["seed"]) == (7, 7)
-    assert config["learner"]["learning_rate"] > 0
     assert origin["versions"].keys() >= {"ray", "numpy", "pydantic"}
-    assert origin["python"].startswith("3.")
-    assert origin["cores"] >= 1
-    assert origin["memory_gib"] > 0
-    assert origin["started"]
+    assert all(origin[name] for name in ("started", "python", "cores", "memory_gib"))
 
 
 @pytest.fixture
@@ -143,7 +135,7 @@ def test_phase_time_includes_earlier_processes(tmp_path, passed):
     assert seconds == 80
     again.finish_phase("reinforce", 85.0, {"num_steps": 2})
     again.close()
-    assert again.finished_phases == read(tmp_path / "r" / "phases.json")
+    assert again.finished_phases == read_json(tmp_path / "r" / "phases.json")
     assert again.finished_phases == {"reinforce": {"seconds": 85.0, "facts": {"num_steps": 2}}}
 
 
@@ -166,7 +158,6 @@ def test_reopened_phase_removes_later_phases(tmp_path):
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
     """A function that creates a run with these settings in `home`, and returns the path of a checkpoint in it."""
-    (tmp_path / "home").mkdir()
 
     def train(*settings):
         monkeypatch.chdir(tmp_path / "home")
@@ -184,21 +175,16 @@ def model_in(folder):
     return folder
 
 
-def test_checkpoint_with_another_scale_is_rejected(trained, tmp_path):
-    base = model_in(tmp_path / "base")
-    checkpoint = trained(f"model.path={base}", "model.lora_alpha=64")
-    with pytest.raises(UserError, match=r"model\.lora_alpha"):
-        check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base))), base)
-    check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path=str(base), lora_alpha=64)), base)
-
-
-def test_checkpoint_on_another_base_is_rejected(trained, tmp_path):
-    base = model_in(tmp_path / "home" / "base")
-    other = model_in(tmp_path / "other")
-    checkpoint = trained("model.path=base")
-    with pytest.raises(UserError, match=r"model\.path"):
-        check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="other")), other)
-    check_trained_alike(checkpoint, RunConfig(model=ModelConfig(path="home/base")), base)
+def test_checkpoint_with_another_scale_or_base_is_rejected(trained, tmp_path):
+    base, other = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "other")
+    checkpoint = trained("model.path=base", "model.lora_alpha=64")
+    for model, folder, named in (
+        (ModelConfig(path="home/base", lora_alpha=64), base, None),
+        (ModelConfig(path="home/base"), base, r"model\.lora_alpha"),
+        (ModelConfig(path="other", lora_alpha=64), other, r"model\.path"),
+    ):
+        with pytest.raises(UserError, match=named) if named else nullcontext():
+            check_trained_alike(checkpoint, RunConfig(model=model), folder)
 
 
 def train_row(step):

@@ -69,9 +69,7 @@ def test_rewind_hides_later_steps_and_unfinished_phases(tmp_path):
         for step in (1, 2, 3):
             folder.log_metrics(step, {"policy/loss": float(step)})
             folder.log_step(step, rows_of(step, 0.0), version_ages=AGES)
-    with RunFolder.open(
-        load_run_config(None, [f"output_dir={tmp_path}", "name=r"]), with_prm=False, tell=str
-    ) as folder:
+    with make_folder(tmp_path) as folder:
         assert [row["step"] for row in folder.rewind(2)] == [1, 2]
         folder.log_metrics(0, {"train_prm/loss": 3.0})
         folder.log_metrics(3, {"policy/loss": 30.0})
