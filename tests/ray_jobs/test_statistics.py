@@ -41,7 +41,7 @@ def test_different_tasks_on_both_sides_are_rejected():
     with pytest.raises(ValueError):
         compare_paired([True], [True, False])
     with pytest.raises(ValueError):
-        compare_means([], [])
+        compare_means([1.0], [1.0, 0.5])
 
 
 def test_means_of_one_try_compare_as_right_and_wrong():
