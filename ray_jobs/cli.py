@@ -295,12 +295,10 @@ def evaluate(
     if not benchmark and (data or part):
         raise UserError(f"{'--data' if data else '--part'} needs --benchmark: held-out tasks have no benchmark files")
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
-    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
+    from ray_jobs.evaluate import evaluation_items, run_evaluation
 
-    request = EvaluationRequest(
-        adapter=adapter, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
-    )
-    run_evaluation(config, request)
+    items = evaluation_items(config, adapter=adapter, benchmarks=benchmark, data=data, whole=not part, limit=limit)
+    run_evaluation(config, items, adapter=adapter, num_seeds=seeds, out=out)
 
 
 def compare(
