@@ -11,6 +11,7 @@ from configs.run import RunConfig
 from ray_jobs.prm import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
+    estimate_labels,
     label,
     label_steps,
     labeller_name,
@@ -202,7 +203,7 @@ def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
         run.finished, run.policy = lambda name: None, {"model": "demo"}
         run.rollouts = SimpleNamespace(continue_from=None)
         trajectories = [make_trajectory(decided("answer", "1"), id="g/0")]
-        label(run, trajectories, dry_run=True)
+        estimate_labels(run, trajectories)
         label(run, trajectories)
     # Three votes of $1 each.
     assert all("3 calls" in line and "3.0000" in line for line in (lines[0], lines[-1]))
