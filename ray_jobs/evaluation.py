@@ -193,7 +193,8 @@ def _served_policy(config: RunConfig) -> tuple[dict[str, object], str | None]:
         engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
         installed = asyncio.run(engine.installed())
     digest = installed.digest if installed else None
-    policy = {"backend": backend.type, "model": backend.model, "adapter": None, "model_digest": digest}
+    policy: dict[str, object] = {"backend": backend.type, "model": backend.model, "adapter": None}
+    policy["model_digest"] = digest
     return policy, installed.details.quantization_level if installed and installed.details else None
 
 

@@ -134,7 +134,7 @@ def newcombe_interval(both: int, only_before: int, only_after: int, neither: int
     low_1, high_1 = wilson_interval(both + only_before, count)
     low_2, high_2 = wilson_interval(both + only_after, count)
     margins = (both + only_before) * (only_after + neither) * (both + only_after) * (only_before + neither)
-    excess = both * neither - only_before * only_after
+    excess: float = both * neither - only_before * only_after
     if excess > 0:
         # The continuity correction applies to positive correlation only.
         excess = max(excess - count / 2, 0)
