@@ -9,7 +9,6 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -102,10 +101,8 @@ def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     overrides = tuple(word for word in given if "=" in word and "/" not in word.partition("=")[0])
     recipes = [word for word in given if word not in overrides]
     if len(recipes) > 1:
-        raise UserError(
-            f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}', and a setting is given as "
-            "key=value"
-        )
+        unknown = " ".join(recipes[1:])
+        raise UserError(f"unrecognized arguments: {unknown}; the recipe is '{recipes[0]}'; settings are key=value")
     return Path(recipes[0]) if recipes else DEFAULT_RECIPE, overrides
 
 
@@ -145,9 +142,8 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; th
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' already exists; name a new folder")
     folder.mkdir(parents=True, exist_ok=True)
-    for file in sorted(STARTER.iterdir()):
-        if file.is_file():
-            (folder / file.name).write_text(file.read_text().replace("PROJECT", name))
+    for file in STARTER.glob("*.*"):
+        (folder / file.name).write_text(file.read_text().replace("PROJECT", name))
     print(f"wrote {folder}: agent.py, warehouse.py (tasks, reward, teacher), recipe.toml")
     print(f"train it: cd {shlex.quote(str(folder))} && agentflow train recipe.toml")
 
@@ -295,12 +291,10 @@ def evaluate(
     if not benchmark and (data or part):
         raise UserError(f"{'--data' if data else '--part'} needs --benchmark: held-out tasks have no benchmark files")
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
-    from ray_jobs.evaluate import EvaluationRequest, run_evaluation
+    from ray_jobs.evaluate import evaluation_items, run_evaluation
 
-    request = EvaluationRequest(
-        adapter=adapter, benchmarks=benchmark, data=data, whole=not part, num_seeds=seeds, limit=limit, out=out
-    )
-    run_evaluation(config, request)
+    items = evaluation_items(config, adapter=adapter, benchmarks=benchmark, data=data, whole=not part, limit=limit)
+    run_evaluation(config, items, adapter=adapter, num_seeds=seeds, out=out)
 
 
 def compare(
@@ -420,10 +414,10 @@ def serve_tools(
     run_serve_tools(config, transport=transport, host=host, port=port)
 
 
-COMMANDS: tuple[Callable[..., int | None], ...] = (
-    *(init, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
-)
-MORE_COMMANDS: tuple[Callable[..., int | None], ...] = (collect, label, train_prm, serve, run_code, serve_tools)
+COMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
+    "Commands": (init, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
+    "More commands": (collect, label, train_prm, serve, run_code, serve_tools),
+}
 
 
 def make_app() -> App:
@@ -441,7 +435,7 @@ def make_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     app["--help"].group = app["--version"].group = "More commands"
-    for group, commands in (("Commands", COMMANDS), ("More commands", MORE_COMMANDS)):
+    for group, commands in COMMANDS.items():
         for place, command in enumerate(commands):
             app.command(command, group=group, sort_key=place)
     return app
@@ -475,19 +469,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _sigterm_interrupts(signals: list[int]) -> Iterator[None]:
-    """Handle SIGTERM, which schedulers, containers and `ray job stop` send, like Ctrl-C.
-
-    By default it would end the process at once and leave its child processes behind.
-    """
+    """Handle SIGTERM, which schedulers and `ray job stop` send, like Ctrl-C, so that child processes end."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signals.append(number)
         # Ray turns an exception that is raised here, while Ray waits, into this class.
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can handle signals
-        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

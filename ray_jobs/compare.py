@@ -1,6 +1,5 @@
 """Compare two evaluations of the same items: paired, with a test, intervals, and the items a claim would need."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from rich.text import Text
 from configs.errors import UserError, visible
 from ray_jobs.evaluation import (
     IDENTITY,
-    Place,
     StoredEvaluation,
     fact_rows,
     phases_of_run,
@@ -30,8 +28,6 @@ ASKED_GAINS = (0.02, 0.05, 0.1)
 
 Comparison = dict[str, Any]
 """JSON values of `comparison.json`."""
-Pairs = Mapping[Place, tuple[float, float]]
-"""Results of both sides on the same items: means over seeds."""
 
 
 def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: bool) -> Path:
@@ -62,21 +58,30 @@ def run_compare(before: Path, after: Path | None, *, out: Path | None, anyway: b
 
 def comparison(before: StoredEvaluation, after: StoredEvaluation) -> Comparison:
     """Compare two evaluations. Raises UserError if they share no scored item, or if an item differs."""
-    first, second = before.solved, after.solved
     asked, again = ({item.place: (item.question, item.gold) for item in side.items} for side in (before, after))
-    pairs = {place: (first[place], second[place]) for place in sorted(first.keys() & second.keys())}
-    if not pairs:
+    places = sorted(before.solved.keys() & after.solved.keys())
+    if not places:
         raise UserError("the two evaluations have no scored item in common; evaluate both on the same benchmarks")
-    if changed := [place for place in pairs if asked[place] != again[place]]:
+    if changed := [place for place in places if asked[place] != again[place]]:
         raise UserError(
             f"{len(changed)} items have the same id and another question or reference, first {'/'.join(changed[0])}; "
             "evaluate both on the same files"
         )
-    left_out = sorted((asked.keys() & again.keys()) - pairs.keys())
+    left_out = sorted((asked.keys() & again.keys()) - set(places))
     items = [*before.items, *after.items]
     one_seed = {item.seed for item in items} == {0}
-    benchmarks = sorted({benchmark for benchmark, _ in pairs})
-    whole = _compared(pairs, one_seed=one_seed)
+
+    def compared(dataset: str | None) -> dict[str, Any]:
+        pairs = before.paired_with(after, dataset=dataset)
+        found = (compare_paired if one_seed else compare_means)(*zip(*pairs, strict=True))
+        return asdict(found) | {
+            "gain": found.gain,
+            "verdict": found.verdict,
+            "items_for_this_gain": items_needed(found.gain, found.discordant),
+            "items_for": {f"{gain:g}": items_needed(gain, found.discordant) for gain in ASKED_GAINS},
+        }
+
+    whole = compared(None)
     return {
         "before": before.name,
         "after": after.name,
@@ -85,28 +90,15 @@ def comparison(before: StoredEvaluation, after: StoredEvaluation) -> Comparison:
         "left_out_because": why_unscored(item for item in items if item.place in left_out),
         "one_seed": one_seed,
         "all": whole,
-        "benchmarks": {
-            name: _compared({place: pairs[place] for place in pairs if place[0] == name}, one_seed=one_seed)
-            for name in benchmarks
-        },
+        "benchmarks": {name: compared(name) for name in sorted({dataset for dataset, _ in places})},
         "verdict": whole["verdict"],
     }
 
 
-def _compared(pairs: Pairs, *, one_seed: bool) -> dict[str, Any]:
-    compared = (compare_paired if one_seed else compare_means)(*zip(*pairs.values(), strict=True))
-    return asdict(compared) | {
-        "gain": compared.gain,
-        "verdict": compared.verdict,
-        "items_for_this_gain": items_needed(compared.gain, compared.discordant),
-        "items_for": {f"{gain:g}": items_needed(gain, compared.discordant) for gain in ASKED_GAINS},
-    }
-
-
 def _table(result: Comparison) -> Table:
-    table = Table(title=escape(visible(f"{result['before']} -> {result['after']}")), title_justify="left")
-    for column in ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain"):
-        table.add_column(column)
+    title = escape(visible(f"{result['before']} -> {result['after']}"))
+    columns = ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain")
+    table = Table(*columns, title=title, title_justify="left")
     rows = result["benchmarks"] | ({"all": result["all"]} if len(result["benchmarks"]) > 1 else {})
     for name, row in rows.items():
         rates = percent(row["before"]), percent(row["after"]), points([row["gain"]], signed=True)
@@ -122,17 +114,13 @@ def write_comparison_page(folder: Path, sides: tuple[StoredEvaluation, StoredEva
     answer, kind = answered(whole["gain"], whole["p"])
     if result["differs_in"]:
         answer, kind = f"This cannot be decided: they also differ in {', '.join(result['differs_in'])}.", "unsure"
-    bars = [
-        Rate(
-            label=title_of(name),
-            note=f"{side}, {row['num_tasks']} items",
-            rate=row[side],
-            interval=wilson_interval(row[side] * row["num_tasks"], row["num_tasks"]),
-            kind=side,
-        )
-        for name, row in result["benchmarks"].items()
-        for side in ("before", "after")
-    ]
+    bars = []
+    for name, row in result["benchmarks"].items():
+        count = row["num_tasks"]
+        for side in ("before", "after"):
+            interval = wilson_interval(row[side] * count, count)
+            note = f"{side}, {count} items"
+            bars.append(Rate(label=title_of(name), note=note, rate=row[side], interval=interval, kind=side))
     return write_page(
         folder / "report.html",
         "comparison",

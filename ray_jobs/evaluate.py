@@ -2,8 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -53,53 +53,32 @@ Rates = dict[str, Any]
 """JSON values of `summary.json`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
-    """The arguments of `agentflow evaluate`."""
-
-    adapter: Path | None = None
-    benchmarks: tuple[str, ...] = ()
-    """Names of benchmarks. Without any, the held-out tasks of the recipe."""
-    data: Path | None = None
-    """Folder of the benchmark files."""
-    whole: bool = True
-    """Whether a file must hold all items of its benchmark."""
-    num_seeds: int = 1
-    limit: int | None = None
-    """Largest number of items of each benchmark, the same ones in every evaluation."""
-    out: Path | None = None
-
-
-def run_evaluation(config: RunConfig, request: EvaluationRequest) -> Path:
-    """Evaluate, or continue an unfinished evaluation, and return the report.
-
-    Raises UserError for a request that cannot be carried out.
-    """
+def run_evaluation(
+    config: RunConfig, tasks: Sequence[Task], *, adapter: Path | None, num_seeds: int, out: Path | None
+) -> Path:
+    """Evaluate, or continue an unfinished evaluation in the folder `out`, and return the report. Raises UserError."""
     settings, console = config.evaluation, Console()
-    if request.num_seeds > 1 and settings.temperature == 0:
+    if num_seeds > 1 and settings.temperature == 0:
         raise UserError(
-            f"--seeds {request.num_seeds} at evaluation.temperature = 0 would repeat one attempt; use one seed, or "
-            "set evaluation.temperature=0.7"
+            f"--seeds {num_seeds} at evaluation.temperature = 0 would repeat one attempt; use one seed, or set "
+            "evaluation.temperature=0.7"
         )
     if settings.judge:
         check_key("evaluation.judge.api_key_env", settings.judge.api_key_env)
-    tasks = evaluation_items(config, request)
     model_path = resolve_model(config.model.path) if config.backend.type == "vllm" else None
-    if request.adapter and model_path:
-        check_trained_alike(request.adapter, config, model_path)
-    identity = identity_of(
-        config, adapter=request.adapter, model_path=model_path, tasks=tasks, num_seeds=request.num_seeds
-    )
+    if adapter and model_path:
+        check_trained_alike(adapter, config, model_path)
+    identity = identity_of(config, adapter=adapter, model_path=model_path, tasks=tasks, num_seeds=num_seeds)
     digest = digest_of([identity.policy, identity.fixed])[:8]
-    out = request.out or Path(config.output_dir) / f"{config.name}-evaluation-{digest}"
-    done = open_folder(out, identity)
-    every = [(task, seed, f"{task.dataset}/{task.id}/{seed}") for seed in range(request.num_seeds) for task in tasks]
+    folder = out or Path(config.output_dir) / f"{config.name}-evaluation-{digest}"
+    done = open_folder(folder, identity)
+    every = [(task, seed, f"{task.dataset}/{task.id}/{seed}") for seed in range(num_seeds) for task in tasks]
     missing = [wanted for wanted in every if wanted[2] not in done]
     if len(missing) < len(every):
         console.print(f"{len(every) - len(missing)} of {len(every)} results exist already")
     if missing:
-        _attempt_missing(config, request.adapter, missing, out, console)
-    return report_evaluation(out, console)
+        _attempt_missing(config, adapter, missing, folder, console)
+    return report_evaluation(folder, console)
 
 
 def _attempt_missing(
@@ -124,19 +103,32 @@ def _attempt_missing(
         console.print(f"{count} votes of the judge are missing: {visible(failure)}", markup=False, soft_wrap=True)
 
 
-def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task]:
-    """Return the items, benchmark by benchmark, without those of the training data. Raises UserError."""
-    items, groups, trained = list[Task](), dict[str, list[Task]](), list[EnvsConfig]()
+def evaluation_items(
+    config: RunConfig,
+    *,
+    adapter: Path | None = None,
+    benchmarks: Sequence[str] = (),
+    data: Path | None = None,
+    whole: bool = True,
+    limit: int | None = None,
+) -> list[Task]:
+    """Return the items, benchmark by benchmark, without those of the training data. Raises UserError.
+
+    Without `benchmarks` they are the held-out tasks of the recipe. `data` is the folder of the benchmark files, which
+    are else downloaded, and `limit` the largest number of items of each, the same ones in every evaluation. The run
+    that holds `adapter` may have trained on other tasks.
+    """
+    items, groups, trained = list[Task](), defaultdict[str, list[Task]](list), list[EnvsConfig]()
     try:
-        if request.benchmarks:
-            groups = {name: load_benchmark(name, request.data, whole=request.whole) for name in request.benchmarks}
-            trained = [config.envs, *_trained_on(request.adapter)]
+        if benchmarks:
+            groups |= {name: load_benchmark(name, data, whole=whole) for name in benchmarks}
+            trained = [config.envs, *_trained_on(adapter)]
         else:
             for task in evaluation_tasks(config):
-                groups.setdefault(task.dataset, []).append(task)
+                groups[task.dataset].append(task)
             # The recipe's split keeps its own training tasks apart, and generated families ask new questions.
             if groups.keys() - FAMILIES.keys():
-                trained = [envs for envs in _trained_on(request.adapter) if envs != config.envs]
+                trained = [envs for envs in _trained_on(adapter) if envs != config.envs]
         for name, tasks in groups.items():
             kept = tasks
             for envs in trained:
@@ -144,8 +136,8 @@ def evaluation_items(config: RunConfig, request: EvaluationRequest) -> list[Task
             if len(kept) < len(tasks):
                 note = f"{name}: {len(tasks) - len(kept)} of {len(tasks)} items are training tasks and left out"
                 Console().print(note, markup=False)
-            if request.limit is not None and request.limit < len(kept):
-                kept = random.Random(f"limit|{name}").sample(kept, request.limit)
+            if limit is not None and limit < len(kept):
+                kept = random.Random(f"limit|{name}").sample(kept, limit)
             items += kept
     except (KeyError, ValueError, OSError) as error:
         raise UserError(f"the items cannot be read: {reason(error)}; use the benchmark's original file") from error
@@ -184,9 +176,8 @@ def report_evaluation(out: Path, console: Console) -> Path:
     write_json(out / "summary.json", summary)
     page = write_evaluation_page(out, stored, summary)
     rows = summary["benchmarks"] | ({"all": summary} if len(summary["benchmarks"]) > 1 else {})
-    table = Table(title=f"Solved by {escape(visible(stored.name))}", title_justify="left")
-    for column in ("benchmark", "solved", "items", "95% interval"):
-        table.add_column(column)
+    title = f"Solved by {escape(visible(stored.name))}"
+    table = Table("benchmark", "solved", "items", "95% interval", title=title, title_justify="left")
     for name, row in rows.items():
         interval = "" if row["solve_rate"] is None else f"{points(row['solve_rate_ci95'])}%"
         table.add_row(Text(visible(name)), percent(row["solve_rate"]), str(row["num_scored"]), interval)
@@ -264,13 +255,13 @@ def _rate(items: Sequence[Item]) -> Rates:
 
 def write_evaluation_page(out: Path, stored: StoredEvaluation, summary: Rates) -> Path:
     """Write `report.html` into the folder of an evaluation. Raises OSError."""
-    policy, bars = stored.identity.policy, list[Rate]()
+    policy, examples = stored.identity.policy, dict[str, Record]()
+    bars = []
     for name, row in summary["benchmarks"].items():
         if count := row["num_scored"]:
             note = f"{count}{f' of {BENCHMARKS[name].count}' if name in BENCHMARKS else ''} items"
             rate, interval = row["solve_rate"], row["solve_rate_ci95"]
             bars.append(Rate(label=title_of(name), note=note, rate=rate, interval=interval, kind="after"))
-    examples: dict[str, Mapping[str, object]] = {}
     for record in read_records(out / ITEMS):
         if record["reward"] is not None:
             examples.setdefault("A solved item" if record["reward"] == SOLVED else "An unsolved item", record)

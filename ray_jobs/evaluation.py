@@ -1,8 +1,4 @@
-"""Results of evaluations, and the identity of an evaluation: its policy, and what must be equal to compare policies.
-
-Settings stand for themselves or for their digest, and files for their digests. The package version stands for the code
-of this package.
-"""
+"""Results of evaluations, and the identity of an evaluation: its policy, and what must be equal to compare policies."""
 
 import asyncio
 import hashlib
@@ -10,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -65,17 +62,16 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     score: float | None = msgspec.field(name="reward")
     """The scorer's result, without a judge. None if the item is unscored."""
     f1: float | None = None
-    """Credit for a part of the answer. None if the benchmark has none."""
+    """Credit for a part of the answer, if the benchmark has it."""
     judge_asked: bool = False
     judged: bool | None = None
-    """The judge's verdict, None without one."""
+    """The judge's verdict, if there is one."""
     stop_reason: str
     num_turns: int
     turns: tuple[_Turn, ...]
 
     @property
     def key(self) -> str:
-        """The name of the item under its seed."""
         return f"{self.dataset}/{self.task_id}/{self.seed}"
 
     @property
@@ -85,7 +81,6 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def solved(self) -> bool:
-        """True if the answer is right."""
         return self.score == SOLVED
 
     @property
@@ -96,7 +91,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def unscored(self) -> bool:
         """True if the item enters no rate: it is broken, or a custom scorer could not score the answer."""
-        return self.broken or self.score is None
+        return self.score is None
 
     @property
     def retrieved(self) -> tuple[str, ...]:
@@ -113,19 +108,16 @@ class Evaluation:
 
     @property
     def solved(self) -> dict[Place, float]:
-        """The scored items, and the share of their seeds that solved each."""
         return means_by_item(self.items)
 
     @property
     def unscored(self) -> list[str]:
-        """The keys of the items without a score."""
         return [item.key for item in self.items if item.unscored]
 
     def paired_with(self, after: "Evaluation", *, dataset: str | None = None) -> list[tuple[float, float]]:
         """Return both results of each item that both policies have scored, of all data sets or of one."""
-        before = self.solved
-        both = {place: solved for place, solved in after.solved.items() if place in before}
-        return [(before[place], solved) for place, solved in both.items() if dataset in (None, place[0])]
+        first, second = self.solved, after.solved
+        return [(first[place], second[place]) for place in first if place in second and dataset in (None, place[0])]
 
     def compared_with(self, after: "Evaluation", *, dataset: str | None = None) -> PairedComparison | None:
         """Compare both policies on the items that both have scored. None without any."""
@@ -144,7 +136,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     provenance: dict[str, object]
 
     def differences(self, other: "Identity") -> list[str]:
-        """Return the names of the fixed parts in which two evaluations differ."""
+        """Return the names of the fixed parts that differ."""
         return [name for name in self.fixed | other.fixed if self.fixed.get(name) != other.fixed.get(name)]
 
 
@@ -157,9 +149,7 @@ class StoredEvaluation(Evaluation):
 
     @property
     def name(self) -> str:
-        """The adapter, or the model if there is none."""
-        policy = self.identity.policy
-        return str(policy["adapter"] or policy["model"])
+        return str(self.identity.policy["adapter"] or self.identity.policy["model"])
 
 
 def identity_of(
@@ -170,16 +160,14 @@ def identity_of(
     Raises BackendError if the server does not answer, or UserError for a corrupt adapter.
     """
     policy, quantisation = _local_policy(config, adapter, model_path) if model_path else _served_policy(config)
-    items: dict[str, list[str]] = {}
+    items = defaultdict[str, list[str]](list)
     for task in tasks:
         metadata = dict(task.metadata) if task.scorer and ":" in task.scorer else {}
-        row = digest_of([task.id, task.question, task.answer, task.scorer, metadata])
-        items.setdefault(task.dataset, []).append(row)
+        items[task.dataset].append(digest_of([task.id, task.question, task.answer, task.scorer, metadata]))
     rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
     hints = memory.type != "none" and memory.in_evaluation
-    engine = (rollout.engine.max_model_len, rollout.engine.adapter_mode)
     limits = (rollout.max_turn_tokens, rollout.max_calls, rollout.episode_timeout_s, rollout.wall_timeout_s)
-    sampling = (config.evaluation.temperature, *limits, *engine)
+    sampling = (config.evaluation.temperature, *limits, rollout.engine.max_model_len, rollout.engine.adapter_mode)
     # The choice of tasks does not change a tool.
     not_tools = {"mix", "choice", "datasets", "data_path"}
     fixed: dict[str, object] = {
@@ -204,8 +192,9 @@ def _served_policy(config: RunConfig) -> tuple[dict[str, object], str | None]:
     if backend.type == "ollama":
         engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
         installed = asyncio.run(engine.installed())
+    digest = installed.digest if installed else None
     policy: dict[str, object] = {"backend": backend.type, "model": backend.model, "adapter": None}
-    policy["model_digest"] = installed.digest if installed else None
+    policy["model_digest"] = digest
     return policy, installed.details.quantization_level if installed and installed.details else None
 
 
@@ -256,7 +245,7 @@ def title_of(benchmark: str) -> str:
 
 
 def fact_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
-    """Yield table rows with a name and a column for each identity. Digests are shortened."""
+    """Yield table rows: a name, and a column for each identity, with digests shortened."""
     for sides in ([one.policy for one in identities], [one.fixed for one in identities]):
         for name in dict.fromkeys(name for side in sides for name in side):
             yield name.replace("_", " "), *(re.sub(_DIGEST, r"\1", shown(side.get(name))) for side in sides)
@@ -265,26 +254,25 @@ def fact_rows(*identities: Identity) -> Iterator[tuple[str, ...]]:
 def open_folder(path: Path, identity: Identity) -> set[str]:
     """Create the folder of an evaluation, or open it to continue; return the keys of the items that are done.
 
-    Raises UserError if the folder is that of another evaluation, or of a training run, whose report would be
-    overwritten.
+    Raises UserError for the folder of another evaluation, or of a training run, whose report would be overwritten.
     """
     if (path / "config.json").exists():
         raise UserError(f"'{path}' is the folder of a training run; name another folder with --out")
     path.mkdir(parents=True, exist_ok=True)
     if not (path / IDENTITY).exists():
         write_json(path / IDENTITY, msgspec.to_builtins(identity))
-    known = _read_identity(path)
+    known, items = _read(path)
     if changed := [*(["policy"] if known.policy != identity.policy else []), *known.differences(identity)]:
         raise UserError(
             f"'{path}' holds an evaluation with another {', '.join(changed)}; use its settings to continue it, or "
             "another --out"
         )
-    return {item.key for item in _read_items(path) if not item.broken}
+    return {item.key for item in items if not item.broken}
 
 
 def read_evaluation(path: Path) -> StoredEvaluation:
-    """Read a finished evaluation. Raises UserError if there is none, or if results are missing."""
-    identity, items = _read_identity(path), _read_items(path)
+    """Read an evaluation. Raises UserError if there is none, or if results are missing."""
+    identity, items = _read(path)
     if len(items) != identity.num_results:
         raise UserError(
             f"the evaluation in '{path}' has {len(items)} of {identity.num_results} results; run the same command "
@@ -293,35 +281,33 @@ def read_evaluation(path: Path) -> StoredEvaluation:
     return StoredEvaluation(path=path, items=items, identity=identity)
 
 
-def _read_identity(path: Path) -> Identity:
+def _read(path: Path) -> tuple[Identity, tuple[Item, ...]]:
     try:
-        return msgspec.json.decode((path / IDENTITY).read_bytes(), type=Identity)
+        identity = msgspec.json.decode((path / IDENTITY).read_bytes(), type=Identity)
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(
             f"'{path}' holds no evaluation ({reason(error)}); name a folder that `agentflow evaluate` wrote"
         ) from error
-
-
-def _read_items(path: Path) -> tuple[Item, ...]:
-    return items_of(read_records(path / ITEMS) if (path / ITEMS).exists() else ())
+    return identity, items_of(read_records(path / ITEMS) if (path / ITEMS).exists() else ())
 
 
 def items_of(records: Iterable[Record]) -> tuple[Item, ...]:
     """Return the newest result of each item."""
-    return tuple({item.key: item for item in (msgspec.convert(record, Item) for record in records)}.values())
+    items = (msgspec.convert(record, Item) for record in records)
+    return tuple({item.key: item for item in items}.values())
 
 
 def phases_of_run(path: Path) -> Iterator[StoredEvaluation]:
     """Yield the evaluations before and after RL of a training run. Raises UserError if one is missing."""
-    config, origin = saved_config(path), origin_of(path)
+    model, origin = saved_config(path).model.path, origin_of(path)
     for phase in ("eval_before", "eval_after"):
         items = evaluation_in(path, phase).items
         if not items:
             raise UserError(
                 f"the run in '{path}' has no {phase}; `agentflow resume {shlex.quote(str(path))}` continues it"
             )
-        policy: dict[str, object] = {"backend": "vllm", "model": config.model.path, "adapter": phase}
         # Both phases share code, configuration and base model.
+        policy: dict[str, object] = {"backend": "vllm", "model": model, "adapter": phase}
         identity = Identity(policy=policy, fixed={}, num_results=len(items), provenance=origin)
         yield StoredEvaluation(path=path, identity=identity, items=items)
 
@@ -334,8 +320,7 @@ def evaluation_in(folder: Path, phase: str) -> Evaluation:
 
 def why_unscored(items: Iterable[Item]) -> str:
     """Describe why items are unscored. Empty if all are scored."""
-    unscored = [item for item in items if item.unscored]
-    if not unscored:
+    if not (unscored := [item for item in items if item.unscored]):
         return ""
     broken = sum(item.broken for item in unscored)
     return (
@@ -346,8 +331,8 @@ def why_unscored(items: Iterable[Item]) -> str:
 
 def means_by_item(items: Iterable[Item], *, with_judge: bool = False) -> dict[Place, float]:
     """Return for each item the share of its scored seeds that solved it, `with_judge` also by the judge's verdict."""
-    solved: dict[Place, list[bool]] = {}
+    solved = defaultdict[Place, list[bool]](list)
     for item in items:
         if not item.unscored:
-            solved.setdefault(item.place, []).append(item.solved or (with_judge and item.judged is True))
+            solved[item.place].append(item.solved or (with_judge and item.judged is True))
     return {place: mean(results) for place, results in solved.items()}

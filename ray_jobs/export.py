@@ -14,7 +14,6 @@ from rich.console import Console
 
 from configs.errors import UserError, reason, visible
 from configs.loading import load_run_config
-from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import held_out_tasks
@@ -38,14 +37,9 @@ PROMPT_SEED = 2_000_000
 
 
 def run_export(source: str, recipe: Path | None, target: Path, *, formats: Sequence[str], quantization: str) -> None:
-    """Write the export to the new folder `target`, completely or not at all.
+    """Write the export of `find_source(source, recipe)` to the new folder `target`, completely or not at all.
 
-    Args:
-        source: As `find_source` takes it.
-        recipe: The recipe of a checkpoint outside of a run folder.
-        target: The folder to create.
-        formats: `hf`, `gguf` or both.
-        quantization: The type of the GGUF file's matrices.
+    `formats` are `hf`, `gguf` or both, and `quantization` is the type of the GGUF file's matrices.
     """
     if target.exists():
         raise UserError(f"'{target}' exists; choose another folder, or remove it")
@@ -127,9 +121,9 @@ def _origin(config: RunConfig, checkpoint: Path | None, model_path: Path) -> dic
     manifest = read_manifest(checkpoint) if checkpoint else None
     return {
         "run": config.name,
-        "checkpoint": checkpoint.name if checkpoint else None,
-        "policy_version": manifest["policy_version"] if manifest else None,
-        "adapter_sha256": manifest["files"]["adapter.safetensors"] if manifest else None,
+        "checkpoint": checkpoint and checkpoint.name,
+        "policy_version": manifest and manifest["policy_version"],
+        "adapter_sha256": manifest and manifest["files"]["adapter.safetensors"],
         "base_model": config.model.path,
         "base_sha256": {path.name: file_digest(path) for path in weight_files(model_path)},
         "lora_rank": config.model.lora_rank,
@@ -151,24 +145,20 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
 
 
 def run_serve(config: RunConfig, folder: Path) -> None:
-    """Create the model and ask it for one decision.
+    """Create a model from an export with a GGUF file in the Ollama of `backend`, and ask it for one decision.
 
-    Args:
-        config: The recipe that trained the planner, for its tools; `backend` is the Ollama to use.
-        folder: An export with a GGUF file.
-
-    Raises:
-        UserError, BackendError: The export is unusable, or the served model does not answer as a planner.
+    `config` is the recipe that trained the planner, for its tools. Raises UserError or BackendError if the export is
+    unusable, or if the served model does not answer as a planner.
     """
     console = Console()
     manifest = read_export(folder, ())
-    gguf, agent = manifest.get("gguf"), manifest.get("source", {}).get("agent", "planner")
+    gguf, agent = manifest.get("gguf"), manifest.get("source", {}).get("agent", config.agent.type)
     if gguf is None:
         raise UserError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
-    if agent != "planner":
+    if {agent, config.agent.type} != {"planner"}:
         raise UserError(
-            f"{folder} was trained with agent.type = '{agent}', and `agentflow serve` tries planners only; run such an "
-            "agent with `agentflow solve`, or serve the export with any model server"
+            f"agent.type = '{agent}' in {folder} and '{config.agent.type}' here, but `agentflow serve` tries planners "
+            "only; run other agents with `agentflow solve`, or serve the export with any model server"
         )
     read_export(folder, (gguf["file"],))
     backend = config.backend
@@ -205,10 +195,8 @@ def run_serve(config: RunConfig, folder: Path) -> None:
 def planner_opening(config: RunConfig) -> tuple[str, str]:
     """Return the system and user message of the planner's first turn on a held-out task.
 
-    Raises UserError if no task can be drawn, or for a custom agent.
+    Raises UserError if no task can be drawn.
     """
-    if not isinstance(config.agent, PlannerAgentConfig):
-        raise UserError(f"agent.type = '{config.agent.type}': only planners have a first turn to try")
     try:
         own = CustomSources.of(config)
         (task,) = held_out_tasks(config.envs.mix, count=1, seed=config.seed + PROMPT_SEED, custom=own)
@@ -217,4 +205,4 @@ def planner_opening(config: RunConfig) -> tuple[str, str]:
             f"no held-out task can be drawn for a prompt: {reason(error)}; start in the folder with the data"
         ) from error
     with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        return opening(tools, task, config.agent.max_steps, prompt=config.agent.prompt)
+        return opening(tools, task, config.planner.max_steps, prompt=config.planner.prompt)

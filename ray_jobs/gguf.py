@@ -53,11 +53,7 @@ def go_template(pieces: ChatPieces) -> str:
 def write_gguf(model_path: Path, target: Path, quantization: str, *, name: str) -> None:
     """Write matrices in `quantization` (embeddings and the head in at least 8 bits) and vectors in float32.
 
-    One tensor is in memory at a time.
-
-    Raises:
-        UserError: The model has no exact GGUF form.
-        OSError: The disk is full.
+    One tensor is in memory at a time. Raises UserError for a model without an exact GGUF form.
     """
     import gguf
     from transformers import AutoConfig, AutoTokenizer
@@ -202,13 +198,10 @@ def _add_tokenizer(
 
 
 def pre_tokenizer_name(parts: dict[str, Any]) -> str:
-    """Return GGUF's name for how a tokenizer.json splits text before byte-pair encoding.
+    """Return GGUF's name for how a tokenizer.json splits text before byte-pair encoding. Raises UserError without one.
 
     A wrong name would give the model tokens that it was never trained on. NFC, Qwen's normalizer, is passed over: it
     changes no composed text, and no program that reads GGUF has it.
-
-    Raises:
-        UserError: GGUF has no name for it.
     """
     normalizer = parts.get("normalizer") or {"type": "NFC"}
     pre = parts.get("pre_tokenizer") or {}

@@ -1,10 +1,9 @@
 """The process reward model (PRM): collected trajectories, labels of their steps, its training, and its canaries."""
 
 import asyncio
-import json
 import math
 import shlex
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +13,7 @@ import ray
 
 from actors.cluster import PART_LOST
 from configs.errors import UserError
-from configs.reward import CollectConfig, JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig, PlanLabelConfig
+from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig
 from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
 from envs.types import Task
@@ -34,7 +33,7 @@ from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
 from reward.scorers import outcome_of
 from rollout.codec import SchemaError, group_line, group_of
-from rollout.files import append_line, whole_lines
+from rollout.files import append_line, read_json, whole_lines
 from rollout.filters import SOLVED
 from rollout.types import Group, Reward, Trajectory
 
@@ -43,11 +42,9 @@ if TYPE_CHECKING:
 
 MAX_OPEN_GROUPS = 24
 
-CollectGroup = Callable[[Task, str, int], Awaitable[Group]]
-
 
 class CollectedGroups:
-    """A folder with a file of groups. A group is one line: it is there whole or not at all, whenever a process ends."""
+    """A folder with a file of groups, one a line: a group is there whole or not at all, whenever a process ends."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,80 +74,64 @@ class CollectedGroups:
                 raise UserError(f"{self._path}: {error}; collect again") from error
 
 
-async def collect_groups(
-    tasks: Sequence[Task],
-    store: CollectedGroups,
-    config: CollectConfig,
-    collect: CollectGroup,
-    on_group: Callable[[], None],
-) -> None:
-    """Collect one group per task; each is written as soon as it is complete."""
-
-    async def collect_one(task: Task) -> None:
-        group_id = f"collect/{task.id}"
-        if group_id not in store.group_ids:
-            store.add(await collect(task, group_id, config.rollouts_per_task))
-        on_group()
-
-    await side_by_side(tasks, collect_one, limit=MAX_OPEN_GROUPS)
-
-
-def collection_facts(collected: Sequence[Trajectory]) -> dict[str, int]:
-    """Return the counts of collected trajectories, as facts of the phase."""
-    return {
-        "num_tasks": len({trajectory.task.id for trajectory in collected}),
-        "num_trajectories": len(collected),
-        "num_steps": sum(len(trajectory.planner_turns) for trajectory in collected),
-        "num_malformed": sum(trajectory.num_format_errors for trajectory in collected),
-        "num_right": sum(outcome_of(trajectory) == SOLVED for trajectory in collected),
-    }
-
-
 def collect(run: "Run") -> list[Trajectory]:
     """Return trajectories of the current policy on training tasks; those in the run folder are not collected again."""
     if run.finished("collect") is None:
-        _collect_all(run, prm_tasks(run.config))
+        collect_groups(run, prm_tasks(run.config))
     return list(CollectedGroups(run.folder.collected).trajectories())
 
 
-def _collect_all(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
+def collect_groups(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
+    """Collect one group per task into the run folder; each is written as soon as it is complete."""
     store, collect_group = CollectedGroups(run.folder.collected), run.rollouts.collect_group
     with run.phase("collect", total=len(tasks)) as phase:
-        asyncio.run(collect_groups(tasks, store, run.config.collect, collect_group, phase.advance))
-        phase.facts.update(collection_facts(list(store.trajectories())))
+
+        async def collect_one(task: Task) -> None:
+            group_id = f"collect/{task.id}"
+            if group_id not in store.group_ids:
+                store.add(await collect_group(task, group_id, run.config.collect.rollouts_per_task))
+            phase.advance()
+
+        asyncio.run(side_by_side(tasks, collect_one, limit=MAX_OPEN_GROUPS))
+        collected = list(store.trajectories())
+        phase.facts.update(
+            num_tasks=len({trajectory.task.id for trajectory in collected}),
+            num_trajectories=len(collected),
+            num_steps=sum(len(trajectory.planner_turns) for trajectory in collected),
+            num_malformed=sum(trajectory.num_format_errors for trajectory in collected),
+            num_right=sum(outcome_of(trajectory) == SOLVED for trajectory in collected),
+        )
     run.console.note(sentence("collected", phase.facts))
 
 
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
     """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
 
-    Raises UserError if the folder holds trajectories of another policy, or if another process works on
-    the run.
+    Raises UserError if the folder holds trajectories of another policy, or if another process works on the run.
     """
     with LocalRun(config, adapter) as run, locked(run.folder.path):
         tasks = prm_tasks(config)
         _keep_policy(run)
-        _collect_all(run, tasks)
+        collect_groups(run, tasks)
     run.console.note(f"trajectories: {run.folder.collected}")
 
 
 def _keep_policy(run: LocalRun) -> None:
     """Write down the policy before the first trajectory, and check that later ones are sampled with the same."""
-    settings, folder = run.config.collect, run.folder.collected
-    file = folder / "policy.json"
+    settings, file = run.config.collect, run.folder.collected / "policy.json"
     policy = {
         **run.policy,
         "collect.temperature": settings.temperature,
         "collect.rollouts_per_task": settings.rollouts_per_task,
     }
     if file.exists():
-        recorded = json.loads(file.read_text(encoding="utf-8"))
+        recorded = read_json(file)
         if changed := [name for name, value in policy.items() if recorded.get(name) != value]:
             raise UserError(
-                f"'{folder}' holds trajectories that were collected with another {', '.join(changed)}; use the same "
-                "to add to them, or collect under another name=..."
+                f"'{file.parent}' holds trajectories that were collected with another {', '.join(changed)}; use the "
+                "same to add to them, or collect under another name=..."
             )
-    elif not CollectedGroups(folder).group_ids:
+    elif not CollectedGroups(file.parent).group_ids:
         write_json(file, policy)
 
 
@@ -163,25 +144,27 @@ Step = tuple[str, str, int]
 
 def labeller_of(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> Labeller:
     """Return the labeller of the recipe. Only Monte Carlo needs an engine, to continue from a step."""
-    settings, envs = run.config.label, run.config.envs
+    settings = run.config.label
     if isinstance(settings, JudgeLabelConfig):
-        rubric = rubric_of(envs.actions, own_descriptions(envs))
-        return StepJudge(settings.judge, receipts=run.folder.receipts, rubric=rubric)
+        return _judge_of(run, settings)
     if isinstance(settings, MonteCarloLabelConfig):
         continue_from, policy = run.rollouts.continue_from, run.policy
         return MonteCarloLabeller(collected, continue_from, continuations=settings.continuations, policy=policy)
     return PlanLabeller(collected)
 
 
+def _judge_of(run: "Run | LocalRun", settings: JudgeLabelConfig) -> StepJudge:
+    rubric = rubric_of(run.config.envs.actions, own_descriptions(run.config.envs))
+    return StepJudge(settings.judge, receipts=run.folder.receipts, rubric=rubric)
+
+
 def labeller_name(config: LabelConfig) -> str:
     """Return the labeller name in the labels of the recipe's labeller."""
-    if isinstance(config, JudgeLabelConfig):
-        return judge_name(config.judge)
-    return PlanLabeller.name if isinstance(config, PlanLabelConfig) else MonteCarloLabeller.name
+    return judge_name(config.judge) if isinstance(config, JudgeLabelConfig) else config.type
 
 
 def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabel]:
-    """Return the labels of the recipe's labeller, without those of others."""
+    """Return the labels of the recipe's labeller."""
     name = labeller_name(config)
     return [label for label in labels if label.labeller == name]
 
@@ -191,9 +174,9 @@ async def label_steps(
 ) -> tuple[dict[Step, StepLabel], list[str]]:
     """Label every step without a label of this labeller in `path`, several at a time.
 
-    Return all labels of this labeller, and why steps got none in this pass; the next pass tries those again. An error
-    that ends the whole pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all
-    started steps are on disk, because they may be paid for.
+    Return all its labels, and why steps got none in this pass; the next pass tries those again. An error that ends the
+    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all started steps are on
+    disk, because they may be paid for.
     """
     known = {_place(label): label for label in read_labels(path) if label.labeller == labeller.name}
     failures: list[str] = []
@@ -226,36 +209,35 @@ def _place(step: StepText | StepLabel) -> Step:
     return digest, step.trajectory_id, step.step
 
 
-def label(run: "Run | LocalRun", collected: Sequence[Trajectory], *, dry_run: bool = False) -> list[StepLabel]:
-    """Label every step, and return all labels; each is on disk before the next is requested.
-
-    With `dry_run`, only report the work that it would take.
-    """
+def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[StepLabel]:
+    """Label every step, and return all labels; each is on disk before the next is requested."""
+    config, bill = run.config.label, Bill()
     if run.finished("label") is None:
-        steps = [step for trajectory in collected for step in step_texts(trajectory)]
-        if dry_run:
-            config = run.config.label
-            labeller = None if config.type == "monte_carlo" else labeller_of(run, collected)
-            bill = labeller.estimate(steps) if isinstance(labeller, StepJudge) else Bill()
-            run.console.note(f"{labeller_name(config)}: {len(steps)} steps, at most {_work(config, steps, bill)}")
-        else:
-            _label_all(run, labeller_of(run, collected), steps)
+        labeller, steps = labeller_of(run, collected), _steps_of(collected)
+        with run.phase("label", total=len(steps)) as phase:
+            labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
+            facts: dict[str, object] = {"labeller": config.type, "num_labels": len(labels)}
+            facts |= {"num_unlabelled": len(failures), "first_failures": failures[:3]}
+            phase.facts.update(facts)
+            if isinstance(labeller, StepJudge):
+                bill = labeller.client.spent
+                phase.facts["spent"] = asdict(bill)
+        run.console.note(sentence("labelled", facts))
+        labelled = [step for step in steps if _place(step) in labels]
+        took = _work(config, labelled, bill)
+        run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
     return list(read_labels(run.folder.labels))
 
 
-def _label_all(run: "Run | LocalRun", labeller: Labeller, steps: Sequence[StepText]) -> None:
-    config, bill = run.config.label, Bill()
-    with run.phase("label", total=len(steps)) as phase:
-        labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
-        phase.facts.update(labeller=config.type, num_labels=len(labels))
-        phase.facts.update(num_unlabelled=len(failures), first_failures=failures[:3])
-        if isinstance(labeller, StepJudge):
-            bill = labeller.client.spent
-            phase.facts["spent"] = asdict(bill)
-    run.console.note(sentence("labelled", {name: phase.facts[name] for name in phase.facts if name != "spent"}))
-    labelled = [step for step in steps if _place(step) in labels]
-    took = _work(config, labelled, bill)
-    run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
+def estimate_labels(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> None:
+    """Print the work that labelling would take."""
+    config, steps = run.config.label, _steps_of(collected)
+    bill = _judge_of(run, config).estimate(steps) if isinstance(config, JudgeLabelConfig) else Bill()
+    run.console.note(f"{labeller_name(config)}: {len(steps)} steps, at most {_work(config, steps, bill)}")
+
+
+def _steps_of(collected: Sequence[Trajectory]) -> list[StepText]:
+    return [step for trajectory in collected for step in step_texts(trajectory)]
 
 
 def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
@@ -267,9 +249,11 @@ def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None
     check_judge_key(config)
     with LocalRun(config, adapter) as run:
         collected = read_collected(run.folder.path)
-        if not dry_run:
+        if dry_run:
+            estimate_labels(run, collected)
+        else:
             run.enter_context(locked(run.folder.path))
-        label(run, collected, dry_run=dry_run)
+            label(run, collected)
 
 
 def read_collected(folder: Path) -> list[Trajectory]:
@@ -309,11 +293,10 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
         quality = evaluate_prm(data, collected, score=prm.score, seed=run.config.seed)
         write_json(run.folder.quality, quality | {"digest": digest})
         phase.facts.update(digest=digest, num_steps=len(data.train))
-    spearman, auroc = (_number(quality[name]) for name in ("spearman_within_group", "auroc_outcome"))
-    highest = _number(_highest(quality["canaries"].values()))
+    spearman, auroc = quality["spearman_within_group"], quality["auroc_outcome"]
     run.console.note(
-        f"PRM on held-out tasks: Spearman within group {spearman}, AUROC of the outcome {auroc}, highest canary "
-        f"{highest}"
+        f"PRM on held-out tasks: Spearman within group {_number(spearman)}, AUROC of the outcome {_number(auroc)}, "
+        f"highest canary {_number(_highest(quality['canaries'].values()))}"
     )
 
 
@@ -333,15 +316,13 @@ def run_train_prm(config: RunConfig) -> None:
         with locked(folder.path):
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
-    run.console.note(f"PRM: {folder.prm}; use it with {use_it}")
-    run.console.note(f"quality: {folder.quality}")
+    run.console.note(f"PRM: {folder.prm}; use it with {use_it}\nquality: {folder.quality}")
 
 
 def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
     """Return metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk.
 
-    The junk decisions are scored in a context of each group of the batch that the PRM scored. Without a PRM, and
-    between windows, no group is read.
+    The junk decisions are scored in a context of each group that the PRM scored. Otherwise no group is read.
     """
     if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
         return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}

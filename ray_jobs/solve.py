@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,12 @@ from rollout.types import Turn, is_answer
 if TYPE_CHECKING:
     from envs.mcp_server import Transport
 
-_REASONS: Mapping[str, str] = {
+_REASONS = {
     "format": "the replies were malformed, or the last step was no answer",
     "context": "the context is full; raise rollout.engine.max_model_len, or lower agent.max_steps",
     "calls": "the agent made as many model calls as rollout.max_calls allows",
     "infrastructure": "the engine or a tool failed",
 }
-"""Why a trajectory has no answer."""
 
 
 def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Path | None) -> int:
@@ -91,7 +89,7 @@ def run_code(path: str, timeout_s: float = 5.0) -> int:
     except ToolUnavailableError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(result.text, end="" if result.text.endswith("\n") else "\n")
+    print(result.text.removesuffix("\n"))
     if result.error:
         print(f"error: {result.error}", file=sys.stderr)
-    return 1 if result.error else 0
+    return int(bool(result.error))

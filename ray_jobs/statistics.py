@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 
 import numpy as np
 
@@ -20,22 +20,20 @@ class PairedComparison:
     before: float
     after: float
     only_before: int
-    """Tasks with the higher score before."""
     only_after: int
-    """Tasks with the higher score after."""
+    """Tasks with the higher score on one side."""
     ci95: tuple[float, float]
     """95% interval of the gain."""
     p: float
-    """Two-sided p of no difference."""
+    """Two-sided."""
     test: str
-    """Name of the test."""
     discordant: float
     """Mean squared difference: for one try, the share of tasks that exactly one side solves."""
 
     @property
     def gain(self) -> float:
-        """The rate after, less the one before."""
-        return self.after - self.before
+        """The rate after, less the one before, without the last bits in which equal means may differ."""
+        return round(self.after - self.before, 12)
 
     @property
     def verdict(self) -> str:
@@ -52,65 +50,45 @@ def counted(number: int, noun: str) -> str:
 
 
 def compare_paired(before: Sequence[bool | float], after: Sequence[bool | float]) -> PairedComparison:
-    """Compare results task by task, with McNemar's test and Newcombe's interval. A task is solved if its score is 1.
+    """Compare results task by task, with McNemar's test and Newcombe's interval. A task is solved if its score is 1."""
+    first, second = ([score == SOLVED for score in side] for side in (before, after))
+    pairs = Counter(zip(first, second, strict=True))
+    only_before, only_after = pairs[True, False], pairs[False, True]
+    ci95 = newcombe_interval(pairs[True, True], only_before, only_after, pairs[False, False])
+    return _comparison(first, second, ci95=ci95, p=mcnemar_exact(only_before, only_after), test="exact McNemar")
 
-    Raises ValueError for lists that are empty or of different lengths.
-    """
-    pairs = Counter((first == SOLVED, second == SOLVED) for first, second in _paired(before, after))
-    both, only_before, only_after = pairs[True, True], pairs[True, False], pairs[False, True]
+
+def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComparison:
+    """Compare tasks by their mean score in [0, 1] over several tries, with the test and interval of `sign_flip`."""
+    p, ci95 = sign_flip([second - first for first, second in zip(before, after, strict=True)])
+    return _comparison(before, after, ci95=ci95, p=p, test="exact sign-flip permutation test")
+
+
+def _comparison(
+    before: Sequence[float], after: Sequence[float], *, ci95: tuple[float, float], p: float, test: str
+) -> PairedComparison:
+    differences = [second - first for first, second in zip(before, after, strict=True)]
     return PairedComparison(
-        num_tasks=len(before),
-        before=(both + only_before) / len(before),
-        after=(both + only_after) / len(before),
-        only_before=only_before,
-        only_after=only_after,
-        ci95=newcombe_interval(both, only_before, only_after, pairs[False, False]),
-        p=mcnemar_exact(only_before, only_after),
-        test="exact McNemar",
-        discordant=(only_before + only_after) / len(before),
+        num_tasks=len(differences),
+        before=fmean(before),
+        after=fmean(after),
+        only_before=sum(difference < 0 for difference in differences),
+        only_after=sum(difference > 0 for difference in differences),
+        ci95=ci95,
+        p=p,
+        test=test,
+        discordant=sum(difference**2 for difference in differences) / len(differences),
     )
-
-
-def _paired(before: Sequence[float], after: Sequence[float]) -> list[tuple[float, float]]:
-    if not before:
-        raise ValueError("no tasks to compare")
-    return list(zip(before, after, strict=True))
 
 
 def mcnemar_exact(only_a: int, only_b: int) -> float:
     """Return the two-sided p of the exact McNemar test.
 
-    It is the binomial probability that the tasks which exactly one policy solved split at least as unevenly as here,
-    and 1 without such tasks.
+    It is the binomial probability that the tasks which exactly one policy solved split at least as unevenly as here.
     """
     discordant = only_a + only_b
     tail = sum(math.comb(discordant, k) for k in range(min(only_a, only_b) + 1))
     return min(1.0, 2 * tail / 2**discordant)
-
-
-def compare_means(before: Sequence[float], after: Sequence[float]) -> PairedComparison:
-    """Compare tasks with several tries by each task's mean score in [0, 1], with the test and interval of `sign_flip`.
-
-    Raises ValueError for lists that are empty or of different lengths.
-    """
-    differences = [second - first for first, second in _paired(before, after)]
-    p, ci95 = sign_flip(differences)
-    return PairedComparison(
-        num_tasks=len(before),
-        before=_mean(before),
-        after=_mean(after),
-        only_before=sum(difference < 0 for difference in differences),
-        only_after=sum(difference > 0 for difference in differences),
-        ci95=ci95,
-        p=p,
-        test="exact sign-flip permutation test",
-        discordant=sum(difference**2 for difference in differences) / len(differences),
-    )
-
-
-def _mean(scores: Sequence[float]) -> float:
-    # Rounded: the last bits of a sum depend on its order, and equal means must have no difference.
-    return round(math.fsum(scores) / len(scores), 12)
 
 
 def items_needed(gain: float, discordant: float) -> int | None:
@@ -155,22 +133,16 @@ def newcombe_interval(both: int, only_before: int, only_after: int, neither: int
     first, second = (both + only_before) / count, (both + only_after) / count
     low_1, high_1 = wilson_interval(both + only_before, count)
     low_2, high_2 = wilson_interval(both + only_after, count)
-    phi = _correlation(both, only_before, only_after, neither)
+    margins = (both + only_before) * (only_after + neither) * (both + only_after) * (only_before + neither)
+    excess: float = both * neither - only_before * only_after
+    if excess > 0:
+        # The continuity correction applies to positive correlation only.
+        excess = max(excess - count / 2, 0)
+    phi = excess / math.sqrt(margins) if margins else 0.0
     gain = second - first
     below = (second - low_2) ** 2 - 2 * phi * (second - low_2) * (high_1 - first) + (high_1 - first) ** 2
     above = (high_2 - second) ** 2 - 2 * phi * (high_2 - second) * (first - low_1) + (first - low_1) ** 2
     return gain - math.sqrt(max(below, 0.0)), gain + math.sqrt(max(above, 0.0))
-
-
-def _correlation(both: int, only_a: int, only_b: int, neither: int) -> float:
-    margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
-    if margins == 0:
-        return 0.0
-    excess = both * neither - only_a * only_b
-    count = both + only_a + only_b + neither
-    # Newcombe's continuity correction applies to positive correlation only.
-    corrected = max(excess - count / 2, 0) if excess > 0 else excess
-    return corrected / math.sqrt(margins)
 
 
 FINEST_GRID = 10_000
@@ -180,7 +152,7 @@ NUM_DRAWS = 100_000
 def sign_flip(differences: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """Return the two-sided p and the 95% interval of the mean of one difference in [-1, 1] for each item.
 
-    The interval contains 0 if and only if p >= 0.05. Raises ValueError without items.
+    The interval contains 0 if and only if p >= 0.05.
 
     p is exact: means over tries lie on a grid, and so do their sums. Differences without a common grid of at most
     FINEST_GRID steps are rounded to that one. The interval contains the shifts that the test does not reject: its ends
@@ -194,11 +166,10 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, tuple[float, float]]
     counts = Counter(round(fraction * grid) for fraction in fractions)
     total = sum(value * count for value, count in counts.items())
     p = _as_far(counts, abs(total))
-    ends = []
-    for sign in (1, -1):
-        mirrored = Counter({sign * value: count for value, count in counts.items()})
-        ends.append(_lower_end(mirrored, grid, above_0=p < 0.05 and sign * total > 0))
-    return p, (ends[0] / grid, -ends[1] / grid)
+    mirrored = Counter({-value: count for value, count in counts.items()})
+    low = _lower_end(counts, grid, above_0=p < 0.05 and total > 0)
+    high = -_lower_end(mirrored, grid, above_0=p < 0.05 and total < 0)
+    return p, (low / grid, high / grid)
 
 
 def _as_far(counts: Counter[int], total: int) -> float:

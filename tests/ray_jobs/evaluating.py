@@ -1,12 +1,15 @@
 """A scripted policy for evaluations: the real agent, tools that answer from a table, no model."""
 
 from contextlib import contextmanager
+from pathlib import Path
 
 from scripted import decision, make_agent
 
 from configs.loading import load_run_config
+from ray_jobs.evaluate import evaluation_items, run_evaluation
 from rollout.engines.engine import EngineError
 
+SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 SOLUTIONS = {"1 1 4 6": "4*6*1*1", "4 6 6 8": "4+6+6+8"}
 
 
@@ -50,6 +53,12 @@ def model_in(tmp_path):
     (folder / "config.json").write_text('{"max_position_embeddings": 8192}')
     (folder / "model.safetensors").write_bytes(b"weights")
     return folder
+
+
+def evaluate(config, out, *benchmarks, seeds=1):
+    """Evaluate on the sample of benchmarks, or on the held-out tasks."""
+    items = evaluation_items(config, benchmarks=benchmarks, data=SAMPLE, whole=False)
+    return run_evaluation(config, items, adapter=None, num_seeds=seeds, out=out)
 
 
 def use(monkeypatch, solver):

@@ -41,9 +41,8 @@ def test_help_and_rejected_commands_import_no_heavy_library(tmp_path):
 
 def test_printed_configuration_is_a_recipe_that_prints_the_same(tmp_path, capsys):
     """The recipe, settings and options come in any order."""
-    assert (
-        main(["train", "seed=3", "sync_cpu", "--dry-run", "learner.learning_rate=2e-6", f"output_dir={tmp_path}"]) == 0
-    )
+    given = ["seed=3", "sync_cpu", "--dry-run", "learner.learning_rate=2e-6", f"output_dir={tmp_path}"]
+    assert main(["train", *given]) == 0
     first = capsys.readouterr().out
     assert first.startswith('name = "sync"\n')
     assert "seed = 3\n" in first
@@ -124,9 +123,6 @@ def test_adapter_is_a_run_a_checkpoint_its_file_or_none(tmp_path, monkeypatch, c
     assert adapters[-1].name == "v000005"
 
 
-# --- errors -------------------------------------------------------------------------------------------
-
-
 def failing_with(error, monkeypatch):
     def fail():
         raise error
@@ -135,18 +131,14 @@ def failing_with(error, monkeypatch):
     return main(["doctor"])
 
 
-def crossing(error):
-    """Wrap an error as Ray does when an actor raises it."""
-    return RayTaskError.from_bytes(RayTaskError("step", "Traceback ...", error).to_bytes())
-
-
-def test_user_error_of_an_actor_is_one_line(monkeypatch, capsys):
-    for error in (UserError, BackendError):
-        raised = error("cannot write it;\n  free space")
-        crossed = crossing(raised)
-        for arrived in (raised, crossed, crossed.as_instanceof_cause()):
-            assert failing_with(arrived, monkeypatch) == 2
-            assert capsys.readouterr().err == "agentflow: error: cannot write it; free space\n", error
+@pytest.mark.parametrize("error", [UserError, BackendError])
+def test_user_error_of_an_actor_is_one_line(error, monkeypatch, capsys):
+    raised = error("cannot write it;\n  free space")
+    # As Ray wraps an error that an actor raises.
+    crossed = RayTaskError.from_bytes(RayTaskError("step", "Traceback ...", raised).to_bytes())
+    for arrived in (raised, crossed, crossed.as_instanceof_cause()):
+        assert failing_with(arrived, monkeypatch) == 2
+        assert capsys.readouterr().err == "agentflow: error: cannot write it; free space\n"
 
 
 @pytest.mark.parametrize(

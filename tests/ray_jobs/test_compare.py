@@ -1,34 +1,25 @@
 import json
-from pathlib import Path
 
 import pytest
-from evaluating import ScriptedSolver, config_for, right_answer, use
+from evaluating import ScriptedSolver, config_for, evaluate, right_answer, use
 from view_world import evaluation_row
 
 from configs.errors import UserError
 from ray_jobs.compare import comparison, run_compare, write_comparison_page
-from ray_jobs.evaluate import EvaluationRequest, run_evaluation
 from ray_jobs.evaluation import read_evaluation
 from ray_jobs.run.folder import RunFolder
 
-SAMPLE = Path(__file__).parents[1] / "envs" / "benchmark_sample"
 MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, branch=0.25}", "evaluation.num_tasks=40")
 
 
 @pytest.fixture
-def evaluate(tmp_path, monkeypatch):
-    """Evaluate a policy with the answers of `answer(task, seed)`, where True and False stand for right and wrong."""
+def evaluated(tmp_path, monkeypatch):
+    """Evaluate a policy that is right where `right(task, seed)` is true, and return the folder."""
 
-    def run(name, answer, *overrides, benchmarks=(), seeds=1):
-        def answer_of(task, seed):
-            said = answer(task, seed)
-            return {True: right_answer(task), False: "no"}.get(said, said) if isinstance(said, bool) else said
-
-        use(monkeypatch, ScriptedSolver(answer_of))
-        out = tmp_path / name
-        request = EvaluationRequest(benchmarks=benchmarks, data=SAMPLE, whole=False, num_seeds=seeds, out=out)
-        run_evaluation(config_for(tmp_path, *MIX, *overrides), request)
-        return out
+    def run(name, right, *overrides, seeds=1):
+        use(monkeypatch, ScriptedSolver(lambda task, seed: right_answer(task) if right(task, seed) else "no"))
+        evaluate(config_for(tmp_path, *MIX, *overrides), tmp_path / name, seeds=seeds)
+        return tmp_path / name
 
     return run
 
@@ -46,8 +37,8 @@ def compared(before, after, **options):
     return json.loads((page.parent / "comparison.json").read_text())
 
 
-def test_gain_is_paired_by_item_and_benchmark(evaluate):
-    result = compared(evaluate("before", none), evaluate("after", lambda task, seed: task.dataset == "lookup"))
+def test_gain_is_paired_by_item_and_benchmark(evaluated):
+    result = compared(evaluated("before", none), evaluated("after", lambda task, seed: task.dataset == "lookup"))
     row = result["benchmarks"]["lookup"]
     assert (row["num_tasks"], row["before"], row["after"]) == (20, 0.0, 1.0)
     assert (row["only_before"], row["only_after"], row["p"]) == (0, 20, 2 / 2**20)
@@ -57,17 +48,17 @@ def test_gain_is_paired_by_item_and_benchmark(evaluate):
     assert result["all"]["ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
 
 
-def test_different_settings_are_rejected(evaluate):
-    before = evaluate("before", none)
+def test_different_settings_are_rejected(evaluated):
+    before = evaluated("before", none)
     for name, override in {"agent": "agent.max_steps=2", "items": "evaluation.num_tasks=20"}.items():
         with pytest.raises(UserError, match=name):
-            compared(before, evaluate(name, every, override))
+            compared(before, evaluated(name, every, override))
 
 
-def test_seeds_are_averaged_by_item(evaluate):
+def test_seeds_are_averaged_by_item(evaluated):
     warm = "evaluation.temperature=0.5"
-    before = evaluate("before", none, warm, seeds=4)
-    after = evaluate("after", lambda task, seed: task.dataset == "branch" and seed == 0, warm, seeds=4)
+    before = evaluated("before", none, warm, seeds=4)
+    after = evaluated("after", lambda task, seed: task.dataset == "branch" and seed == 0, warm, seeds=4)
     row = compared(before, after)["benchmarks"]["branch"]
     assert (row["num_tasks"], row["after"], row["only_after"]) == (10, 0.25, 10)
     # Ten items of one sign: 2 / 2^10.
@@ -75,9 +66,9 @@ def test_seeds_are_averaged_by_item(evaluate):
     assert row["discordant"] == pytest.approx(1 / 16)
 
 
-def test_page_escapes_hostile_text(evaluate, tmp_path):
+def test_page_escapes_hostile_text(evaluated, tmp_path):
     evil = "<script>alert(1)</script>"
-    sides = tuple(map(read_evaluation, (evaluate("before", none), evaluate("after", every))))
+    sides = tuple(map(read_evaluation, (evaluated("before", none), evaluated("after", every))))
     result = comparison(*sides) | {"before": evil, "after": evil, "verdict": evil}
     for changes in ({}, {"differs_in": [evil]}):
         page = write_comparison_page(tmp_path, sides, result | changes).read_text()

@@ -9,6 +9,7 @@ from configs.loading import load_run_config
 from envs.types import Task
 from ray_jobs.evaluation import identity_of
 
+OWN_AGENT = "cold_start.num_demonstrations=0", "reward.credit=outcome"
 TASKS = [Task(id="1", dataset="musique", question="Who?", answer="Ada")]
 
 
@@ -61,12 +62,11 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
         (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["agent"]),
         (["rollout.engine.adapter_mode=native", "agent.verifier=model"], ["agent", "sampling"]),
         (["evaluation.judge.model=m"], ["judge"]),
-        (["agent.function=evaluating:hesitant", "cold_start.num_demonstrations=0", "reward.credit=outcome"], None),
+        (["agent.function=evaluating:hesitant", *OWN_AGENT], ["agent", "code"]),
     ],
 )
 def test_settings_that_make_a_difference(tmp_path, settings, expected):
-    found = local(tmp_path).differences(local(tmp_path, *settings))
-    assert sorted(found) == (["agent", "code"] if expected is None else expected)
+    assert sorted(local(tmp_path).differences(local(tmp_path, *settings))) == expected
 
 
 @pytest.fixture
@@ -89,10 +89,7 @@ TOOL = 'def weather(city: str) -> str:\n    """Return the weather of a city."""\
     ("text", "settings"),
     [
         (TOOL, ['envs.tools={weather = {source = "custom_code:weather"}}', 'envs.actions=["weather", "answer"]']),
-        (
-            'async def solve(task, client):\n    return "{}"\n',
-            ["agent.function=custom_code:solve", "cold_start.num_demonstrations=0", "reward.credit=outcome"],
-        ),
+        ('async def solve(task, client):\n    return "{}"\n', ["agent.function=custom_code:solve", *OWN_AGENT]),
     ],
 )
 def test_custom_code_has_the_digest_of_its_file(tmp_path, written, text, settings):

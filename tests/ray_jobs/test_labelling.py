@@ -11,6 +11,7 @@ from configs.run import RunConfig
 from ray_jobs.prm import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
+    estimate_labels,
     label,
     label_steps,
     labeller_name,
@@ -177,15 +178,13 @@ async def test_the_rubric_lists_custom_tools(receipts):
     assert "shelf_of (Return the shelf of an article.), news (the news), answer (ends the problem)." in rubric
 
 
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [({"type": "monte_carlo"}, "monte_carlo"), ({"type": "plan"}, "plan"), (JUDGED, "judge:judge-1")],
-)
-def test_labels_of_other_labellers_are_left_out(receipts, settings, name):
-    config = RunConfig(label=settings).label
-    assert labeller_name(config) == labeller(receipts, label=settings).name == name
+def test_labels_of_other_labellers_are_left_out(receipts):
     labels = {name: make_label(step(0), name) for name in ("plan", "monte_carlo", "judge:judge-1", "judge:judge-2")}
-    assert labels_of(config, labels.values()) == [labels[name]]
+    cases = {"monte_carlo": {"type": "monte_carlo"}, "plan": {"type": "plan"}, "judge:judge-1": JUDGED}
+    for name, settings in cases.items():
+        config = RunConfig(label=settings).label
+        assert labeller_name(config) == labeller(receipts, label=settings).name == name
+        assert labels_of(config, labels.values()) == [labels[name]]
 
 
 def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
@@ -202,7 +201,7 @@ def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
         run.finished, run.policy = lambda name: None, {"model": "demo"}
         run.rollouts = SimpleNamespace(continue_from=None)
         trajectories = [make_trajectory(decided("answer", "1"), id="g/0")]
-        label(run, trajectories, dry_run=True)
+        estimate_labels(run, trajectories)
         label(run, trajectories)
     # Three votes of $1 each.
     assert all("3 calls" in line and "3.0000" in line for line in (lines[0], lines[-1]))

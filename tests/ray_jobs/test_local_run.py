@@ -11,46 +11,70 @@ from learner.checkpoint import write_manifest
 from ray_jobs.prm import CollectedGroups, run_collect, run_label, run_train_prm
 from reward.labels import read_labels
 from rollout.types import Group
-from tests.reward.test_step_text import decided, make_trajectory
+from tests.reward.test_step_text import decided, make_trajectory, malformed
 
 SMALL = ("envs.mix={lookup=1}", "collect.num_tasks=3", "collect.rollouts_per_task=2")
 
 
 class ScriptedRollouts:
+    """A policy whose first attempt at every task is right. The task of number `failing` breaks the engine."""
+
+    def __init__(self):
+        self.opened_for, self.tasks, self.failing = [], [], None
+
     async def collect_group(self, task, group_id, group_size):
-        turns = decided("think", "a", "Noted."), decided("answer", "1")
-        siblings = (make_trajectory(*turns, task=task, id=f"{group_id}/{number}") for number in range(group_size))
-        return Group(id=group_id, trajectories=tuple(siblings))
+        failed = len(self.tasks) == self.failing
+        self.tasks.append(task.id)
+        facts = {"task": task, "stop_reason": "infrastructure" if failed else "answered"}
+        trajectories = [
+            make_trajectory(malformed("hm"), decided("answer", said), id=f"{group_id}/{number}", answer=said, **facts)
+            for number, said in enumerate([task.answer, *["-1"] * (group_size - 1)])
+        ]
+        return Group(id=group_id, trajectories=tuple(trajectories))
 
     async def continue_from(self, trajectory, num_turns, count):
         return [trajectory] * count
 
 
 @pytest.fixture
-def loaded(monkeypatch):
-    """The labeller of every engine that was opened."""
-    opened = []
+def rollouts(monkeypatch):
+    """The policy of every engine that is opened."""
+    rollouts = ScriptedRollouts()
 
     @contextmanager
     def open_scripted(config, adapter):
-        opened.append(config.label.type)
-        yield ScriptedRollouts()
+        rollouts.opened_for.append(config.label.type)
+        yield rollouts
 
     monkeypatch.setattr("ray_jobs.run.local.open_policy", open_scripted)
-    return opened
+    return rollouts
 
 
-def test_collect_and_label_commands(tmp_path, loaded):
+def test_missing_and_failed_groups_are_collected_and_no_others(tmp_path, rollouts, capsys):
+    rollouts.failing = 1
+    run_collect(config_for(tmp_path, *SMALL), None)
+    assert "tasks 2, trajectories 4, steps 8, malformed 4, right 2" in capsys.readouterr().out
+    failed, rollouts.failing, rollouts.tasks = rollouts.tasks[1], None, []
+    run_collect(config_for(tmp_path, *SMALL, "collect.num_tasks=4"), None)
+    assert len(rollouts.tasks) == 2
+    assert failed in rollouts.tasks
+    store = CollectedGroups(tmp_path / "r" / "collected")
+    ids = [f"{group_id}/{number}" for group_id in store.group_ids for number in range(2)]
+    assert len(store.group_ids) == 4
+    assert sorted(trajectory.id for trajectory in store.trajectories()) == sorted(ids)
+
+
+def test_collect_and_label_commands(tmp_path, rollouts):
     config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
     run_collect(config, None)
     run_label(config, None, dry_run=True)
-    assert loaded == ["monte_carlo"]
+    assert rollouts.opened_for == ["monte_carlo"]
     run_label(config, None, dry_run=False)
-    assert loaded == ["monte_carlo"] * 2
+    assert rollouts.opened_for == ["monte_carlo"] * 2
     assert len(list(read_labels(tmp_path / "r" / "labels.jsonl"))) == 12
 
 
-def test_trajectories_of_another_policy_are_rejected(tmp_path, loaded):
+def test_trajectories_of_another_policy_are_rejected(tmp_path, rollouts):
     run_collect(config_for(tmp_path, *SMALL), None)
     checkpoint = tmp_path / "v000003"
     checkpoint.mkdir()
@@ -63,20 +87,16 @@ def test_trajectories_of_another_policy_are_rejected(tmp_path, loaded):
     ):
         with pytest.raises(UserError, match=other):
             run_collect(config_for(tmp_path, *SMALL, setting), adapter)
-    run_collect(config_for(tmp_path, *SMALL, "collect.num_tasks=4"), None)
-    assert len(CollectedGroups(tmp_path / "r" / "collected").group_ids) == 4
 
 
 class FakePrm:
     """Trains in two steps and scores every step 0.5."""
 
     def __init__(self, config):
-        self.trained = 0
+        pass
 
     def train(self, steps):
-        for loss in (0.5, 0.25):
-            self.trained += 1
-            yield loss
+        yield from (0.5, 0.25)
 
     def save(self, folder, facts):
         folder.mkdir()
@@ -86,7 +106,7 @@ class FakePrm:
         return [0.5 for _ in steps]
 
 
-def test_train_prm_command_writes_the_quality(tmp_path, loaded, monkeypatch, capsys):
+def test_train_prm_command_writes_the_quality(tmp_path, rollouts, monkeypatch, capsys):
     monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
     config = config_for(tmp_path, *SMALL, "label.type=plan")
     run_collect(config, None)

@@ -59,22 +59,14 @@ def test_without_a_prm_no_group_is_read(monkeypatch):
     assert watch(monkeypatch, [None], step=1, prm=None) == {}
 
 
-def test_canaries_are_scored_once_a_window_in_a_context_of_every_scored_group(monkeypatch):
-    groups, prm = [make_group("g0", 0.1, 0.1), make_group("g1", 0.1)], Canaries(0.2, 0.4)
-    groups.append(make_group("g2", 0.9, scored=False))
+def test_canaries_are_scored_once_a_window_in_the_first_scored_context_of_every_group(monkeypatch):
+    groups, prm = [make_group("g0", 0.1, 0.1), make_group("g1", 0.1, 0.2)], Canaries(0.2, 0.4)
+    failed = replace(groups[1].trajectories[0], turns=(), answer=None)
+    groups[1] = replace(groups[1], trajectories=(failed, groups[1].trajectories[1]))
+    groups += [make_group("g2", 0.9, scored=False), replace(groups[1], id="g3", trajectories=(failed, failed))]
     assert watch(monkeypatch, groups, step=3, prm=prm) == {"prm/weight": 0.5}
     assert watch(monkeypatch, groups, step=4, prm=prm)["prm/canary_max"] == 0.4
-    assert prm.contexts == ["g0/0", "g1/0"]
-
-
-def test_context_is_of_the_first_attempt_with_a_step(monkeypatch):
-    group = make_group("g0", 0.1, 0.2)
-    failed = replace(group.trajectories[0], turns=(), answer=None)
-    mixed = replace(group, trajectories=(failed, group.trajectories[1]))
-    empty = replace(group, id="g1", trajectories=(failed, failed))
-    prm = Canaries(0.4)
-    assert watch(monkeypatch, [mixed, empty], step=4, prm=prm)["prm/canary_max"] == 0.4
-    assert prm.contexts == ["g0/1"]
+    assert prm.contexts == ["g0/0", "g1/1"]
 
 
 def test_finished_phases_are_read_from_the_run_folder(tmp_path):

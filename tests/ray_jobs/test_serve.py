@@ -24,12 +24,8 @@ def export(tmp_path):
 
 
 def config_for(url):
-    return RunConfig.model_validate(
-        {
-            "envs": {"actions": ["think", "answer"]},
-            "backend": {"type": "ollama", "model": "mine", "base_url": url},
-        }
-    )
+    backend = {"type": "ollama", "model": "mine", "base_url": url}
+    return RunConfig.model_validate({"envs": {"actions": ["think", "answer"]}, "backend": backend})
 
 
 @pytest.fixture
@@ -44,15 +40,9 @@ def test_export_becomes_a_model_of_ollama_and_answers_as_a_planner(export, ollam
         run_serve(config_for(url), export)
     assert ollama.faults == []
     assert ollama.blobs == {f"sha256:{DIGEST}": b"GGUF bytes"}
-    assert ollama.created == [
-        {
-            "model": "mine",
-            "files": {"model-q8_0.gguf": f"sha256:{DIGEST}"},
-            "template": TEMPLATE,
-            "parameters": PARAMETERS,
-            "stream": False,
-        }
-    ]
+    files = {"model-q8_0.gguf": f"sha256:{DIGEST}"}
+    created = {"model": "mine", "files": files, "template": TEMPLATE, "parameters": PARAMETERS, "stream": False}
+    assert ollama.created == [created]
     (chat,) = ollama.chats
     assert (chat["model"], chat["think"], chat["stream"]) == ("mine", False, False)
     assert [message["role"] for message in chat["messages"]] == ["system", "user"]
