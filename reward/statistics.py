@@ -36,7 +36,7 @@ def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
         "rollout/tool_errors": sums["tool_errors"] / num,
         "rollout/repeat_share": sums["repeats"] / max(sums["turns"], 1),
         "rollout/failed_share": sums["failed"] / num,
-        "rollout/unscored_share": 1 - sums["scored"] / num,
+        "rollout/unscored_share": sums["unscored"] / num,
         "rollout/infrastructure_failures": float(sums["infrastructure"]),
         **_prm_metrics(sums),
     }
@@ -74,6 +74,7 @@ def group_facts(group: Group) -> Facts:
     facts: Facts = {
         "trajectories": len(trajectories),
         "scored": len(outcomes),
+        "unscored": len(trajectories) - len(outcomes),
         "right": sum(outcomes),
         "turns": len(turns),
         "sampled_tokens": sum(trajectory.num_sampled_tokens for trajectory in trajectories),
