@@ -81,7 +81,7 @@ def off_policy_sums(
     All tensors are `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is
     k3 = exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner) in nats. At age 0
     both have the same weights, and a mismatch is numerical or a fault. At `_stale` tokens, which are older, it includes
-    staleness.
+    staleness. The entropy is minus the log-prob of the loss tokens, whose mean over samples is the sampler's entropy.
     """
     mask = loss_mask.bool()
     with torch.no_grad():
@@ -94,6 +94,7 @@ def off_policy_sums(
         tokens = {"": choice, "_age0": choice & ~stale, "_stale": stale}
         sums = {
             "age": float(ages[mask].sum()),
+            "entropy": -float(rollout_logprobs[mask].sum()),
             "logprob_gap_abs": float(difference[choice].abs().sum()),
         }
         for suffix, chosen in tokens.items():
@@ -120,6 +121,7 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
         "stale_masked_share": batch.num_masked_tokens / sampled,
         "staleness_max": float(batch.max_age),
         "age_mean": sums.get("age", 0.0) / tokens,
+        "entropy": sums.get("entropy", 0.0) / tokens,
         "choice_tokens": sums.get("choice_tokens", 0.0),
         "logprob_gap_abs": sums.get("logprob_gap_abs", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
         "ratio": sums.get("ratio", 0.0) / max(sums.get("choice_tokens", 0.0), 1),
