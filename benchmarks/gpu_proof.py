@@ -283,7 +283,7 @@ async def decode(sampler: Any, asked: Sequence[Any], adapters: Sequence[tuple[in
         step()
         ends.append(time.perf_counter())
 
-    started, before, loads = time.perf_counter(), sampler.sampled_tokens, []
+    started, loads = time.perf_counter(), []
     with patch.object(sampler, "_step", timed_step):
         tasks = [asyncio.create_task(sampler.generate(request)) for request in asked]
         for adapter in adapters:
@@ -293,12 +293,13 @@ async def decode(sampler: Any, asked: Sequence[Any], adapters: Sequence[tuple[in
             begin = time.perf_counter()
             await sampler.load_adapter(*adapter)
             loads.append((begin, time.perf_counter()))
-        await asyncio.gather(*tasks)
+        num_tokens = sum(len(completion.token_ids) for completion in await asyncio.gather(*tasks))
+    seconds = time.perf_counter() - started
     gaps = list(pairwise(ends))
     usual = median(later - earlier for earlier, later in gaps)
     around = [max((b - a for a, b in gaps if a <= end and b >= begin), default=usual) for begin, end in loads]
     return {
-        "tokens_per_s": (sampler.sampled_tokens - before) / (time.perf_counter() - started),
+        "tokens_per_s": num_tokens / seconds,
         "step_ms": 1e3 * usual,
         "load_ms": 1e3 * max((end - begin for begin, end in loads), default=0.0),
         "stall_ms": 1e3 * max((gap - usual for gap in around), default=0.0),
@@ -343,7 +344,7 @@ def run(stage: Stage) -> dict[str, Any]:
         *("rollout.engine.adapter_mode=native", "rollout.engine.kv_cache_gib=4", "card.shared=true"),
         *("card.share_base=true", "rollout.num_workers=1", "rollout.engine.max_num_seqs=64"),
     )
-    tiny = ("num_steps=1", "batch_groups=1", "agent.max_steps=3", "cold_start.num_demonstrations=104")
+    tiny = ("num_steps=1", "batch_groups=1", "agent.max_steps=5", "cold_start.num_demonstrations=104")
     own = (f"output_dir={stage.out}", "name=run", "reward.credit=outcome", "evaluation.num_tasks=32")
     recipe = ROOT / "configs" / "recipes" / "demo_cpu.toml"
     command = [sys.executable, "-m", "ray_jobs.cli", "train", str(recipe), *own, *(tiny if stage.rehearsal else sizes)]

@@ -77,7 +77,8 @@ def off_policy_sums(
 
     All tensors are `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is k3 =
     exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner) in nats. At age 0 it is
-    numerical or a fault; at `_stale` tokens, which are older, it includes staleness.
+    numerical or a fault; at `_stale` tokens, which are older, it includes staleness. The
+    entropy is minus the log-prob of the loss tokens, whose mean over samples is the entropy of the sampler.
     """
     mask = loss_mask.bool()
     with torch.no_grad():
@@ -88,7 +89,11 @@ def off_policy_sums(
         choice = mask & ~(lower > math.log(DECIDED))
         stale = choice & (ages > 0)
         tokens = {"": choice, "_age0": choice & ~stale, "_stale": stale}
-        sums = {"age": float(ages[mask].sum()), "logprob_gap_abs": float(difference[choice].abs().sum())}
+        sums = {
+            "age": float(ages[mask].sum()),
+            "entropy": -float(rollout_logprobs[mask].sum()),
+            "logprob_gap_abs": float(difference[choice].abs().sum()),
+        }
         for suffix, chosen in tokens.items():
             sums |= {
                 f"choice_tokens{suffix}": float(chosen.sum()),
@@ -113,6 +118,7 @@ def off_policy_metrics(sums: Mapping[str, float], batch: TrainBatch) -> dict[str
         "stale_masked_share": batch.num_masked_tokens / sampled,
         "staleness_max": float(batch.max_age),
         "age_mean": sums.get("age", 0.0) / tokens,
+        "entropy": sums.get("entropy", 0.0) / tokens,
         "choice_tokens": choice_tokens,
         "logprob_gap_abs": sums.get("logprob_gap_abs", 0.0) / max(choice_tokens, 1),
         "ratio": sums.get("ratio", 0.0) / max(choice_tokens, 1),

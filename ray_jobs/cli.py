@@ -150,8 +150,8 @@ def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; th
 
 def train(
     *given: Given,
-    dry_run: Annotated[bool, Parameter(help="print the configuration, check everything, and stop")] = False,
-) -> None:
+    dry_run: Annotated[bool, Parameter(help="only check the recipe, as `agentflow check` does")] = False,
+) -> int:
     """Train a planner with a recipe, and write a report; continue an unfinished run.
 
     If reward.credit needs a process reward model and reward.credit.prm_path
@@ -160,15 +160,38 @@ def train(
     finished run only shows its report; use another name=... for a new run.
     """
     config = run_config(given)
-    if not dry_run:
-        _run(config)
-        return
-    from configs.loading import render_config
+    if dry_run:
+        return check_run(config)
+    _run(config)
+    return 0
+
+
+def check(
+    *given: Given,
+    print_settings: Annotated[bool, Parameter(name="--print", help="print all settings as a recipe first")] = False,
+) -> int:
+    """Check a recipe without a run: tasks, reward, tools, and two attempts with scripted replies.
+
+    The replies follow the plan or the teacher of the recipe, or call each tool
+    once and give the reference answer. Keys are used, and services are asked.
+    """
+    config = run_config(given)
+    if print_settings:
+        from configs.loading import render_config
+
+        print(render_config(config), end="", flush=True)
+    return check_run(config)
+
+
+def check_run(config: "RunConfig") -> int:
     from ray_jobs.run.origin import trains_prm
     from ray_jobs.run.preflight import check_before_start
 
-    print(render_config(config), end="", flush=True)
-    show_sandbox(check_before_start(config, with_prm=trains_prm(config), download=False).sandbox)
+    ready = check_before_start(config, with_prm=trains_prm(config), download=False)
+    show_sandbox(ready.sandbox)
+    from ray_jobs.check import run_check
+
+    return run_check(config, ready)
 
 
 def resume(
@@ -415,7 +438,7 @@ def serve_tools(
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
-    "Commands": (init, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
+    "Commands": (init, check, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
     "More commands": (collect, label, train_prm, serve, run_code, serve_tools),
 }
 

@@ -4,9 +4,12 @@ Symbols in the formulas: H hidden size, Q and K the widths of all queries and of
 vocabulary, r the adapter's rank. Activations are in bfloat16 (2 bytes) except norms, which are in float32 (4 bytes).
 """
 
-from collections.abc import Iterator
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 
 from rich.console import Console
@@ -26,16 +29,22 @@ BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCORED_CHUNK = 1024
 """Rows of logits that vLLM computes at a time when it scores a prompt; two chunks exist at once."""
 CARDS = {
+    "L4": 21.9,
+    "A10": 22.1,
+    "RTX 3090": 23.6,
+    "RTX 4090": 23.6,
+    "RTX 5090": 31.4,
     "A40": 44.3,
     "L40S": 44.3,
-    "A6000": 47.4,
+    "RTX A6000": 47.4,
+    "RTX 6000 Ada": 47.4,
     "A100-40": 39.4,
     "A100": 79.1,
     "H100": 79.1,
     "H200": 139.8,
-    "L4": 21.9,
 }
 """The GiB that CUDA reports, which are fewer than the name says."""
+LARGEST_GIB = 512
 HEADROOM = int(0.5 * GIB)
 """Memory that must remain free, because the formulas are approximate."""
 CUDA_CONTEXT = int(0.45 * GIB)
@@ -53,6 +62,13 @@ SETTINGS = {
     "base weights": "model.path",
 }
 """The one or two settings that decide most of each process's memory."""
+SAVINGS = (
+    ("learner.gradient_checkpointing", True),
+    ("prm.gradient_checkpointing", True),
+    ("card.share_base", True),
+)
+"""Settings that save memory and cost time only, in the order in which they are tried."""
+KV_STEP_GIB = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +117,19 @@ class RunPlan:
     """The reasons why the run does not fit, each with the settings to change; empty if it fits."""
 
 
-def card_bytes(card: str) -> int:
-    """Return the bytes of a card, which is a name or a number of GiB."""
-    try:
-        gib = CARDS.get(card.upper()) or float(card)
-    except ValueError:
-        gib = 0.0
-    if not 0 < gib < 10_000:
-        raise UserError(f"--card '{card}' is neither a number of GiB below 10,000 nor one of {', '.join(CARDS)}")
-    return int(gib * GIB)
+def find_card(card: str) -> tuple[str, int]:
+    """Return the name and the bytes of a card: a product name (`RTX 4090`, `rtx-4090`, `4090`) or a number of GiB."""
+    for name, gib in CARDS.items():
+        if _plain(name) == _plain(card):
+            return name, int(gib * GIB)
+    number = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(?:gb|gib)?", card.lower())
+    if number is None or not 0 < float(number[1]) <= LARGEST_GIB:
+        raise UserError(f"--card '{card}' is neither a number of GiB up to {LARGEST_GIB} nor one of {', '.join(CARDS)}")
+    return f"a card of {float(number[1]):g} GiB", int(float(number[1]) * GIB)
+
+
+def _plain(card: str) -> str:
+    return re.sub(r"nvidia|geforce|rtx|[^a-z0-9]", "", card.lower())
 
 
 def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None) -> RunPlan:
@@ -123,7 +143,7 @@ def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None)
         card: The name or the GiB of the card for processes on `cuda`.
         machine_bytes: The memory for processes on a CPU; None is this machine's.
     """
-    whole = card_bytes(card)
+    name, whole = find_card(card)
     trained = config.reward.prm_path
     if trained and Path(trained, "prm.json").is_file():
         from reward.prm.model import prm_in_use
@@ -141,7 +161,7 @@ def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None)
     further = [_engine(config, shape, reads_base=False)] * (config.rollout.num_workers - 1)
     on_cpu = [process for process in once + further if process.device == "cpu"]
     on_card = [process for process in once if process.device == "cuda"]
-    name, cards = f"a card of {card} GiB" if card[0].isdigit() else card.upper(), []
+    cards = []
     if on_card and config.shares_card:
         cards.append(Card(name, whole, tuple(on_card)))
         on_card = further[:1]
@@ -329,15 +349,66 @@ def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing:
     return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
 
 
+def advice(config: RunConfig, *, card: str, machine_bytes: int | None = None) -> Mapping[str, object]:
+    """Return the settings with which a run fits that does not, or that use what a run leaves of its engine's card.
+
+    The first of SAVINGS that suffice are taken, then the size of the KV cache is adjusted. Empty if nothing is to be
+    gained, or if no size of the cache that holds one longest sequence fits.
+    """
+    changes: dict[str, object] = {}
+    plan = make_plan(config, card=card, machine_bytes=machine_bytes)
+    for key, value in SAVINGS:
+        if not plan.refusals:
+            break
+        try:
+            saving = _changed(config, {key: value})
+            saved = make_plan(saving, card=card, machine_bytes=machine_bytes)
+        except ValueError:
+            continue  # The run cannot have this setting.
+        if sum(min(0, one.free) for one in saved.cards) > sum(min(0, one.free) for one in plan.cards):
+            config, plan, changes = saving, saved, {**changes, key: value}
+    with_engine = [one for one in plan.cards if any(process.name == "engine" for process in one.processes)]
+    spare_gib = min(one.free - HEADROOM for one in with_engine) / GIB
+    engine = config.rollout.engine
+    if plan.refusals or (engine.device == "cuda" and spare_gib >= 1 and plan.kv_sequences < engine.max_num_seqs):
+        enough = engine.max_num_seqs * engine.max_model_len * plan.kv_token_bytes / GIB
+        size = min(engine.kv_cache_gib + spare_gib, math.ceil(enough / KV_STEP_GIB) * KV_STEP_GIB)
+        changes["rollout.engine.kv_cache_gib"] = math.floor(size / KV_STEP_GIB) * KV_STEP_GIB
+        if size < KV_STEP_GIB or make_plan(_changed(config, changes), card=card, machine_bytes=machine_bytes).refusals:
+            return {}
+    return changes
+
+
+def _changed(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
+    """Return the config with other values of some settings. Raises ValidationError."""
+    values = config.model_dump(mode="json")
+    for key, value in changes.items():
+        *tables, last = key.split(".")
+        reduce(getitem, tables, values)[last] = value
+    return RunConfig.model_validate(values)
+
+
 def run_plan(config: RunConfig, *, card: str | None) -> int:
     """Print the plan. Return 1 if the run does not fit."""
-    plan, console = make_plan(config, card=card or "A40"), Console()
+    card_name = card or "A40"
+    plan, console = make_plan(config, card=card_name), Console()
     if card and not any(process.device == "cuda" for planned in plan.cards for process in planned.processes):
         raise UserError(f"--card {card} has no effect: nothing of this recipe runs on 'cuda'; leave it out")
     # Paths may hold square brackets, and settings to copy must stay on one line.
     write = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     for refusal in plan.refusals or ("It fits.",):
         write(f"It does not fit: {refusal}." if plan.refusals else refusal)
+    changes = " ".join(f"{key}={str(value).lower()}" for key, value in advice(config, card=card_name).items())
+    if plan.refusals:
+        none_fits = "No KV cache fits: take a larger card, a smaller model or a lower rollout.engine.max_model_len"
+        write(f"It fits with {changes}" if changes else none_fits)
+    elif changes:
+        write(f"More attempts play side by side with {changes}")
+    if plan.kv_sequences < config.rollout.group_size:
+        write(
+            f"A group of rollout.group_size = {config.rollout.group_size} may wait for itself: the KV cache holds "
+            f"{plan.kv_sequences} of the longest sequences at a time"
+        )
     shape = plan.policy
     write(
         f"{shape.name}: {shape.num_parameters:,} parameters in {shape.num_layers} layers; KV cache: "
@@ -345,13 +416,12 @@ def run_plan(config: RunConfig, *, card: str | None) -> int:
     )
     for planned in plan.cards:
         table = Table(title=f"{planned.name}: {planned.num_bytes / GIB:.2f} GiB", title_justify="left")
-        for title in ("process", "part", "GiB", "settings"):
+        for title in ("process", "part", "GiB"):
             table.add_column(title, justify="right" if title == "GiB" else "left")
         for process in planned.processes:
             for name, num_bytes in process.parts.items():
                 table.add_row(process.name, name, f"{num_bytes / GIB:.2f}")
-            settings = SETTINGS[process.name]
-            table.add_row(process.name, "total", f"{process.num_bytes / GIB:.2f}", settings, end_section=True)
+            table.add_row(process.name, "total", f"{process.num_bytes / GIB:.2f}", end_section=True)
         table.add_row("", "free" if planned.free >= 0 else "missing", f"{abs(planned.free) / GIB:.2f}", style="bold")
         console.print(table)
     return int(bool(plan.refusals))

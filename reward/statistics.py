@@ -30,9 +30,8 @@ def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
     return {
         **metrics,
         **{f"rollout/{name}": sums[name] / num for name in ("turns", "sampled_tokens", "format_errors", "tool_errors")},
-        **{f"rollout/{name}_share": sums[name] / num for name in ("truncated", "failed")},
+        **{f"rollout/{name}_share": sums[name] / num for name in ("truncated", "failed", "unscored")},
         "rollout/repeat_share": sums["repeats"] / max(sums["turns"], 1),
-        "rollout/unscored_share": 1 - sums["scored"] / num,
         "rollout/infrastructure_failures": float(sums["infrastructure"]),
         **_prm_metrics(sums),
     }
@@ -71,6 +70,7 @@ def group_facts(group: Group) -> Facts:
     facts: Facts = {
         "trajectories": len(trajectories),
         "scored": len(outcomes),
+        "unscored": len(trajectories) - len(outcomes),
         "right": sum(outcomes),
         "turns": len(turns),
         "sampled_tokens": sum(trajectory.num_sampled_tokens for trajectory in trajectories),

@@ -13,6 +13,7 @@ from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
+from envs.datasets.families import PlanStep
 from envs.datasets.generated import GeneratedTask
 from envs.tools.toolbox import AskModel, Toolbox
 from envs.types import Task
@@ -21,7 +22,7 @@ from rollout.agent.custom import CustomAgent, build_solving, rules_of
 from rollout.agent.demonstrations import GROUP_ID, OWN_ID, load_teacher, read_conversations, recorded_trajectory
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.server import Endpoint
-from rollout.endpoint.writer import TeacherWriter, Writer, engine_writers
+from rollout.endpoint.writer import Teach, TeacherWriter, Writer, engine_writers
 from rollout.engines.engine import Engine
 from rollout.engines.vllm import VllmEngine
 from rollout.engines.wrappers import (
@@ -129,6 +130,20 @@ class Solver:
             temperature=temperature,
         )
 
+    def following(self, plan: Sequence[PlanStep]) -> Agent:
+        """Return the planner that decides by a plan. Rules replace the verifier and the generator, which have none."""
+        assert isinstance(self._chat, ChatFormat)
+        agent = self._build_agent(DemonstrationEngine(self._chat, plan), 1.0)
+        assert isinstance(agent, Agent)
+        planner = self._config.planner.model_copy(update={"verifier": "rule", "generator": "rule"})
+        return replace(agent, config=self._config.model_copy(update={"agent": planner}))
+
+    def taught(self, teach: Teach, name: str) -> CustomAgent:
+        """Return the custom agent whose model is a teacher."""
+        chat = self._chat
+        assert isinstance(chat, ChatFormat)
+        return self._build_own_agent(lambda task, own_id: TeacherWriter(teach, name, task, chat))
+
     def _build_own_agent(self, writer: Callable[[Task, str], Writer]) -> CustomAgent:
         assert isinstance(self._chat, ChatFormat)
         return CustomAgent(
@@ -227,18 +242,12 @@ class Worker(Solver):
             async with places:
                 return await agent.run(task, trajectory_id=OWN_ID.format(index), group_id=GROUP_ID)
 
-        agents: list[AnyAgent] = []
+        agents: list[AnyAgent]
         if isinstance(settings, TeacherConfig):
-            teach, function, chat = load_teacher(settings), settings.function, self._own_chat
-            taught = self._build_own_agent(lambda task, own_id: TeacherWriter(teach, function, task, chat))
-            agents = [taught] * len(tasks)
+            agents = [self.taught(load_teacher(settings), settings.function)] * len(tasks)
         else:
-            for plan in demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed):
-                agent = self._build_agent(DemonstrationEngine(self._own_chat, plan), 1.0)
-                assert isinstance(agent, Agent)
-                # Rules replace the verifier and the generator, which have no plan.
-                planner = self._config.planner.model_copy(update={"verifier": "rule", "generator": "rule"})
-                agents.append(replace(agent, config=self._config.model_copy(update={"agent": planner})))
+            plans = demonstrated_plans(tasks, settings.wrong_share, seed=self._config.seed)
+            agents = [self.following(plan) for plan in plans]
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return await together(played)
 

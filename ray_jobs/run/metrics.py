@@ -55,6 +55,7 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
     ("policy", "Policy"): (
         ("loss", "number", "The minimised objective; with normalised advantages its level means little"),
         ("grad_norm", "number", "Norm of the gradient before it was clipped"),
+        ("entropy", "nats", "Sampler's entropy per loss token, estimated by -log p; 0 where only one token is allowed"),
         ("skipped", "count", "1 if the guard refused the step and the weights did not change"),
         ("choice_tokens", "count", "Loss tokens that sampler or learner gave a probability below 0.999"),
         ("choice_tokens_age0", "count", "Choice tokens sampled by the weights that are updated"),

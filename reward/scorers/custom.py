@@ -85,6 +85,17 @@ def scorer_of(source: str) -> Scorer:
     return function
 
 
+def reads_turns(source: str | None) -> bool:
+    """Return whether a custom scorer also takes what the agent did, and not its answer alone."""
+    if source is None or ":" not in source:
+        return False
+    try:
+        inspect.signature(load_own(source, key="scorer")).bind("task", "answer", "turns")
+    except TypeError:
+        return False
+    return True
+
+
 def _answer_scorer(source: str) -> tuple[Callable[..., object], Callable[..., object]]:
     return scorer_of(source), _score_of
 

@@ -174,6 +174,7 @@ def test_metrics_are_split_by_the_age_of_tokens(learner):
         "correction_masked_share": 0.0,
         "stale_masked_share": 2 / 10,
         "choice_tokens": 8.0,
+        "entropy": -np.mean([one.rollout_logprobs[one.loss_mask.astype(bool)] for one in (fresh, stale)]),
         "ratio": 9 / 8,
         "logprob_gap_abs": math.log(2) / 8,
     }

@@ -27,10 +27,10 @@ def test_help_and_rejected_commands_import_no_heavy_library(tmp_path):
         (["train", f"output_dir={tmp_path}", "name=another"], HEAVY, 2),
         (["resume", "nothing"], HEAVY, 2),
         (["view", "nothing"], HEAVY - {"transformers"}, 2),
-        (["train", "--dry-run", f"output_dir={tmp_path}/none"], HEAVY - {"transformers"}, 0),
         (["export", "nothing", "--to", "nowhere"], {"torch", "vllm"}, 2),
         (["train", "envs.mix={lokup=1}"], {"torch", "vllm"}, 2),
         (["evaluate", 'envs.actions=["answer"]', "--adapter", "nothing"], {"torch", "vllm"}, 2),
+        (["check", f"output_dir={tmp_path}/none"], {"ray", "vllm"}, 0),
     ]
     code = f"import sys\nfrom ray_jobs.cli import main\nfor words, heavy, _ in {cases!r}:\n"
     code += "    print('\\n>', words, heavy, main(words), heavy & set(sys.modules))"
@@ -41,14 +41,13 @@ def test_help_and_rejected_commands_import_no_heavy_library(tmp_path):
 
 def test_printed_configuration_is_a_recipe_that_prints_the_same(tmp_path, capsys):
     """The recipe, settings and options come in any order."""
-    given = ["seed=3", "sync_cpu", "--dry-run", "learner.learning_rate=2e-6", f"output_dir={tmp_path}"]
-    assert main(["train", *given]) == 0
+    assert main(["check", "seed=3", "sync_cpu", "--print", "learner.learning_rate=2e-6", f"output_dir={tmp_path}"]) == 0
     first = capsys.readouterr().out
     assert first.startswith('name = "sync"\n')
     assert "seed = 3\n" in first
     assert "learning_rate = 2e-06\n" in first
     (tmp_path / "again.toml").write_text(first)
-    assert main(["train", str(tmp_path / "again.toml"), "--dry-run"]) == 0
+    assert main(["check", str(tmp_path / "again.toml"), "--print"]) == 0
     assert capsys.readouterr().out == first
 
 

@@ -11,7 +11,7 @@ from configs.errors import UserError
 from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
-from ray_jobs.plan import GIB, activations, card_bytes, engine_working, kv_token_bytes, make_plan
+from ray_jobs.plan import GIB, activations, advice, engine_working, find_card, kv_token_bytes, make_plan
 from ray_jobs.run.model_folder import find_shape, shape_of
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
@@ -82,7 +82,7 @@ def test_a40_recipe_by_hand():
     ]
     assert prm.parts["weights"] == 596_049_920 * 2
     assert plan.refusals == ()
-    assert plan.cards[0].free == card_bytes("A40") - sum(one.num_bytes for one in (engine, learner, prm))
+    assert plan.cards[0].free == find_card("A40")[1] - sum(one.num_bytes for one in (engine, learner, prm))
 
 
 def test_logits_of_a_step_that_scores_a_prompt():
@@ -118,6 +118,44 @@ def plan_of_two_copies(*overrides, card="A40"):
 )
 def test_run_that_does_not_fit_names_the_setting(overrides, card, setting):
     assert setting in plan_of_two_copies(*overrides, card=card).refusals[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "gib"),
+    [
+        ("4090", "RTX 4090", 23.6),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090", 23.6),
+        ("a100-40", "A100-40", 39.4),
+        ("24", "a card of 24 GiB", 24),
+        ("24.5 GB", "a card of 24.5 GiB", 24.5),
+    ],
+)
+def test_card_is_a_product_or_its_memory(text, name, gib):
+    assert find_card(text) == (name, int(gib * GIB))
+
+
+@pytest.mark.parametrize("text", ["3080", "0", "-4", "nan", "", "1e3", "GB"])
+def test_unknown_card_is_refused(text):
+    with pytest.raises(UserError, match="--card"):
+        find_card(text)
+
+
+@pytest.mark.parametrize("card", ["4090", "32", "A40", "A6000", "H100"])
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B"])
+@pytest.mark.parametrize("checkpointing", ["true", "false"])
+def test_advice_works_when_followed(model, card, checkpointing):
+    settings = [
+        f"model.path={model}",
+        "learner.microbatch_tokens=8192",
+        f"learner.gradient_checkpointing={checkpointing}",
+    ]
+    config = load_run_config(A40_RECIPE, settings)
+    changes = advice(config, card=card)
+    followed = [f"{key}={str(value).lower()}" for key, value in changes.items()]
+    plan = make_plan(load_run_config(A40_RECIPE, [*settings, *followed]), card=card)
+    assert not plan.refusals or (model == "Qwen/Qwen3-8B" and card in ("4090", "32") and not changes)
+    if not plan.refusals and plan.kv_sequences < config.rollout.engine.max_num_seqs:
+        assert plan.cards[0].free < 1.6 * GIB
 
 
 def test_shared_base_weights_on_an_a40():

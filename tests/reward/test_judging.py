@@ -103,6 +103,7 @@ async def test_summary_holds_the_facts_of_a_group():
     summary = group_summary(group, duration_s=1.0, prm_s=prm_s)
     assert (summary.ending, summary.right, summary.scored, summary.versions) == ("ready", 1.0, 2, {1: 6})
     assert (summary.facts["prm_s"], summary.facts["groups"], summary.facts["kept"]) == (0.0, 1.0, 1.0)
+    assert (summary.facts["scored"], summary.facts["unscored"]) == (2, 1)
     assert summary.reason
 
 

@@ -11,6 +11,7 @@ from configs.errors import UserError
 from configs.reward import OutcomeConfig, RewardConfig
 from configs.rollout import RolloutConfig
 from configs.run import RunConfig
+from reward.statistics import rollout_metrics
 from rollout.buffer import GroupBuffer
 from rollout.lifecycle import Snapshot, State
 from rollout.task_choice import Draw, LearnableChoice
@@ -144,11 +145,13 @@ async def test_solve_rate_is_that_of_tasks_that_are_asked_for_the_first_time():
     snapshot = Snapshot(redraw=((0, Draw("a"), 1), (1, Draw("a", 0, 2), 1), (2, Draw("b"), 1)))
     buffer.restore(snapshot, step=0, policy_version=0)
     for permit, right in zip(await admit(buffer), (1.0, 8.0, 2.0), strict=False):
-        facts = {"n": 1, "right": right, "scored": 8.0}
+        facts = {"trajectories": 9, "right": right, "scored": 8, "unscored": 1}
         summary = GroupSummary(ending="ready", versions={0: 1}, right=right, scored=8, facts=facts)
         buffer.complete(permit.lease, b"", summary)
     batch = await train(buffer, 1)
-    assert batch.facts == {"n": 3, "right": 3.0, "scored": 16.0}
+    assert batch.facts == {"trajectories": 27, "right": 3.0, "scored": 16, "unscored": 3}
+    metrics = rollout_metrics(batch.facts)
+    assert (metrics["rollout/solve_rate"], metrics["rollout/unscored_share"]) == (3 / 16, 1 / 9)
     assert batch.solved == {"a": 1 / 8, "b": 2 / 8}
 
 

@@ -1,0 +1,186 @@
+"""`agentflow check`: what a run would meet first, without an engine: tasks, reward, tools and two attempts."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import count, islice
+
+from configs.errors import printable
+from configs.learner import TeacherConfig
+from configs.plugins import OwnCodeError
+from configs.rollout import PlannerAgentConfig
+from configs.run import RunConfig
+from envs.datasets.families import FAMILIES, PlanStep
+from envs.datasets.generated import GeneratedTask, rl_task
+from envs.datasets.sampler import evaluation_tasks, training_tasks
+from envs.types import Task
+from ray_jobs.plan import GIB, HEADROOM, make_plan
+from ray_jobs.run.preflight import Ready
+from ray_jobs.run.task_checks import notes_before_start
+from reward.judging import OutcomeReward
+from reward.scorers import score_answer
+from reward.scorers.custom import reads_turns
+from reward.scorers.process import ScoringError
+from rollout.agent.agent import build_chat
+from rollout.agent.demonstrations import load_teacher
+from rollout.engines.wrappers import DemonstrationEngine
+from rollout.types import Trajectory
+from rollout.worker import AnyAgent, Solver
+
+NUM_PLAYED = 2
+NUM_SCORED = 8
+"""Tasks whose reference answers are scored."""
+WRONG = "no answer of this task"
+
+
+def run_check(config: RunConfig, ready: Ready) -> int:
+    """Print what a run of a recipe that passed its checks would meet first. Return 1 if it cannot learn or run."""
+    # What goes wrong is in the attempts, and printed once.
+    logging.getLogger("rollout").setLevel(logging.ERROR)
+    first = list(islice(_first_tasks(config), NUM_SCORED))
+    tasks = [one.task for one in first]
+    played = asyncio.run(_play(config, ready, first[:NUM_PLAYED]))
+    problems = []
+    for subject, found in (
+        ("tasks", _tasks(config, tasks)),
+        ("reward", _reward(tasks)),
+        ("attempts", _attempts(config, played)),
+        ("memory", _memory(config)),
+    ):
+        for text, is_problem in found:
+            print(f"{'problem' if is_problem else subject:<9} {printable(text)}")
+            problems += [text] * is_problem
+    if problems:
+        print(f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}: the run would fail or learn nothing")
+        return 1
+    print(
+        f"OK: {config.num_steps} train steps of {config.batch_groups} groups of {config.rollout.group_size} attempts; "
+        f"the run's folder is {config.run_path}"
+    )
+    return 0
+
+
+Found = Iterator[tuple[str, bool]]
+"""Lines, and whether each is a problem."""
+
+
+def _first_tasks(config: RunConfig) -> Iterator[GeneratedTask]:
+    """Yield the tasks that training draws, until one comes again, with their plans where they have one."""
+    sampler, seen = training_tasks(config), set[str]()
+    for ordinal in count():
+        task = sampler.task(ordinal)
+        if task.id in seen:
+            return
+        seen.add(task.id)
+        generated = task.dataset in FAMILIES
+        plan = rl_task(task.dataset, ordinal=ordinal, seed=config.seed).plan if generated else ()
+        yield GeneratedTask(task=task, plan=plan)
+
+
+def _tasks(config: RunConfig, tasks: Sequence[Task]) -> Found:
+    held_out = evaluation_tasks(config)
+    yield (
+        f"trained on {', '.join(config.envs.mix)}; {len(held_out)} held out; the first: {tasks[0].question:.120}",
+        False,
+    )
+    for note in notes_before_start(config):
+        yield note, False
+    others = [name for name in config.envs.mix if name not in FAMILIES]
+    searches = isinstance(config.agent, PlannerAgentConfig) and "search" in config.envs.actions
+    if others and searches and config.envs.search == "offline":
+        yield (
+            f"envs.search = 'offline' knows only the catalogue of the generated tasks, and nothing of {others[0]}; "
+            "take 'search' out of envs.actions, or set envs.search=tavily",
+            True,
+        )
+
+
+def _reward(tasks: Sequence[Task]) -> Found:
+    """Score the reference answers, those of other tasks, and an empty one."""
+    answers = {task.answer for task in tasks}
+    differ = False
+    for number, task in enumerate(tasks):
+        wrong = next((one for one in sorted(answers) if one != task.answer), WRONG)
+        try:
+            scores = [score_answer(task, answer) for answer in (task.answer, wrong, "")]
+        except (ScoringError, OwnCodeError, ValueError) as error:
+            yield f"the reward of {task.id} fails: {error}", True
+            return
+        differ |= scores[0] != scores[1]
+        if number == 0:
+            names = ("reference answer", "wrong answer", "empty answer")
+            shown = zip(scores, names, (task.answer, wrong, ""), strict=True)
+            yield ", ".join(f"{score} for the {name} {answer!r:.40}" for score, name, answer in shown), False
+    if not differ and not any(reads_turns(task.scorer) for task in tasks):
+        yield (
+            f"the reward of the reference answer is that of a wrong one in all of {len(tasks)} tasks: nothing to learn",
+            True,
+        )
+
+
+async def _play(config: RunConfig, ready: Ready, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
+    """Play each task once through the real agent, endpoint, tools and sandbox, with scripted replies."""
+
+    async def own_model(prompt: str) -> str:
+        return "ok"
+
+    async def answer(task: Task, messages: object, tools: object) -> dict[str, str]:
+        return {"role": "assistant", "content": task.answer or WRONG}
+
+    chat, played = build_chat(ready.model_path), []
+    reward = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens)
+    with contextlib.closing(
+        Solver(config, DemonstrationEngine(chat, ()), chat, max_open=1, own_model=own_model)
+    ) as solver:
+        for task, plan in ((one.task, one.plan) for one in tasks):
+            agent: AnyAgent
+            if isinstance(config.agent, PlannerAgentConfig):
+                agent = solver.following(plan or _every_tool(config, task))
+            else:
+                teacher = config.cold_start if isinstance(config.cold_start, TeacherConfig) else None
+                agent = solver.taught(load_teacher(teacher) if teacher else answer, "the scripted model")
+            trajectory = await agent.run(task, trajectory_id=f"check/{task.id}", group_id="check")
+            with contextlib.suppress(OwnCodeError):
+                trajectory.reward = reward.score(trajectory)
+            played.append(trajectory)
+    return played
+
+
+def _every_tool(config: RunConfig, task: Task) -> list[PlanStep]:
+    """Return a plan that calls each tool once with the question, and then gives the reference answer."""
+    actions = [action for action in config.envs.actions if action not in ("think", "answer")][
+        : config.planner.max_steps - 1
+    ]
+    calls = [(action, "6 * 7" if action == "code" else task.question) for action in actions]
+    return [
+        PlanStep(thought="", action=action, action_input=text)
+        for action, text in (*calls, ("answer", task.answer or WRONG))
+    ]
+
+
+def _attempts(config: RunConfig, played: Sequence[Trajectory]) -> Found:
+    longest = max((len(turn.dialogue) // 4 for one in played for turn in one.planner_turns), default=0)
+    limit = config.rollout.engine.max_model_len
+    for one in played:
+        calls = [turn.tool_call.name for turn in one.planner_turns if turn.tool_call]
+        shown = (
+            f"{one.task.id}: {len(one.planner_turns)} replies, tools {', '.join(calls) or 'none'}, score {one.outcome}"
+        )
+        yield shown, False
+        if one.stop_reason in ("failed", "infrastructure"):
+            yield f"the attempt at {one.task.id} failed: {one.failure or one.stop_reason}", True
+        for turn in one.planner_turns:
+            if turn.tool_result and turn.tool_result.error:
+                assert turn.tool_call
+                yield f"{turn.tool_call.name} answers {turn.tool_result.error}: {turn.tool_result.text:.120}", False
+    yield f"the longest dialogue has {longest} of rollout.engine.max_model_len = {limit} tokens", False
+
+
+def _memory(config: RunConfig) -> Found:
+    if config.rollout.engine.device == "cuda":
+        yield "see `agentflow plan`", False
+        return
+    for card in make_plan(config, card="A40").cards:
+        needed = sum(process.num_bytes for process in card.processes) / GIB
+        yield f"{needed:.1f} of the {card.num_bytes / GIB:.1f} GiB of {card.name}", card.free < HEADROOM

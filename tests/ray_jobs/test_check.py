@@ -1,0 +1,112 @@
+"""`agentflow check`: recipes that look right and cannot work, and those that work."""
+
+import json
+import sys
+
+import pytest
+
+from ray_jobs.cli import main
+
+CODE = """
+def right(task, answer): return float(answer == task.answer)
+def constant(task, answer): return 0.0
+def negative(task, answer): return 1.0 if answer == task.answer else -1.0
+def by_deeds(task, answer, turns): return float(len(turns) > 5)
+
+async def ask(client, question, **options):
+    reply = await client.chat.completions.create(messages=[{"role": "user", "content": question}], **options)
+    return reply.choices[0].message.content
+
+async def agent(task, client): return await ask(client, task.question, model="policy")
+async def other_model(task, client): return await ask(client, task.question, model="gpt-4o-mini")
+async def generator(task, client): yield "x"
+"""
+SERVER = """
+from fastmcp import FastMCP
+server = FastMCP("two")
+@server.tool
+def find(query: str) -> str: return "found " + query
+@server.tool
+def other(query: str) -> str: return query
+server.run()
+"""
+RECIPE = """
+model.path = "demo"
+reward.credit = "outcome"
+cold_start.num_demonstrations = 0
+evaluation = { num_tasks = 8, num_untouched_tasks = 0 }
+"""
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch, capsys):
+    (tmp_path / "checked_code.py").write_text(CODE)
+    (tmp_path / "server.py").write_text(SERVER)
+    rows = [{"question": f"Name city {number * 37}.", "answer": f"city{number}"} for number in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+
+    def check(*settings, own=True):
+        own_rows = ("envs.mix={own_text=1.0}", "envs.data_path=rows.jsonl") if own else ()
+        code = main(["check", "recipe.toml", *own_rows, *settings])
+        lines = capsys.readouterr().out.splitlines()
+        return code, [line for line in lines if line.startswith("problem ")], lines
+
+    return check
+
+
+NO_SEARCH = 'envs.actions=["think", "answer"]'
+
+
+def mcp(source):
+    tool = f'envs.tools={{find={{source="mcp:{source}", description="find"}}}}'
+    return 'envs.actions=["think", "find", "answer"]', tool
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (mcp("python nope.py#find"), "MCP"),
+        (mcp("http://127.0.0.1:9/mcp#find"), "127.0.0.1:9"),
+        (mcp(f"{sys.executable} server.py#findd"), "findd"),
+        (mcp(f"{sys.executable} server.py"), "#name"),
+        ((NO_SEARCH, "reward.scorer=checked_code:constant"), "reward"),
+        ((NO_SEARCH, "reward.scorer=checked_code:negative"), "checked_code:negative"),
+        ((), "envs.search"),
+        (("agent.function=checked_code:generator",), "checked_code:generator"),
+        (("agent.function=checked_code:other_model",), "gpt-4o-mini"),
+    ],
+)
+def test_recipe_that_cannot_work_is_found(check, settings, named):
+    code, problems, _ = check(*settings)
+    assert code == 1
+    assert problems
+    assert all(named in line for line in problems)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        mcp(f"{sys.executable} server.py#find"),
+        (NO_SEARCH, "reward.scorer=checked_code:right"),
+        (NO_SEARCH, "reward.scorer=checked_code:by_deeds"),
+        ("agent.function=checked_code:agent",),
+    ],
+)
+def test_recipe_that_works_passes(check, settings):
+    code, problems, lines = check(*settings)
+    assert (code, problems) == (0, [])
+    assert lines[-1].startswith("OK")
+
+
+def test_generated_tasks_are_solved_by_their_plans(check):
+    code, problems, lines = check("envs.mix={two_lookup=1.0}", "agent.max_steps=6", own=False)
+    assert (code, problems) == (0, [])
+    assert sum("score 1.0" in line for line in lines) == 2
+
+
+def test_settings_are_printed_on_request_only(check):
+    assert not any(line.startswith("num_steps") for line in check(NO_SEARCH)[2])
+    assert any(line.startswith("num_steps") for line in check(NO_SEARCH, "--print")[2])
