@@ -8,6 +8,7 @@ from itertools import count, islice
 
 from configs.errors import printable
 from configs.learner import TeacherConfig
+from configs.loading import render_config
 from configs.plugins import OwnCodeError
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
@@ -16,7 +17,8 @@ from envs.datasets.generated import GeneratedTask, rl_task
 from envs.datasets.sampler import evaluation_tasks, training_tasks
 from envs.types import Task
 from ray_jobs.plan import GIB, HEADROOM, make_plan
-from ray_jobs.run.preflight import Ready
+from ray_jobs.run.origin import trains_prm
+from ray_jobs.run.preflight import Ready, check_before_start
 from ray_jobs.run.task_checks import notes_before_start
 from reward.judging import OutcomeReward
 from reward.scorers import score_answer
@@ -34,14 +36,19 @@ NUM_SCORED = 8
 WRONG = "no answer of this task"
 
 
-def run_check(config: RunConfig, ready: Ready) -> int:
-    """Print what a run of a recipe that passed its checks would meet first. Return 1 if it cannot learn or run."""
+def run_check(config: RunConfig, *, print_settings: bool = False) -> int:
+    """Make the checks of a start, and print what a run would meet first. Return 1 if it cannot learn or run."""
+    if print_settings:
+        print(render_config(config), end="", flush=True)
+    ready = check_before_start(config, with_prm=trains_prm(config), download=False)
     # What goes wrong is in the attempts, and printed once.
     logging.getLogger("rollout").setLevel(logging.ERROR)
     first = list(islice(_first_tasks(config), NUM_SCORED))
     tasks = [one.task for one in first]
     played = asyncio.run(_play(config, ready, first[:NUM_PLAYED]))
     problems = []
+    if ready.sandbox is not None:
+        print(f"sandbox   {ready.sandbox}")
     for subject, found in (
         ("tasks", _tasks(config, tasks)),
         ("reward", _reward(tasks)),

@@ -59,7 +59,7 @@ Given = Annotated[
     str,
     Parameter(
         name="RECIPE key=value",
-        help="TOML file or name of a built-in recipe (default demo_cpu), and settings, e.g. learner.learning_rate=2e-6",
+        help="TOML file or name of a built-in recipe (default: ./recipe.toml, else demo_cpu), and settings: seed=1",
     ),
 ]
 Recipe = Annotated[str | None, Parameter(metavar="RECIPE", help="the recipe as an option, anywhere on the line")]
@@ -94,16 +94,18 @@ Benchmarks = Annotated[
 
 
 def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """Return the recipe (by default the CPU demo) and the overrides, which may come in any order.
+    """Return the recipe and the overrides, which may come in any order.
 
-    A word without `=`, or with a slash before it, is a recipe.
+    A word without `=`, or with a slash before it, is a recipe. Without one it is the recipe.toml of this folder, or
+    else the CPU demo.
     """
     overrides = tuple(word for word in given if "=" in word and "/" not in word.partition("=")[0])
     recipes = [word for word in given if word not in overrides]
     if len(recipes) > 1:
         unknown = " ".join(recipes[1:])
         raise UserError(f"unrecognized arguments: {unknown}; the recipe is '{recipes[0]}'; settings are key=value")
-    return Path(recipes[0]) if recipes else DEFAULT_RECIPE, overrides
+    here = Path("recipe.toml")
+    return Path(recipes[0]) if recipes else here if here.exists() else DEFAULT_RECIPE, overrides
 
 
 def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":
@@ -159,10 +161,9 @@ def train(
     with the same name and settings continues at its newest checkpoint. A
     finished run only shows its report; use another name=... for a new run.
     """
-    config = run_config(given)
     if dry_run:
-        return check_run(config)
-    _run(config)
+        return check(*given)
+    _run(run_config(given))
     return 0
 
 
@@ -175,23 +176,9 @@ def check(
     The replies follow the plan or the teacher of the recipe, or call each tool
     once and give the reference answer. Keys are used, and services are asked.
     """
-    config = run_config(given)
-    if print_settings:
-        from configs.loading import render_config
-
-        print(render_config(config), end="", flush=True)
-    return check_run(config)
-
-
-def check_run(config: "RunConfig") -> int:
-    from ray_jobs.run.origin import trains_prm
-    from ray_jobs.run.preflight import check_before_start
-
-    ready = check_before_start(config, with_prm=trains_prm(config), download=False)
-    show_sandbox(ready.sandbox)
     from ray_jobs.check import run_check
 
-    return run_check(config, ready)
+    return run_check(run_config(given), print_settings=print_settings)
 
 
 def resume(

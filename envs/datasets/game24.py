@@ -77,7 +77,7 @@ def _split_of_hand(numbers: Sequence[int]) -> Split:
 
 def is_solvable(numbers: Sequence[int]) -> bool:
     """Return whether an expression that uses each number once equals 24."""
-    return TARGET in _results(tuple(sorted(numbers)))
+    return any(value == TARGET for value in _results(tuple(sorted(numbers))))
 
 
 def _results(hand: Hand) -> Iterator[Fraction]:

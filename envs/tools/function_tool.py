@@ -41,7 +41,8 @@ class FunctionTool:
         self._defaults = {name for name, one in signature.parameters.items() if one.default is not one.empty}
         types = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         types |= {name: NotRequired[types[name]] for name in self._defaults}
-        arguments: Any = TypedDict("Arguments", types)  # type: ignore[misc]
+        typed_dict: Any = TypedDict  # a type checker takes a call for a definition
+        arguments = typed_dict("Arguments", types)
         arguments.__pydantic_config__ = ConfigDict(extra="forbid", strict=True)
         self._arguments: TypeAdapter[dict[str, object]] = TypeAdapter(arguments)
         takes_text = list(schemas.values()) == [{"type": "string"}]
@@ -179,7 +180,7 @@ def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, m
 
 def check_custom_tool(name: str, tool: object) -> None:
     """Check that an object has the parts of `envs.types.Tool`; raises UserError."""
-    call = getattr(tool, "call", None)
+    call: Any = getattr(tool, "call", None)
     is_tool = getattr(tool, "name", None) == name and hasattr(tool, "description")
     try:
         inspect.signature(call).bind("")

@@ -181,8 +181,8 @@ def key_variables(config: RunConfig) -> tuple[str, ...]:
 
     names = [value for key, value in leaves(config.model_dump()) if key.endswith("api_key_env") and value]
     envs = config.envs
-    finders = {envs.web.finder if "web_search" in envs.actions else None}
-    finders |= {envs.search if "search" in envs.actions else None}
+    finders: set[object] = {envs.web.finder if "web_search" in envs.actions else None}
+    finders.add(envs.search if "search" in envs.actions else None)
     if "tavily" in finders:
         names.append(TAVILY_KEY_VARIABLE)
     if "google_search" in envs.actions or "google" in finders:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias
 
 from rollout.endpoint.messages import CLOSE, OPEN, ChatMessage, RequestError, check_parts, fields_of, unsupported
@@ -202,7 +203,7 @@ def _tools_and_grammar(
     elif not schemas:
         return tools, None
     most = 1 if single or kind == "named" else MAX_PARALLEL_CALLS
-    return tools, _grammar(schemas, called, most, param)
+    return tools, _grammar(json.dumps(schemas), json.dumps(called), most, param)
 
 
 def _form_schemas(form: object, param: str) -> list[object]:
@@ -218,12 +219,13 @@ def _form_schemas(form: object, param: str) -> list[object]:
     raise RequestError(f"{param} must be text, json_object or json_schema with a schema", param=param.partition(".")[0])
 
 
-def _grammar(schemas: list[object], functions: list[Function], most: int, param: str) -> str:
-    """Return the EBNF of forms or calls, without optional white space. Raises RequestError."""
+@lru_cache(maxsize=256)
+def _grammar(schemas: str, functions: str, most: int, param: str) -> str:
+    """Return the EBNF of forms or calls, in JSON, without optional white space. Raises RequestError."""
     grammar, where, calls = JsonGrammar(), param, []
     try:
-        choices = [grammar.value(schema) for schema in schemas]
-        for function in functions:
+        choices = [grammar.value(schema) for schema in json.loads(schemas)]
+        for function in json.loads(functions):
             where = f"tools, the parameters of {function['name']}"
             opening = quoted(f'{OPEN}{{"name": {json.dumps(function["name"])}, "arguments": ')
             arguments = grammar.arguments(function.get("parameters") or {"properties": {}})
