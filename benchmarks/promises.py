@@ -212,7 +212,7 @@ def sandbox(seed: int) -> Measured:
 def keys(seed: int) -> Measured:
     """Search everything that simulated runs write and answer for API keys that were planted in their environment."""
     test = "tests/ray_jobs/test_planted_keys.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "faults", test]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-m", "faults", test]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return Measured((done.stdout.splitlines() or ["no output"])[-1], holds=done.returncode == 0)
 

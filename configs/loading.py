@@ -127,7 +127,7 @@ def _describe(detail: ErrorDetails) -> str:
         known = list(setting_names(RunConfig))
         if key in known:
             return f"unknown key '{key}': the chosen `type` does not have it"
-        near = did_you_mean(key, known) or "; `agentflow train --dry-run` prints every key that exists"
+        near = did_you_mean(key, known) or "; `agentflow check --print` prints every key that exists"
         return f"unknown key '{key}'{near}"
     message = detail["msg"].removeprefix("Value error, ")
     value = detail.get("input")

@@ -41,7 +41,7 @@ function range({ steps: points, share }) {
   const steps = points.map((one) => one[0]);
   const values = points.map((one) => one[1]);
   let low = Math.min(0, ...values);
-  const high = share ? 1 : roundUp(Math.max(...values, low < 0 ? 0 : 1e-9));
+  const high = share ? 1 : roundUp(Math.max(0, ...values)) || (low < 0 ? 0 : 1);
   if (low < 0) low = -roundUp(-low);
   const first = Math.min(...steps);
   return { low, high, first, last: Math.max(...steps, first + 1) };

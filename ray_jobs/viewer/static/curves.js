@@ -7,6 +7,12 @@ import { h, number, percent, verdictName } from "./dom.js";
 const SOLVED = ["Tasks solved", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
 const SECTIONS = [
   ["Does it learn?", [
+    ["Entropy", "Of the sampler per trained token, in nats, estimated by -log p. A fall to 0 means that nothing new is tried.", { "policy/entropy": "" }],
+    ["Log-prob gap", "Mean |learner - rollout| over choice tokens, which one of them gave a probability below 99.9%: age and numerical difference together.", { "policy/logprob_gap_abs": "" }],
+    ["Tokens per attempt", "Mean number of sampled tokens.", { "rollout/sampled_tokens": "" }],
+    ["Errors per attempt", "Malformed replies, and tool calls that ended in an error.", { "rollout/format_errors": "malformed", "rollout/tool_errors": "tool errors" }],
+    ["Attempts cut short", "Share of attempts with a reply that the token limit cut off, whose agent failed, or that have no score.", { "rollout/truncated_share": "cut off", "rollout/failed_share": "failed", "rollout/unscored_share": "unscored" }, { share: true }],
+    ["Tokens without gradient", "Share of trained tokens outside the trust region.", { "policy/clip_high": "pushed up", "policy/clip_low": "pushed down" }],
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
     ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong", "groups/unscored": "unscored" }],
     ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
@@ -18,14 +24,12 @@ const SECTIONS = [
     ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
   ]],
   ["Is the update sound?", [
-    ["Log-prob gap", "Mean |learner - rollout| over choice tokens, which one of them gave a probability below 99.9%: age and numerical difference together.", { "policy/logprob_gap_abs": "" }],
     ["Age of the batch", "Train steps between sampling and training.", { "policy/age_mean": "mean", "policy/staleness_max": "oldest" }],
     ["Gradient norm", "Before it is clipped.", { "policy/grad_norm": "" }],
     ["Effective sample size", "Of the importance weights; 100% is on-policy.", { "policy/effective_sample_size": "" }, { share: true }],
   ]],
   ["Where does the time go?", [
     ["Seconds per step", "One pass of the loop, the learner's work in it, and its wait for rollouts.", { "time/step_s": "step", "learner/step_s": "learner", "learner/wait_s": "wait" }],
-    ["Tokens per attempt", "Mean number of sampled tokens.", { "rollout/sampled_tokens": "" }],
   ]],
 ];
 
@@ -40,10 +44,12 @@ function heldOutPlot(rows) {
 
 export async function curves(app) {
   const node = h("div", { class: "curves" });
+  let trends = [];
   const draw = async () => {
     const rows = await Promise.all(app.runs.map((_, run) => get("metrics", { run })));
+    trends = rows.map(learning);
     const first = [SOLVED, heldOutPlot(rows)].map((one) => plot(one, rows, app)).filter(Boolean);
-    node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run)), ...first, ...SECTIONS.flatMap((one) => section(one, rows, app)));
+    node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run, trends[run])), ...first, ...SECTIONS.flatMap((one) => section(one, rows, app)));
   };
   await draw();
   return {
@@ -51,7 +57,7 @@ export async function curves(app) {
     update: async (before) => {
       const moved = app.states.some((state, run) => state.metrics !== before[run]?.metrics || state.generation !== before[run]?.generation);
       if (moved) await draw();
-      else app.runs.forEach((about, run) => node.querySelector(`[data-run="${run}"]`)?.replaceWith(facts(about, app.states[run], run)));
+      else app.runs.forEach((about, run) => node.querySelector(`[data-run="${run}"]`)?.replaceWith(facts(about, app.states[run], run, trends[run])));
     },
   };
 }
@@ -87,7 +93,19 @@ function heldOut({ held_out: found }, run, kind) {
   return found.map(({ kind: policy, step, rate, interval }) => ({ name: `${run}${HELD_OUT[policy]}`, kind: kind || policy, points: [[step, rate, ...interval]] }));
 }
 
-function facts(about, state, run) {
+const WINDOW = 4;
+
+// The sampled solve rate of the first steps against that of the last ones, and how it moved.
+function learning(rows) {
+  const rates = rows.map((row) => row["rollout/solve_rate"]).filter((rate) => rate !== undefined && rate !== null);
+  if (rates.length < 2 * WINDOW) return "";
+  const mean = (part) => part.reduce((sum, one) => sum + one, 0) / part.length;
+  const [first, last] = [mean(rates.slice(0, WINDOW)), mean(rates.slice(-WINDOW))];
+  const verdict = last > first + 0.05 ? "Learning" : last < first - 0.05 ? "Falling" : "Level";
+  return `${verdict}: ${percent(first)} of the sampled attempts right in the first ${WINDOW} steps, ${percent(last)} in the last ${WINDOW}.`;
+}
+
+function facts(about, state, run, trend) {
   const { solved, settings } = about;
   const total = Object.values(state.groups).reduce((sum, one) => sum + one, 0);
   const both = solved.before !== null && solved.after !== null && solved.before !== undefined && solved.after !== undefined;
@@ -97,6 +115,7 @@ function facts(about, state, run) {
     both ? h("p", { class: "hero-row" }, h("a", { class: "hero", href: link("compare") }, `${percent(solved.before)} \u2192 ${percent(solved.after)}`),
       h("span", {}, ` of ${about.num_eval_tasks ? `${number(about.num_eval_tasks)} ` : ""}held-out tasks solved, before and after RL`)) : null,
     about.verdict ? h("p", { class: "verdict" }, about.verdict) : null,
+    trend ? h("p", { class: "verdict" }, trend) : null,
     h("div", { class: "tiles" },
       tile(progress, "train steps"),
       tile(number(state.trajectories), "trajectories recorded", link("trajectories", "", { run, phase: "any" })),

@@ -4,7 +4,7 @@ import { adjust, get, link } from "./api.js";
 import { h, longText, number, seconds, verdictName, verdictPill, versionName, visible } from "./dom.js";
 import { filters, wanted } from "./filters.js";
 import { VirtualList } from "./list.js";
-import { matrix, matrixLegend } from "./matrix.js";
+import { matrix, matrixLegend, parting, partingLine } from "./matrix.js";
 
 const CHOICES = ["trained", "refused", "all_right", "all_wrong", "overlong", "unscored", "all_right,all_wrong,overlong,unscored", "expired", "failed"];
 
@@ -81,7 +81,8 @@ export async function group(app, { id }) {
   const one = await get("group", { run, id });
   const { siblings } = one;
   const credit = siblings.length ? (await get("trajectory", { run, id: siblings[0].id })).record.credit : null;
-  const picture = siblings.length ? matrix(one.tree, siblings, run) : null;
+  const parted = parting(one.tree, siblings);
+  const picture = siblings.length ? matrix(one.tree, siblings, run, parted?.step) : null;
   let selected = -1;
   return {
     node: [
@@ -89,7 +90,7 @@ export async function group(app, { id }) {
       h("div", { class: "picture" },
         h("h1", {}, one.question ? longText(one.question, "text") : visible(id)), h("p", {}, verdictPill(one.state), " ", visible(why(one.state, siblings, one.reason, one.size, one.scored))),
         siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
-        ...(picture ? [matrixLegend(), picture] : [])),
+        ...(picture ? [partingLine(parted), matrixLegend(), picture] : [])),
       h("dl", { class: "stats" }, ...[
         ["family", one.family], ["task number", one.task_number], ["repeats task number", one.repeats], ["step", one.step], ["reference", one.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
         ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],

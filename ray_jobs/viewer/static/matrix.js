@@ -4,15 +4,41 @@
 import { link } from "./api.js";
 import { h, isAnswer, number, outcomeMark, signed, visible } from "./dom.js";
 
-export function matrix({ order, rows }, siblings, run) {
+export function matrix({ order, rows }, siblings, run, parted = -1) {
   const of = new Map(siblings.map((row) => [row.id, row]));
   const columns = order.map((id) => of.get(id)).filter(Boolean);
   const most = Math.max(1e-9, ...rows.flat().flatMap((cell) => cell.advantages).filter((one) => one !== null).map(Math.abs));
   const table = h("table", { class: "matrix" },
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Step")), columns.map((row) => head(row, run)))),
-    h("tbody", {}, rows.map((cells, step) => h("tr", {}, h("th", { scope: "row" }, String(step + 1)), spread(cells, columns.length).map((cell) => (cell.span_only ? gap(cell) : filled(cell, step, columns, most, run)))))));
+    h("tbody", {}, rows.map((cells, step) => h("tr", { class: step === parted ? "parted" : "" }, h("th", { scope: "row" }, String(step + 1)), spread(cells, columns.length).map((cell) => (cell.span_only ? gap(cell) : filled(cell, step, columns, most, run)))))));
   table.style.setProperty("--columns", columns.length);
   return h("div", { class: "matrix-box card", tabindex: "0", role: "region", "aria-label": "The attempts step by step" }, table);
+}
+
+// The first step at which attempts that had done the same until then decide what their outcome is: null if there is none,
+// else the step and the decisions there, each with its attempts and how many of them are right.
+export function parting({ order, rows }, siblings) {
+  const outcomes = new Map(siblings.map((row) => [row.id, row.outcome]));
+  const columns = order.filter((id) => outcomes.has(id)).map((id) => outcomes.get(id));
+  const rightIn = ({ first, span }) => columns.slice(first, first + span).filter((outcome) => outcome === 1).length;
+  let before = [{ first: 0, span: columns.length }];
+  for (const [step, cells] of rows.entries()) {
+    for (const parent of before.filter((one) => rightIn(one) > 0 && rightIn(one) < one.span)) {
+      const below = cells.filter((cell) => cell.first >= parent.first && cell.first < parent.first + parent.span);
+      const pure = (cell) => rightIn(cell) === 0 || rightIn(cell) === cell.span;
+      if (below.length > 1 && below.some((cell) => pure(cell) && 2 * cell.span >= Math.min(4, parent.span))) {
+        return { step, ways: below.map((cell) => ({ cell, right: rightIn(cell) })).sort((one, other) => other.right / other.cell.span - one.right / one.cell.span) };
+      }
+    }
+    before = cells;
+  }
+  return null;
+}
+
+export function partingLine(found) {
+  if (!found) return null;
+  return h("p", { class: "parting" }, h("b", {}, `They part at step ${found.step + 1}: `),
+    ...found.ways.flatMap(({ cell, right }, index) => [index ? "; " : "", ...[decision(cell)].flat(), ` (${right} of ${cell.span} right)`]), ".");
 }
 
 export function matrixLegend() {
@@ -44,7 +70,7 @@ function gap({ span }) {
 function filled(cell, step, columns, most, run) {
   const known = cell.advantages.filter((one) => one !== null);
   const mean = known.length ? known.reduce((sum, one) => sum + one, 0) / known.length : null;
-  const node = h("td", { class: `move ${mean === null ? "" : mean > 0 ? "up-cell" : mean < 0 ? "down-cell" : ""}`, colspan: cell.span },
+  const node = h("td", { class: `move ${mean === null ? "" : mean > 0.005 ? "up-cell" : mean < -0.005 ? "down-cell" : ""}`, colspan: cell.span },
     h("a", { class: "decision", href: link("t", columns[cell.first].id, { run, step: step + 1 }) }, decision(cell)),
     cell.tool_error ? h("div", { class: "wrong clip2" }, `failed: ${visible(cell.tool_error)}`) : null,
     cell.result !== null && !["answer", "think"].includes(cell.action) ? h("div", { class: "soft clip2", dir: "auto" }, "\u2192 ", visible(cell.result || "(empty)")) : null,
