@@ -22,6 +22,43 @@ RECIPES = Path(__file__).with_name("recipes")
 _NEVER_QUOTED = {"address", "api_key_env", "base_url", "command", "source", "url"}
 """Settings that may contain a key by mistake."""
 
+ELSEWHERE: Mapping[str, str] = {
+    "num_generations": "rollout.group_size",
+    "n": "rollout.group_size",
+    "rollouts_per_example": "rollout.group_size",
+    "train_batch_size": "batch_groups",
+    "per_device_train_batch_size": "batch_groups",
+    "gradient_accumulation_steps": "batch_groups",
+    "max_completion_length": "rollout.max_turn_tokens",
+    "max_tokens": "rollout.max_turn_tokens",
+    "max_prompt_length": "rollout.engine.max_model_len",
+    "max_response_length": "rollout.max_turn_tokens",
+    "max_train_steps": "num_steps",
+    "total_training_steps": "num_steps",
+    "max_async_level": "pipeline_depth",
+    "staleness_threshold": "max_staleness",
+    "lr": "learner.learning_rate",
+    "learning_rate": "learner.learning_rate",
+    "beta": "learner.loss.kl_weight",
+    "kl_loss_coef": "learner.loss.kl_weight",
+    "epsilon": "learner.loss.clip_low",
+    "clip_ratio_low": "learner.loss.clip_low",
+    "epsilon_high": "learner.loss.clip_high",
+    "clip_ratio_high": "learner.loss.clip_high",
+    "loss_type": "learner.loss.type",
+    "r": "model.lora_rank",
+    "target_modules": "model.lora_targets",
+    "reward_funcs": "reward.scorer",
+    "eval_steps": "evaluation.every_steps",
+    "test_freq": "evaluation.every_steps",
+    "save_steps": "learner.checkpoint_every",
+    "save_freq": "learner.checkpoint_every",
+    "report_to": "trackers",
+    "gpu_memory_utilization": "rollout.engine.kv_cache_gib",
+    "vllm_gpu_memory_utilization": "rollout.engine.kv_cache_gib",
+}
+"""Settings of TRL, verl and prime-rl by the last part of their names, and the settings that do the same here."""
+
 
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe, apply `a.b=value` overrides in order, and validate. Raise UserError for what cannot be used.
@@ -127,6 +164,12 @@ def _describe(detail: ErrorDetails) -> str:
         known = list(setting_names(RunConfig))
         if key in known:
             return f"unknown key '{key}': the chosen `type` does not have it"
+        last, inside = key.rpartition(".")[2], detail.get("input")
+        while isinstance(inside, dict) and len(inside) == 1:
+            ((last, inside),) = inside.items()
+        elsewhere = ELSEWHERE.get(last, "")
+        if elsewhere and elsewhere != key:
+            return f"unknown key '{key}': here it is {elsewhere}"
         near = did_you_mean(key, known) or "; `agentflow check --print` prints every key that exists"
         return f"unknown key '{key}'{near}"
     message = detail["msg"].removeprefix("Value error, ")

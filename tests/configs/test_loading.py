@@ -7,8 +7,9 @@ import pytest
 from configs import base
 from configs.errors import UserError
 from configs.learner import FlowGrpoConfig
-from configs.loading import RECIPES, load_run_config, render_config
+from configs.loading import ELSEWHERE, RECIPES, load_run_config, render_config, setting_names
 from configs.reward import OutcomeConfig
+from configs.run import RunConfig
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
@@ -108,6 +109,21 @@ def test_a_bad_value_is_one_line_that_begins_with_the_key(override, key):
         load_run_config(None, [override])
     assert str(caught.value).startswith((f"{key}: ", f"unknown key '{key}'", f"{key} "))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "setting"),
+    [
+        ("rollout.num_generations=8", "rollout.group_size"),
+        ("lr=1e-6", "learner.learning_rate"),
+        ("actor_rollout_ref.rollout.n=4", "rollout.group_size"),
+        ("trainer.test_freq=3", "evaluation.every_steps"),
+    ],
+)
+def test_settings_of_other_trainers_are_known(override, setting):
+    with pytest.raises(UserError, match=setting):
+        load_run_config(None, [override])
+    assert set(ELSEWHERE.values()) <= set(setting_names(RunConfig))
 
 
 def test_an_unknown_setting_is_compared_with_the_known_ones():
