@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import count, islice
 
 from configs.errors import printable
@@ -24,6 +26,7 @@ from reward.judging import OutcomeReward
 from reward.scorers import score_answer
 from reward.scorers.custom import reads_turns
 from reward.scorers.process import ScoringError
+from reward.scorers.text import aliases
 from rollout.agent.agent import build_chat
 from rollout.agent.demonstrations import load_teacher
 from rollout.engines.wrappers import DemonstrationEngine
@@ -38,17 +41,16 @@ WRONG = "no answer of this task"
 
 def run_check(config: RunConfig, *, print_settings: bool = False) -> int:
     """Make the checks of a start, and print what a run would meet first. Return 1 if it cannot learn or run."""
+    write = partial(print, file=sys.stderr if print_settings else sys.stdout)
     if print_settings:
         print(render_config(config), end="", flush=True)
     ready = check_before_start(config, with_prm=trains_prm(config), download=False)
-    # What goes wrong is in the attempts, and printed once.
-    logging.getLogger("rollout").setLevel(logging.ERROR)
     first = list(islice(_first_tasks(config), NUM_SCORED))
     tasks = [one.task for one in first]
     played = asyncio.run(_play(config, ready, first[:NUM_PLAYED]))
     problems = []
     if ready.sandbox is not None:
-        print(f"sandbox   {ready.sandbox}")
+        write(f"sandbox   {ready.sandbox}")
     for subject, found in (
         ("tasks", _tasks(config, tasks)),
         ("reward", _reward(tasks)),
@@ -56,12 +58,12 @@ def run_check(config: RunConfig, *, print_settings: bool = False) -> int:
         ("memory", _memory(config)),
     ):
         for text, is_problem in found:
-            print(f"{'problem' if is_problem else subject:<9} {printable(text)}")
+            write(f"{'problem' if is_problem else subject:<9} {printable(text)}")
             problems += [text] * is_problem
     if problems:
-        print(f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}: the run would fail or learn nothing")
+        write(f"{len(problems)} {'problem' if len(problems) == 1 else 'problems'}: the run would fail or learn nothing")
         return 1
-    print(
+    write(
         f"OK: {config.num_steps} train steps of {config.batch_groups} groups of {config.rollout.group_size} attempts; "
         f"the run's folder is {config.run_path}"
     )
@@ -105,25 +107,32 @@ def _tasks(config: RunConfig, tasks: Sequence[Task]) -> Found:
 
 def _reward(tasks: Sequence[Task]) -> Found:
     """Score the reference answers, those of other tasks, and an empty one."""
-    answers = {task.answer for task in tasks}
+    answers = set(map(_reference, tasks))
     differ = False
     for number, task in enumerate(tasks):
-        wrong = next((one for one in sorted(answers) if one != task.answer), WRONG)
+        right = _reference(task)
+        wrong = next((one for one in sorted(answers) if one != right), WRONG)
         try:
-            scores = [score_answer(task, answer) for answer in (task.answer, wrong, "")]
+            scores = [score_answer(task, answer) for answer in (right, wrong, "")]
         except (ScoringError, OwnCodeError, ValueError) as error:
-            yield f"the reward of {task.id} fails: {error}", True
+            # A function may fail at an answer that no attempt gives. What it returns must be a score for any answer.
+            yield f"the reward of {task.id}: {error}", " returned " in str(error)
             return
         differ |= scores[0] != scores[1]
         if number == 0:
             names = ("reference answer", "wrong answer", "empty answer")
-            shown = zip(scores, names, (task.answer, wrong, ""), strict=True)
+            shown = zip(scores, names, (right, wrong, ""), strict=True)
             yield ", ".join(f"{score} for the {name} {answer!r:.40}" for score, name, answer in shown), False
     if not differ and not any(reads_turns(task.scorer) for task in tasks):
         yield (
             f"the reward of the reference answer is that of a wrong one in all of {len(tasks)} tasks: nothing to learn",
             True,
         )
+
+
+def _reference(task: Task) -> str:
+    """Return the reference answer; of several that a data set's comparison accepts, the first."""
+    return task.answer if ":" in (task.scorer or "") else next(iter(aliases(task.answer)), "")
 
 
 async def _play(config: RunConfig, ready: Ready, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
@@ -133,25 +142,36 @@ async def _play(config: RunConfig, ready: Ready, tasks: Sequence[GeneratedTask])
         return "ok"
 
     async def answer(task: Task, messages: object, tools: object) -> dict[str, str]:
-        return {"role": "assistant", "content": task.answer or WRONG}
+        return {"role": "assistant", "content": _reference(task) or WRONG}
 
     chat, played = build_chat(ready.model_path), []
     reward = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens)
-    with contextlib.closing(
-        Solver(config, DemonstrationEngine(chat, ()), chat, max_open=1, own_model=own_model)
-    ) as solver:
-        for task, plan in ((one.task, one.plan) for one in tasks):
+    teacher = config.cold_start if isinstance(config.cold_start, TeacherConfig) else None
+    silent = DemonstrationEngine(chat, ())
+    with _warnings_off(), contextlib.closing(Solver(config, silent, chat, max_open=1, own_model=own_model)) as solver:
+        for one in tasks:
             agent: AnyAgent
             if isinstance(config.agent, PlannerAgentConfig):
-                agent = solver.following(plan or _every_tool(config, task))
+                agent = solver.following(one.plan or _every_tool(config, one.task))
             else:
-                teacher = config.cold_start if isinstance(config.cold_start, TeacherConfig) else None
                 agent = solver.taught(load_teacher(teacher) if teacher else answer, "the scripted model")
-            trajectory = await agent.run(task, trajectory_id=f"check/{task.id}", group_id="check")
+            trajectory = await agent.run(one.task, trajectory_id=f"check/{one.task.id}", group_id="check")
             with contextlib.suppress(OwnCodeError):
-                trajectory.reward = reward.score(trajectory)
+                trajectory.reward = await asyncio.to_thread(reward.score, trajectory)
             played.append(trajectory)
     return played
+
+
+@contextlib.contextmanager
+def _warnings_off() -> Iterator[None]:
+    """Log no warnings of attempts: what went wrong is in the trajectories, and printed once."""
+    log = logging.getLogger("rollout")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _every_tool(config: RunConfig, task: Task) -> list[PlanStep]:
@@ -162,7 +182,7 @@ def _every_tool(config: RunConfig, task: Task) -> list[PlanStep]:
     calls = [(action, "6 * 7" if action == "code" else task.question) for action in actions]
     return [
         PlanStep(thought="", action=action, action_input=text)
-        for action, text in (*calls, ("answer", task.answer or WRONG))
+        for action, text in (*calls, ("answer", _reference(task) or WRONG))
     ]
 
 

@@ -51,7 +51,7 @@ def check(tmp_path, monkeypatch, capsys):
     def check(*settings, own=True):
         own_rows = ("envs.mix={own_text=1.0}", "envs.data_path=rows.jsonl") if own else ()
         code = main(["check", "recipe.toml", *own_rows, *settings])
-        lines = capsys.readouterr().out.splitlines()
+        lines = [line for text in capsys.readouterr() for line in text.splitlines()]
         return code, [line for line in lines if line.startswith("problem ")], lines
 
     return check
