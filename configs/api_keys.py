@@ -77,6 +77,7 @@ def find_key(variable: str) -> str | None:
     key, source = os.environ.get(variable, "").strip(), variable
     if not key and (path := key_file(variable)):
         source = f"the file that {variable}{FILE_SUFFIX} names, '{path}',"
+        _spellings_at.cache_clear()  # it may hold a new key
         try:
             key = path.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:

@@ -301,8 +301,9 @@ def evaluate(
     if not benchmark and (data or part):
         raise UserError(f"{'--data' if data else '--part'} needs --benchmark: held-out tasks have no benchmark files")
     config = acting_config(given, backend=backend, draws_tasks=not benchmark)
-    from ray_jobs.evaluate import evaluation_items, run_evaluation
+    from ray_jobs.evaluate import check_evaluation, evaluation_items, run_evaluation
 
+    check_evaluation(config, num_seeds=seeds)
     items = evaluation_items(config, adapter=adapter, benchmarks=benchmark, data=data, whole=not part, limit=limit)
     run_evaluation(config, items, adapter=adapter, num_seeds=seeds, out=out)
 

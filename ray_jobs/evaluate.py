@@ -57,14 +57,8 @@ def run_evaluation(
     config: RunConfig, tasks: Sequence[Task], *, adapter: Path | None, num_seeds: int, out: Path | None
 ) -> Path:
     """Evaluate, or continue an unfinished evaluation in the folder `out`, and return the report. Raises UserError."""
-    settings, console = config.evaluation, Console()
-    if num_seeds > 1 and settings.temperature == 0:
-        raise UserError(
-            f"--seeds {num_seeds} at evaluation.temperature = 0 would repeat one attempt; use one seed, or set "
-            "evaluation.temperature=0.7"
-        )
-    if settings.judge:
-        check_key("evaluation.judge.api_key_env", settings.judge.api_key_env)
+    check_evaluation(config, num_seeds=num_seeds)
+    console = Console()
     model_path = resolve_model(config.model.path) if config.backend.type == "vllm" else None
     if adapter and model_path:
         check_trained_alike(adapter, config, model_path)
@@ -101,6 +95,18 @@ def _attempt_missing(
         asyncio.run(attempt_all(solver, missing, keep, phase="evaluate", temperature=temperature, judge=judge))
     for failure, count in judge.failures.most_common(3) if judge else ():
         console.print(f"{count} votes of the judge are missing: {visible(failure)}", markup=False, soft_wrap=True)
+
+
+def check_evaluation(config: RunConfig, *, num_seeds: int) -> None:
+    """Make the checks of an evaluation that need no items. Raises UserError."""
+    settings = config.evaluation
+    if num_seeds > 1 and settings.temperature == 0:
+        raise UserError(
+            f"--seeds {num_seeds} at evaluation.temperature = 0 would repeat one attempt; use one seed, or set "
+            "evaluation.temperature=0.7"
+        )
+    if settings.judge:
+        check_key("evaluation.judge.api_key_env", settings.judge.api_key_env)
 
 
 def evaluation_items(

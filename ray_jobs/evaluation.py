@@ -261,18 +261,18 @@ def open_folder(path: Path, identity: Identity) -> set[str]:
     path.mkdir(parents=True, exist_ok=True)
     if not (path / IDENTITY).exists():
         write_json(path / IDENTITY, msgspec.to_builtins(identity))
-    known, items = _read(path)
+    known = _read_identity(path)
     if changed := [*(["policy"] if known.policy != identity.policy else []), *known.differences(identity)]:
         raise UserError(
             f"'{path}' holds an evaluation with another {', '.join(changed)}; use its settings to continue it, or "
             "another --out"
         )
-    return {item.key for item in items if not item.broken}
+    return {item.key for item in _items_in(path) if not item.broken}
 
 
 def read_evaluation(path: Path) -> StoredEvaluation:
     """Read an evaluation. Raises UserError if there is none, or if results are missing."""
-    identity, items = _read(path)
+    identity, items = _read_identity(path), _items_in(path)
     if len(items) != identity.num_results:
         raise UserError(
             f"the evaluation in '{path}' has {len(items)} of {identity.num_results} results; run the same command "
@@ -281,14 +281,17 @@ def read_evaluation(path: Path) -> StoredEvaluation:
     return StoredEvaluation(path=path, items=items, identity=identity)
 
 
-def _read(path: Path) -> tuple[Identity, tuple[Item, ...]]:
+def _read_identity(path: Path) -> Identity:
     try:
-        identity = msgspec.json.decode((path / IDENTITY).read_bytes(), type=Identity)
+        return msgspec.json.decode((path / IDENTITY).read_bytes(), type=Identity)
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(
             f"'{path}' holds no evaluation ({reason(error)}); name a folder that `agentflow evaluate` wrote"
         ) from error
-    return identity, items_of(read_records(path / ITEMS) if (path / ITEMS).exists() else ())
+
+
+def _items_in(path: Path) -> tuple[Item, ...]:
+    return items_of(read_records(path / ITEMS) if (path / ITEMS).exists() else ())
 
 
 def items_of(records: Iterable[Record]) -> tuple[Item, ...]:

@@ -31,7 +31,9 @@ _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"
 def network_file_system(path: Path) -> str | None:
     """Return the kind of file system, such as nfs4, of a path on another machine; None for a local disk."""
     # The later of two mounts on one folder hides the one before.
-    kinds = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    kinds: dict[str, str] = {}
+    with suppress(OSError):
+        kinds = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
     whole = path.resolve()
     kind = next((kinds[str(one)] for one in (whole, *whole.parents) if str(one) in kinds), "")
     networked = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
