@@ -148,14 +148,16 @@ async def _play(config: RunConfig, ready: Ready, tasks: Sequence[GeneratedTask])
     reward = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens)
     teacher = config.cold_start if isinstance(config.cold_start, TeacherConfig) else None
     silent = DemonstrationEngine(chat, ())
-    with _warnings_off(), contextlib.closing(Solver(config, silent, chat, max_open=1, own_model=own_model)) as solver:
+    with contextlib.closing(Solver(config, silent, chat, max_open=1, own_model=own_model)) as solver:
         for one in tasks:
             agent: AnyAgent
             if isinstance(config.agent, PlannerAgentConfig):
                 agent = solver.following(one.plan or _every_tool(config, one.task))
             else:
                 agent = solver.taught(load_teacher(teacher) if teacher else answer, "the scripted model")
-            trajectory = await agent.run(one.task, trajectory_id=f"check/{one.task.id}", group_id="check")
+            with _logged() as messages:
+                trajectory = await agent.run(one.task, trajectory_id=f"check/{one.task.id}", group_id="check")
+            trajectory.failure = trajectory.failure or next(iter(messages), None)
             with contextlib.suppress(OwnCodeError):
                 trajectory.reward = await asyncio.to_thread(reward.score, trajectory)
             played.append(trajectory)
@@ -163,15 +165,18 @@ async def _play(config: RunConfig, ready: Ready, tasks: Sequence[GeneratedTask])
 
 
 @contextlib.contextmanager
-def _warnings_off() -> Iterator[None]:
-    """Log no warnings of attempts: what went wrong is in the trajectories, and printed once."""
-    log = logging.getLogger("rollout")
-    level = log.level
-    log.setLevel(logging.ERROR)
+def _logged() -> Iterator[list[str]]:
+    """Collect what attempts log, instead of printing it."""
+    log, messages = logging.getLogger("rollout"), list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    log.propagate = False
     try:
-        yield
+        yield messages
     finally:
-        log.setLevel(level)
+        log.propagate = True
+        log.removeHandler(handler)
 
 
 def _every_tool(config: RunConfig, task: Task) -> list[PlanStep]:

@@ -234,12 +234,14 @@ class Sandbox(AbstractContextManager["Sandbox"]):
         with self._lock:
             if self._closed:
                 raise ToolUnavailableError("the sandbox is closed")
-            if self._zygote.process.poll() is not None:
-                self._zygote.close()
-                try:
-                    self._zygote = ZygoteProcess(self.settings)
-                except SandboxRefusedError as error:
-                    raise ConnectionError(f"the zygote did not restart: {error}") from error
+            with contextlib.suppress(ConnectionError):
+                if self._zygote.process.poll() is None:  # a dying one may take a request, and never answer
+                    return self._zygote.open_link()
+            self._zygote.close()
+            try:
+                self._zygote = ZygoteProcess(self.settings)
+            except SandboxRefusedError as error:
+                raise ConnectionError(f"the zygote did not restart: {error}") from error
             return self._zygote.open_link()
 
     def close(self) -> None:

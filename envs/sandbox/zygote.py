@@ -160,7 +160,11 @@ class _Wardens:
 
     def _fork(self, descriptor: int) -> None:
         folder = jail.make_folder(self._scratch) if self._scratch is not None else None
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            jail.remove_folder(folder)
+            raise
         if pid == 0:
             try:
                 for inherited in (self._link.fileno(), *self._folders, *filter(None, [self._parent])):

@@ -88,8 +88,7 @@ class Agent:
             failure = str(error)
             stop_reason = stop_of_failure(turns, self.config.rollout)
         except ToolUnavailableError as error:
-            failure = str(error)
-            _log.warning("trajectory %s ends unscored: %s", trajectory_id, failure)
+            _log.warning("trajectory %s ends unscored: %s", trajectory_id, error)
         except (Exception, asyncio.CancelledError) as error:
             running = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and (running is None or running.cancelling()):

@@ -28,8 +28,6 @@ LOCAL = {"type": "subprocess"}
 NO_CODE = {"id": "null"}
 NAMES = frozenset({"idx", "id", "name", "description"})
 """Fields of a task's data that only name it."""
-MAX_TASKS = 10_000
-"""Tasks that are loaded for training, and for evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +57,7 @@ class VerifiersEnvironment:
         arguments: Mapping[str, object] | None = None,
         evaluation: Mapping[str, object] | None = None,
         environment: Mapping[str, object] | None = None,
+        num_tasks: int = 10_000,
         num_taught: int = 0,
         model: str = "policy",
     ) -> None:
@@ -71,12 +70,13 @@ class VerifiersEnvironment:
                 without one, decides which tasks are held out.
             environment: The rest of verifiers' `[env]` table. A seat runs on this machine, by default with the harness
                 `null`, which runs no code.
+            num_tasks: The number of tasks to load at most, for training and for evaluation.
             num_taught: With `evaluation`, the first training tasks, and those equal to them, are for a teacher.
             model: `agent.model` of the recipe.
 
         Raises OwnCodeError, also for several seats and for a harness that runs the model's code without a sandbox.
         """
-        self._num_taught = num_taught
+        self._num_tasks, self._num_taught = num_tasks, num_taught
         self._model = model
         shared = dict(arguments or {})
         self._train = _config(taskset, shared, environment or {})
@@ -101,7 +101,9 @@ class VerifiersEnvironment:
         return [*train, *held_out]
 
     def _load(self, config: vf.EnvConfig, split: str | None) -> list[_Row]:
-        return [_Row(task=one, config=config, split=split) for one in vf.load_taskset(config.taskset).take(MAX_TASKS)]
+        return [
+            _Row(task=one, config=config, split=split) for one in vf.load_taskset(config.taskset).take(self._num_tasks)
+        ]
 
     def tasks(self) -> Iterator[dict[str, object]]:
         """Yield a table per task, with the prompt as its question; a repeated prompt gets a number.
