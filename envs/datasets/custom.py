@@ -156,7 +156,8 @@ def _divided(
     """Return the tasks by the part that `named` gives to each, or else `hashed`, without duplicates.
 
     Of equal questions in one part the first stays. Of one question in several parts, whatever its case, spacing or
-    punctuation, or of one `kept_with`, the tasks of the part that is first in `_KEPT` stay.
+    punctuation, or of one `kept_with`, the tasks of the part that is first in `_KEPT` stay. Raises ValueError if this
+    leaves nothing of a part.
     """
     is_named = any(name not in (None, "") for name in named)
     placed: list[tuple[Task, Part, str]] = []
@@ -172,6 +173,8 @@ def _divided(
     for task, part, key in placed:
         if home[key] == part:
             unique.setdefault((" ".join(task.question.split()), part), task)
+    if emptied := sorted({part for _, part, _ in placed} - {part for _, part in unique}):
+        raise ValueError(f"{source}: every question of {listed(emptied)} is also in another part; add other questions")
     if repeated := [id for id, times in Counter(task.id for task in unique.values()).items() if times > 1]:
         raise ValueError(f"{source}: the id {repeated[0][:80]!r} is in several rows with different questions; keep one")
     return {kept: [task for (_, part), task in unique.items() if part == kept] for kept in parts}
