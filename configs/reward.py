@@ -134,14 +134,15 @@ class OutcomeGatedConfig(Config):
         return self
 
 
+_GATED = dict.fromkeys(("prm_path", "turn_scorer", "prm_weight"), "outcome_gated")
 CreditConfig = Annotated[
-    OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome_gated")
+    OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome", **_GATED)
 ]
 Credit = Literal["outcome", "outcome_centered", "outcome_gated"]
 
 
 class RewardConfig(Config):
-    credit: CreditConfig = OutcomeGatedConfig()
+    credit: CreditConfig = OutcomeConfig()
     """Credit of the steps of a trajectory."""
     scorer: ImportPath | None = None
     """`module:name` of a custom function that scores answers, for all tasks that name no scorer themselves. It is

@@ -32,7 +32,6 @@ server.run()
 """
 RECIPE = """
 model.path = "demo"
-reward.credit = "outcome"
 cold_start.num_demonstrations = 0
 evaluation = { num_tasks = 8, num_untouched_tasks = 0 }
 """
