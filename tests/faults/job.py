@@ -34,12 +34,16 @@ class Job:
     logged_before: int = 0
     longest_silence_s: float = 0.0
 
+    @property
+    def resume(self) -> Sequence[str]:
+        """The command that continues the run."""
+        return [sys.executable, "-m", "ray_jobs.cli", "resume", str(self.folder)]
+
     def ensure_running(self) -> None:
         """Start the job, or resume it if it ended early."""
         if self.finished or self.runs:
             return
-        resume = (sys.executable, "-m", "ray_jobs.cli", "resume", str(self.folder))
-        command = resume if (self.folder / "config.json").exists() else self.start
+        command = self.resume if (self.folder / "config.json").exists() else self.start
         self.logged_before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
