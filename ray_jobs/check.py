@@ -123,7 +123,9 @@ def _reward(tasks: Sequence[Task]) -> Found:
             names = ("reference answer", "wrong answer", "empty answer")
             shown = zip(scores, names, (right, wrong, ""), strict=True)
             yield ", ".join(f"{score} for the {name} {answer!r:.40}" for score, name, answer in shown), False
-    if not differ and not any(reads_turns(task.scorer) for task in tasks):
+    # The references of other scorers are checked before, and the one of a game is no answer.
+    custom = [task.scorer for task in tasks if ":" in (task.scorer or "")]
+    if custom and not differ and not any(map(reads_turns, custom)):
         yield (
             f"the reward of the reference answer is that of a wrong one in all of {len(tasks)} tasks: nothing to learn",
             True,

@@ -106,6 +106,11 @@ def test_generated_tasks_are_solved_by_their_plans(check):
     assert sum("score 1.0" in line for line in lines) == 2
 
 
+def test_reference_that_is_no_answer_is_no_problem(check):
+    code, problems, _ = check("envs.mix={game24=1.0}", 'envs.actions=["code", "answer"]', own=False)
+    assert (code, problems) == (0, [])
+
+
 def test_settings_are_printed_on_request_only(check):
     assert not any(line.startswith("num_steps") for line in check(NO_SEARCH)[2])
     assert any(line.startswith("num_steps") for line in check(NO_SEARCH, "--print")[2])
