@@ -43,7 +43,8 @@ def make_group(name, *scores, task=PLANNED, scored=True):
 
 def watch(monkeypatch, groups, *, step, prm):
     monkeypatch.setattr("ray_jobs.prm.ray.get", lambda answers: answers)
-    run = SimpleNamespace(config=RunConfig(), supervisor=SimpleNamespace(prm=prm))
+    config = RunConfig(reward={"credit": "outcome_gated"})
+    run = SimpleNamespace(config=config, supervisor=SimpleNamespace(prm=prm))
     return watch_prm(run, iter(groups), step, 0.5)
 
 
