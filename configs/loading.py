@@ -80,7 +80,7 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
             value = tomllib.loads(f"value = {text}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             value = text  # a bare text is a string
-        _set(values, key, value)
+        set_value(values, key, value)
     try:
         config = _validated(values, written)
     except ValidationError as error:
@@ -102,7 +102,7 @@ def _validated(values: dict[str, object], written: Mapping[str, str]) -> RunConf
         if not texts:
             raise
         for key in texts:
-            _set(values, key, written[key])
+            set_value(values, key, written[key])
         return RunConfig.model_validate(values)
 
 
@@ -143,7 +143,8 @@ def _read(path: Path) -> dict[str, object]:
         raise UserError(f"recipe '{path}' is not {'a JSON object' if in_json else 'TOML'}: {reason(error)}") from None
 
 
-def _set(values: dict[str, object], key: str, value: object) -> None:
+def set_value(values: dict[str, object], key: str, value: object) -> None:
+    """Set the value of a dotted key in nested tables. Raise UserError where a part of it is no table."""
     *parents, leaf = key.split(".")
     table = values
     for parent in parents:
@@ -167,8 +168,7 @@ def _describe(detail: ErrorDetails) -> str:
         last, inside = key.rpartition(".")[2], detail.get("input")
         while isinstance(inside, dict) and len(inside) == 1:
             ((last, inside),) = inside.items()
-        elsewhere = ELSEWHERE.get(last, "")
-        if elsewhere and elsewhere != key:
+        if elsewhere := ELSEWHERE.get(last):
             return f"unknown key '{key}': here it is {elsewhere}"
         near = did_you_mean(key, known) or "; `agentflow check --print` prints every key that exists"
         return f"unknown key '{key}'{near}"

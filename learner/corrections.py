@@ -77,8 +77,8 @@ def off_policy_sums(
 
     All tensors are `[B, T]`; `ages` are the train steps since the weights that sampled the token. The mismatch is k3 =
     exp(d) - d - 1 with d = learner - rollout log-prob, an estimate of KL(rollout || learner) in nats. At age 0 it is
-    numerical or a fault; at `_stale` tokens, which are older, it includes staleness. The
-    entropy is minus the log-prob of the loss tokens, whose mean over samples is the entropy of the sampler.
+    numerical or a fault; at `_stale` tokens, which are older, it includes staleness. The entropy is minus the log-prob
+    of the loss tokens, whose mean over samples is the entropy of the sampler.
     """
     mask = loss_mask.bool()
     with torch.no_grad():

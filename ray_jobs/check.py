@@ -124,7 +124,7 @@ def _reward(tasks: Sequence[Task]) -> Found:
             shown = zip(scores, names, (right, wrong, ""), strict=True)
             yield ", ".join(f"{score} for the {name} {answer!r:.40}" for score, name, answer in shown), False
     # The references of other scorers are checked before, and the one of a game is no answer.
-    custom = [task.scorer for task in tasks if ":" in (task.scorer or "")]
+    custom = [task.scorer for task in tasks if task.scorer and ":" in task.scorer]
     if custom and not differ and not any(map(reads_turns, custom)):
         yield (
             f"the reward of the reference answer is that of a wrong one in all of {len(tasks)} tasks: nothing to learn",

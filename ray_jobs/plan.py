@@ -8,8 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from operator import getitem
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -18,6 +17,7 @@ from rich.table import Table
 from configs.base import fastest_precision
 from configs.errors import UserError
 from configs.learner import LOGIT_CHUNK_TOKENS
+from configs.loading import set_value
 from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
 from learner.packing import BLOCK_NODES
 from ray_jobs.run.model_folder import ModelShape, find_shape
@@ -383,8 +383,7 @@ def _changed(config: RunConfig, changes: Mapping[str, object]) -> RunConfig:
     """Return the config with other values of some settings. Raises ValidationError."""
     values = config.model_dump(mode="json")
     for key, value in changes.items():
-        *tables, last = key.split(".")
-        reduce(getitem, tables, values)[last] = value
+        set_value(values, key, value)
     return RunConfig.model_validate(values)
 
 

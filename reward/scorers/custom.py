@@ -77,21 +77,17 @@ class CustomTurnScorer:
 def scorer_of(source: str) -> Scorer:
     """Return the function as one of task, answer and turns. Raise OwnCodeError if it cannot be called so."""
     function = load_own(source, key="scorer")
-    try:
-        inspect.signature(function).bind("task", "answer", "turns")
-    except (TypeError, ValueError):
-        check_call(function, source, key="scorer", takes="task, answer")
-        return lambda task, answer, turns: function(task, answer)
-    return function
+    if reads_turns(source):
+        return function
+    check_call(function, source, key="scorer", takes="task, answer")
+    return lambda task, answer, turns: function(task, answer)
 
 
-def reads_turns(source: str | None) -> bool:
+def reads_turns(source: str) -> bool:
     """Return whether a custom scorer also takes what the agent did, and not its answer alone."""
-    if source is None or ":" not in source:
-        return False
     try:
         inspect.signature(load_own(source, key="scorer")).bind("task", "answer", "turns")
-    except TypeError:
+    except (TypeError, ValueError):
         return False
     return True
 
