@@ -54,6 +54,22 @@ async def load(engine, adapter):
     return await engine.load_adapter(adapter.policy_version, adapter.data)
 
 
+async def load_after(engine, num_tokens, num_requests, adapter):
+    """Load an adapter as soon as `num_requests` running requests have sampled `num_tokens` each.
+
+    The engine's thread steps and loads in one command, so that no request ends before however slow the test is.
+    """
+    load_now = await engine.prepare_adapter(adapter.policy_version, adapter.data)
+
+    def step_and_load():
+        while sum(one.num_output_tokens >= num_tokens for one in engine._scheduler.running) < num_requests:
+            assert engine._open
+            engine._step()
+        load_now()
+
+    await asyncio.wrap_future(engine._commands.submit(step_and_load))
+
+
 async def load_base(engine):
     """Finish the open requests and sample with the untouched model again."""
 
@@ -121,14 +137,3 @@ def without_ends(monkeypatch):
         return params
 
     monkeypatch.setattr(vllm_engine, "sampling_params", endless)
-
-
-async def until_sampled(engine, num_tokens, num_requests=1):
-    """Wait until `num_requests` running requests have sampled `num_tokens` each."""
-
-    def num_reached():
-        return sum(one.num_output_tokens >= num_tokens for one in list(engine._scheduler.running))
-
-    async with asyncio.timeout(120):
-        while num_reached() < num_requests:  # noqa: ASYNC110 (nothing tells of a step)
-            await asyncio.sleep(0.002)
