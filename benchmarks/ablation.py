@@ -1,121 +1,115 @@
-"""Process credit against outcome credit: arms that differ in the credit alone, from the same cold start, over seeds.
+"""Credit of groups without a right attempt: `reward.credit.all_wrong` as drop, uniform and critic, over seeds.
 
-    python -m benchmarks.ablation --out runs/ablation [--seeds 3] [key=value ...]
+    python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms drop,critic]
 
-For each seed the recipe `prm_cpu` runs completely: this is the first arm. Every other arm continues from a copy of that
-run as it was before RL. All arms of a seed make the same number of train steps of equally many groups and are evaluated
-on the same held-out tasks. Finished runs are not repeated.
+The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
+number of train steps of equally many groups with signal; groups without a right attempt are trained next to these, so
+that no arm makes more steps per sampled token. The families have equal shares and no task is repeated.
 
-    process       the recipe: outcome and process rewards.
-    outcome only  outcome rewards alone.
-    random PRM    a PRM of the same network whose head has random weights.
-    lenient PRM   a PRM trained on labels that give useless steps (thoughts, repeated steps) a score of 1.
+    demo_cpu   the demo
+    depth_cpu  a deep cold start, of whose first attempts at three lookups and chains 0.1 to 3% are right
+
+End points, fixed beforehand: the greedy solve rate of each family after RL, and the sampled tokens until every family
+is solved in half of the attempts while sampling (`solved/FAMILY`, the last 64 attempts at new tasks).
+
+Each finished run appends a row to `--rows`, and the table of all rows is printed. Finished runs are not repeated.
 """
 
 import argparse
+import json
+import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.runs import agentflow, compare_after_rl, copy_before_rl, train, train_steps
-from configs.loading import load_run_config
-from configs.run import RunConfig
+from benchmarks.runs import train, train_steps
 from ray_jobs.evaluation import evaluation_in
-from ray_jobs.statistics import wilson_interval
 
-RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "prm_cpu.toml"
-ARMS = ("process", "outcome only", "random PRM", "lenient PRM")
-WINDOW = 3
-"""Train steps over which a sampled solve rate is averaged."""
+RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
+ARMS = ("drop", "uniform", "critic")
+COMMON = ("envs.choice=mix", "evaluation.num_tasks=120", "evaluation.num_untouched_tasks=0")
+OVERRIDES = {
+    "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}",),
+    "depth_cpu": (
+        "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
+        "cold_start.wrong_share=0.91",
+        "max_empty_batches=300",
+    ),
+}
+HALF = 0.5
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the recipe in every arm")
+    parser.add_argument("--recipe", choices=OVERRIDES, default="demo_cpu")
+    parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7")
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--rows", type=Path, default=Path(__file__).parent / "measured" / "ablation.jsonl")
     options = parser.parse_args()
-    for seed in range(options.seeds):
-        for arm in ARMS:
-            run_arm(options.out, seed, arm, options.overrides)
-    print(table(options.out, options.seeds))
+    recipe, common = RECIPES / f"{options.recipe}.toml", (*COMMON, *OVERRIDES[options.recipe])
+    for seed in map(int, options.seeds.split(",")):
+        base = options.out / f"{options.recipe}-{seed}-{ARMS[0]}"
+        for arm in options.arms.split(","):
+            folder = options.out / f"{options.recipe}-{seed}-{arm}"
+            if (folder / "summary.json").exists():
+                continue
+            credit = f'reward.credit={{type="outcome", all_wrong="{arm}"}}'
+            train(recipe, folder, (f"seed={seed}", credit, *common), start_from=None if arm == ARMS[0] else base)
+            with options.rows.open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
+    print(table([json.loads(line) for line in options.rows.read_text(encoding="utf-8").splitlines()]))
 
 
-def folder_of(out: Path, seed: int, arm: str) -> Path:
-    return out / f"seed-{seed}-{arm.replace(' ', '-')}"
+def row_of(folder: Path) -> dict[str, Any]:
+    """Return the results of a finished run."""
+    held_out: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for item in evaluation_in(folder, "eval_after").items:
+        held_out[item.dataset][0] += item.solved
+        held_out[item.dataset][1] += 1
+    tokens, to_half = 0.0, None
+    steps = train_steps(folder)
+    for step in steps:
+        tokens += step["rollout/sampled_tokens"] * step["rollout/trajectories"]
+        if to_half is None and min(step.get(f"solved/{family}", 0.0) for family in held_out) >= HALF:
+            to_half = round(tokens)
+    aurocs = [step["credit/critic_auroc"] for step in steps if "credit/critic_auroc" in step]
+    return {
+        "held_out": held_out,
+        "sampled": {family: steps[-1].get(f"solved/{family}") for family in held_out},
+        "tokens_to_half": to_half,
+        "tokens": round(tokens),
+        "attempts": round(sum(step["rollout/trajectories"] for step in steps)),
+        "wrong_groups": round(sum(step.get("credit/wrong_groups", 0.0) for step in steps)),
+        "critic_auroc": aurocs and round(statistics.mean(aurocs), 3),
+        "step_s": round(statistics.median(step["time/step_s"] for step in steps), 1),
+    }
 
 
-def run_arm(out: Path, seed: int, arm: str, overrides: Sequence[str]) -> None:
-    """Run one arm of one seed, or continue it where it was interrupted."""
-    folder, base = folder_of(out, seed, arm), folder_of(out, seed, ARMS[0])
-    own = [f"seed={seed}", *overrides, *(["reward.credit=outcome"] if arm == "outcome only" else [])]
-    if arm in ("process", "outcome only"):
-        train(RECIPE, folder, own, start_from=None if arm == "process" else base)
-        return
-    if not (folder / "config.json").exists():
-        config = load_run_config(RECIPE, [f"name={folder.name}", f"output_dir={out}", *own])
-        copy_before_rl(base, folder, config.model_dump(mode="json"))
-        replace_prm(config, folder, lenient=arm == "lenient PRM")
-    if not (folder / "summary.json").exists():
-        agentflow("resume", str(folder))
-
-
-def replace_prm(config: RunConfig, folder: Path, *, lenient: bool) -> None:
-    """Save a PRM with a random head, or one trained on lenient labels, as the PRM of the run."""
-    import torch
-
-    from ray_jobs.prm import CollectedGroups, labels_of
-    from ray_jobs.run.model_folder import resolve_model
-    from reward.labels import read_labels
-    from reward.labels.plan import HARMLESS, REPEATED
-    from reward.prm.model import ProcessRewardModel
-    from reward.prm.training import prm_data, train_prm
-
-    prm = ProcessRewardModel(resolve_model(config.prm.model_path), config.prm, seed=config.seed)
-    if lenient:
-        labels = labels_of(config.label, read_labels(folder / "labels.jsonl"))
-        labels = [replace(label, score=1.0) if label.score in (HARMLESS, REPEATED) else label for label in labels]
-        collected = list(CollectedGroups(folder / "collected").trajectories())
-        steps = prm_data(collected, labels).train
-        for _ in train_prm(prm, steps, seed=config.seed):
-            pass
-    else:
-        torch.manual_seed(config.seed)
-        torch.nn.init.normal_(prm.head.weight, std=2 / prm.backbone.hidden_size**0.5)
-    prm.save(folder / "prm", kind_of_prm="lenient" if lenient else "random")
-
-
-def sampled_rates(folder: Path) -> Iterator[tuple[float, float]]:
-    """Yield (trajectories so far, solve rate while sampling over the last WINDOW steps)."""
-    rows, total = train_steps(folder), 0.0
-    for index, row in enumerate(rows):
-        total += row["rollout/trajectories"]
-        window = rows[max(0, index - WINDOW + 1) : index + 1]
-        solved = sum(one["rollout/solve_rate"] * one["rollout/trajectories"] for one in window)
-        yield total, solved / sum(one["rollout/trajectories"] for one in window)
-
-
-def table(out: Path, seeds: int) -> str:
-    """Return one row per arm: solve rates, the paired difference to the first arm, and the sampling it needed."""
-    lines = [
-        "| arm | solved after RL, by seed | all seeds, 95% interval | against the first arm, paired | "
-        "trajectories until the first arm's last sampled rate |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    first = [folder_of(out, seed, ARMS[0]) for seed in range(seeds)]
-    targets = [list(sampled_rates(folder))[-1][1] for folder in first]
-    for arm in ARMS:
-        folders = [folder_of(out, seed, arm) for seed in range(seeds)]
-        solved = [list(evaluation_in(folder, "eval_after").solved.values()) for folder in folders]
-        low, high = wilson_interval(sum(map(sum, solved)), sum(map(len, solved)))
-        difference = "" if arm == ARMS[0] else compare_after_rl(first, folders).verdict
-        reached = [
-            next((f"{total:.0f}" for total, rate in sampled_rates(folder) if rate >= target), "not reached")
-            for folder, target in zip(folders, targets, strict=True)
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line per recipe and arm. Tokens are compared with `drop` on the seeds in which both arms get to half."""
+    lines = ["| recipe | arm | seeds | held out, by family | every family at half | tokens, times fewer than drop |"]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for recipe, arm in sorted({(row["recipe"], row["arm"]) for row in rows}):
+        own = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, arm)}
+        base = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, ARMS[0])}
+        families = next(iter(own.values()))["held_out"]
+        rates = {
+            family: sum(row["held_out"][family][0] for row in own.values())
+            / sum(row["held_out"][family][1] for row in own.values())
+            for family in families
+        }
+        reached = [seed for seed, row in own.items() if row["tokens_to_half"]]
+        logs = [
+            math.log(base[seed]["tokens_to_half"] / own[seed]["tokens_to_half"])
+            for seed in reached
+            if arm != ARMS[0] and seed in base and base[seed]["tokens_to_half"]
         ]
-        rates = ", ".join(f"{statistics.mean(one):.1%}" for one in solved)
-        lines.append(f"| {arm} | {rates} | {low:.1%} to {high:.1%} | {difference} | {', '.join(reached)} |")
+        ratio = f"{math.exp(statistics.mean(logs)):.2f} ({len(logs)} seeds)" if logs else ""
+        shown = ", ".join(f"{family} {rate:.0%}" for family, rate in rates.items())
+        lines.append(f"| {recipe} | {arm} | {len(own)} | {shown} | {len(reached)} of {len(own)} | {ratio} |")
     return "\n".join(lines)
 
 

@@ -227,18 +227,28 @@ def _draw_loads(rng: random.Random, goods: Goods, count: int) -> list[tuple[Item
 
 
 def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
-    """Draw a sum or a difference of two loads; the heavier load comes first in a difference."""
+    """Draw a sum of two loads."""
+    (item, n), (other, m) = loads = _draw_loads(rng, goods, 2)
+    question = rng.choice(_TOTAL_PHRASINGS).format(n=n, name=item.name, m=m, other=other.name)
+    return _loads_problem(loads, question, "+")
+
+
+def draw_difference(rng: random.Random, goods: Goods) -> Problem:
+    """Draw a difference of two loads, the heavier one first."""
     loads = _draw_loads(rng, goods, 2)
-    difference = rng.random() < 0.5
-    if difference:
-        loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
+    loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
     (item, n), (other, m) = loads
-    sign, phrasings = ("-", _DIFFERENCE_PHRASINGS) if difference else ("+", _TOTAL_PHRASINGS)
+    question = rng.choice(_DIFFERENCE_PHRASINGS).format(n=n, name=item.name, m=m, other=other.name)
+    return _loads_problem(loads, question, "-")
+
+
+def _loads_problem(loads: Sequence[tuple[Item, int]], question: str, sign: str) -> Problem:
+    """Return a problem that is solved by a search per load and one code call."""
     return _search_problem(
-        [item, other],
-        question=rng.choice(phrasings).format(n=n, name=item.name, m=m, other=other.name),
-        thought="Subtract the second load." if difference else "Add the loads.",
-        source=f"{n}*{item.weight_kg}{sign}{m}*{other.weight_kg}",
+        [item for item, _ in loads],
+        question=question,
+        thought="Add the loads." if sign == "+" else "Subtract the second load.",
+        source=sign.join(f"{n}*{item.weight_kg}" for item, n in loads),
     )
 
 
@@ -252,12 +262,8 @@ _THREE_PHRASINGS = (
 def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
     """Draw a sum of three loads: three searches before one code call."""
     loads = _draw_loads(rng, goods, 3)
-    return _search_problem(
-        [item for item, _ in loads],
-        question=rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads)),
-        thought="Add the loads.",
-        source="+".join(f"{n}*{item.weight_kg}" for item, n in loads),
-    )
+    question = rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads))
+    return _loads_problem(loads, question, "+")
 
 
 _BRANCH_PHRASINGS = (
@@ -299,6 +305,7 @@ FAMILIES: dict[str, Callable[[random.Random, Goods], Problem]] = {
     "arith": draw_arith,
     "lookup": draw_lookup,
     "two_lookup": draw_two_lookup,
+    "difference": draw_difference,
     "three_lookup": draw_three_lookup,
     "chain": draw_chain,
     "branch": draw_branch,

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from statistics import fmean
 
 import pytest
 
@@ -23,6 +22,7 @@ ACTIONS = {
     "arith": "code answer",
     "lookup": "search code answer",
     "two_lookup": "search search code answer",
+    "difference": "search search code answer",
     "three_lookup": "search search search code answer",
     "chain": "search search code answer",
     "branch": "code code answer",
@@ -78,7 +78,7 @@ def test_plan_has_the_steps_of_its_family_and_gives_the_answer(family):
         assert all(2 <= len(step.thought.split()) <= 6 for step in plan)
 
 
-@pytest.mark.parametrize("family", ["lookup", "two_lookup", "three_lookup", "chain"])
+@pytest.mark.parametrize("family", ["lookup", "two_lookup", "difference", "three_lookup", "chain"])
 def test_code_of_a_lookup_uses_the_weights_that_its_searches_find(family):
     passages = {link.name: link.passage for link in build_catalogue()["train"].links}
     for generated in drawn(family):
@@ -172,6 +172,7 @@ def test_mix_needs_positive_weights(mix):
         ("arith", {"answer", "code answer"}),
         ("lookup", {"answer", "code answer", "search answer", "search code answer"}),
         ("two_lookup", {"answer", "search code answer", "search search code answer"}),
+        ("difference", {"answer", "search code answer", "search search code answer"}),
         ("three_lookup", {"answer", *(f"{'search ' * count}code answer" for count in (1, 2, 3))}),
         ("chain", {"answer", "search search answer", "search code answer", "search search code answer"}),
         ("branch", {"answer", "code answer", "code code answer"}),
@@ -190,11 +191,10 @@ def test_wrong_plan_ends_in_a_wrong_answer_that_its_steps_support(family, wrong_
 
 def test_most_wrong_plans_for_a_difference_and_none_for_a_sum_subtract_after_one_search():
     rng = random.Random(0)
-    subtract = {"-": [], "+": []}
-    for generated in drawn("two_lookup", count=1000):
-        wrong = wrong_plan(generated.plan, rng)
-        one_search = [step.action for step in wrong] == ["search", "code", "answer"]
-        sign = "-" if "-" in generated.plan[-2].action_input else "+"
-        subtract[sign].append(one_search and "-" in wrong[1].action_input)
-    assert 0.85 < fmean(subtract["-"]) < 0.95
-    assert not any(subtract["+"])
+    share = {}
+    for family in ("difference", "two_lookup"):
+        wrong = [wrong_plan(generated.plan, rng) for generated in drawn(family, count=500)]
+        subtract = [one for one in wrong if len(one) == 3 and one[0].action == "search" and "-" in one[1].action_input]
+        share[family] = len(subtract) / 500
+    assert 0.85 < share["difference"] < 0.95
+    assert share["two_lookup"] == 0

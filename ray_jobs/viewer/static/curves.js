@@ -15,8 +15,8 @@ const SECTIONS = [
     ["Tokens without gradient", "Share of trained tokens outside the trust region.", { "policy/clip_high": "pushed up", "policy/clip_low": "pushed down" }],
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
     ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong", "groups/unscored": "unscored" }],
-    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
-    ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
+    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/difference": "difference", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
+    ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/difference": "difference", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Can the process reward model be trusted?", [
