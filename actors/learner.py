@@ -1,7 +1,7 @@
 """The learner as actors: a process for each of its ranks (in most runs one), and one for shared base weights."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from learner.learner import Learner
 from learner.optim import Ranks, join
 from learner.packing import build_batch, group_samples, samples_of
 from learner.types import StepResult
-from reward.labels.plan import fresh_error
+from reward.prm.evidence import weight_of
 from reward.prm.quality import critic_quality
 from rollout.codec import decode_group
 from rollout.engines.base_weights import BaseWeights, ExportedBase
@@ -84,17 +84,17 @@ class LearnerActor:
         if self._config.reward.all_wrong == "critic":
             self._learner.critic = Critic(self._learner.policy, microbatch_tokens=config.microbatch_tokens)
 
-    def train_step(self, batch: Batch, *, prm_weight: float) -> StepResult:
+    def train_step(self, batch: Batch, *, weights: Mapping[str, float]) -> StepResult:
         """Train on the groups of a batch, and those without a right attempt that ride along (`wrong_share`).
 
-        `prm_weight` is the weight of step scores in the advantages.
+        `weights` are those of step scores in the advantages, by family.
         """
         config = self._config
         decoded = list(map(decode_group, ray.get([*batch.refs, *batch.wrong])))
         groups, wrong = decoded[: len(batch.refs)], decoded[len(batch.refs) :]
         values = self._learner.values(decoded)
         for group in groups:
-            assign_credit(group, scheme=config.reward.credit.type, prm_weight=prm_weight)
+            assign_credit(group, scheme=config.reward.credit.type, weight=weight_of(group, weights))
         for group in wrong:
             assign_wrong_credit(group, values)
         settings: Any = {"temperature": config.rollout.temperature, "version_ages": batch.version_ages}
@@ -103,7 +103,7 @@ class LearnerActor:
         share = wrong_share(samples, riding)
         samples += [replace(sample, advantages=np.float32(share) * sample.advantages) for sample in riding]
         result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
-        metrics = {**result.metrics, **fresh_error(groups), **critic_quality(decoded, values)}
+        metrics = {**result.metrics, **critic_quality(decoded, values)}
         if config.reward.all_wrong != "drop":
             metrics |= {"credit/wrong_groups": float(len(wrong)), "credit/wrong_share": share}
         return replace(result, metrics=metrics, values=values, wrong_share=share)

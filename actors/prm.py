@@ -12,7 +12,6 @@ from actors.heartbeat import Watched
 from configs.api_keys import redact_output
 from configs.reward import PrmConfig
 from reward.judging import PrmError
-from reward.prm.decoys import canaries
 from reward.prm.model import ProcessRewardModel
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import LabelledStep, train_prm
@@ -112,11 +111,6 @@ class PrmActor(Watched):
                 f"{digest[:12]}: its node does not see '{self._trained}'"
             )
         return await self._scorer.score_group(group)
-
-    async def score_canaries(self, step: StepText) -> dict[str, float | None]:
-        """Return the score of every junk decision that replaces the decision of this step."""
-        junk = canaries(step)
-        return dict(zip(junk, await self._scorer.score(list(junk.values())), strict=True))
 
 
 class RemotePrm:

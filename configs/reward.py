@@ -116,7 +116,7 @@ class OutcomeCenteredConfig(Config):
 
 
 class OutcomeGatedConfig(Config):
-    """Credit by the outcome and the step's PRM score in groups whose outcomes differ; without scores, `outcome`."""
+    """Credit by the outcome and, where outcomes differ, by a step's score against its siblings' in the same state."""
 
     type: Literal["outcome_gated"] = "outcome_gated"
     prm_path: OwnPath | None = None
@@ -125,7 +125,8 @@ class OutcomeGatedConfig(Config):
     """`module:name` of a custom function that scores turns instead of a PRM: name(task, answer, turns) returns a list
     with a number from 0 to 1, or None, for each turn. None uses a PRM."""
     prm_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Weight of the step scores; alarms lower it, and it never rises above this."""
+    """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
+    attempts end, which is measured in every batch, and none without this evidence."""
 
     @model_validator(mode="after")
     def _has_one_source_of_scores(self) -> "OutcomeGatedConfig":

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import combinations, pairwise, zip_longest
 
 import numpy as np
 
@@ -18,7 +18,7 @@ VALID_FLOOR = 0.05
 UNIFORM = -0.35
 """Advantage of every step of a group without a right attempt, without a critic."""
 GAIN_WEIGHT, GAIN_FLOOR, GAIN_CLIP = 0.5, 0.15, 2.0
-"""Of a step's gain in value: weight, least scale of a group, and bound in scales."""
+"""Weight of a critic's gains, and for any gains the least scale of a group and their bound in scales."""
 WRONG_SHARE = 0.5
 """Most sum of absolute advantages of tokens in groups without a right attempt, relative to that of all others."""
 
@@ -58,39 +58,86 @@ def group_centered(rewards: Sequence[float | None]) -> list[float]:
     return [0.0 if reward is None else reward - mean for reward in rewards]
 
 
-def outcome_gated(
-    outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]], *, weight: float = 0.5
-) -> list[list[float]]:
-    """Return the advantage of each step: z(outcome) + weight * (score - pool mean) / (pool std + EPS).
+def scaled(gains: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the gains of a group's steps, one list per trajectory, in units of their scale and clipped to `GAIN_CLIP`.
 
-    z is `group_normalized` over the trajectories; the pool is every scored step of the group's scored
-    trajectories. `outcomes` holds one number per trajectory, `step_scores` one list of step scores per
-    trajectory; returns the shape of `step_scores`. The outcome is the gate: a group without a difference in
-    outcomes gets zeros, however the scores differ, so that pleasing the scorer alone is never reinforced. A step
-    without a score (None) keeps the outcome's part only; with `weight` 0, or no scores at all, the result is the
-    outcome broadcast exactly. Trajectories without an outcome (None) get zeros and stay out of every statistic.
+    The scale is the root mean square of the gains that are not 0, at least `GAIN_FLOOR`.
     """
-    outcome_part = group_normalized(outcomes)
-    if not any(outcome_part):
-        return [[0.0] * len(steps) for steps in step_scores]
-    scored = [
-        steps if outcome is not None else [None] * len(steps)
-        for outcome, steps in zip(outcomes, step_scores, strict=True)
-    ]
-    local = pooled(scored)
+    squares = [gain**2 for steps in gains for gain in steps if gain]
+    scale = max(math.sqrt(math.fsum(squares) / len(squares)), GAIN_FLOOR) if squares else GAIN_FLOOR
+    return [[min(max(gain / scale, -GAIN_CLIP), GAIN_CLIP) for gain in steps] for steps in gains]
+
+
+def state_means(
+    states: Sequence[Sequence[Hashable]], scores: Sequence[Sequence[float | None]]
+) -> list[list[float | None]]:
+    """Return the mean score of the steps of a group that were decided in the state of each step; None without a score.
+
+    Takes and returns one list per trajectory. Scores are never compared over states: what is pooled over a group
+    rewards positions that score high (a search above every answer), not decisions.
+    """
+    made: dict[Hashable, list[float]] = defaultdict(list)
+    for states_of, scores_of in zip(states, scores, strict=True):
+        for state, score in zip(states_of, scores_of, strict=True):
+            if score is not None:
+                made[state].append(score)
     return [
-        [part + weight * step if weight else part for step in steps]
-        for part, steps in zip(outcome_part, local, strict=True)
+        [
+            None if score is None else math.fsum(made[state]) / len(made[state])
+            for state, score in zip(*pair, strict=True)
+        ]
+        for pair in zip(states, scores, strict=True)
     ]
 
 
-def pooled(step_scores: Sequence[Sequence[float | None]]) -> list[list[float]]:
-    """Compare every step with all of its group: (score - pool mean) / (pool std + EPS), in the same shape.
+def outcome_gated(
+    outcomes: Sequence[float | None],
+    states: Sequence[Sequence[Hashable]],
+    scores: Sequence[Sequence[float | None]],
+    *,
+    weight: float,
+) -> list[list[float]]:
+    """Return the advantage of each step: z(outcome) + weight * D(score - mean score in the step's state).
 
-    The statistics and their guards are those of `group_normalized`; None is an unscored step, and gets 0.
+    z is `group_normalized` over the trajectories, D is `scaled`. `outcomes` holds one number per trajectory, `states`
+    and `scores` one list per trajectory; returns their shape. The outcome is the gate: a group without a difference in
+    outcomes gets zeros. A step without a score, or with the scores of its siblings in the same state, keeps the
+    outcome's part only, and with `weight` 0 the result is the outcome broadcast exactly. A trajectory without an
+    outcome has no scores, and gets zeros.
     """
-    rest = iter(group_normalized([score for steps in step_scores for score in steps]))
-    return [[next(rest) for _ in steps] for steps in step_scores]
+    parts = group_normalized(outcomes)
+    if not any(parts):
+        return [[0.0] * len(steps) for steps in scores]
+    means = state_means(states, scores)
+    gains = scaled(
+        [
+            [0.0 if score is None or mean is None else score - mean for score, mean in zip(*pair, strict=True)]
+            for pair in zip(scores, means, strict=True)
+        ]
+    )
+    return [
+        [part + weight * gain if weight else part for gain in steps] for part, steps in zip(parts, gains, strict=True)
+    ]
+
+
+def share_in_order(group: Group) -> float | None:
+    """Return how often step scores order two decisions in one state as their attempts ended; 0.5 is chance.
+
+    The pairs are of attempts that decided differently after the same prompt, token for token, and have different
+    outcomes; equal scores count half. None without a pair.
+    """
+    made: dict[bytes, list[tuple[Hashable, float, float]]] = defaultdict(list)
+    for trajectory in group.trajectories:
+        for turn in trajectory.planner_turns:
+            if turn.score is not None and trajectory.outcome is not None:
+                made[turn.prompt].append((_decision(turn), turn.score, trajectory.outcome))
+    wins = [
+        0.5 if score == other_score else float((score > other_score) == (outcome > other_outcome))
+        for steps in made.values()
+        for (decision, score, outcome), (other, other_score, other_outcome) in combinations(steps, 2)
+        if decision != other and outcome != other_outcome
+    ]
+    return math.fsum(wins) / len(wins) if wins else None
 
 
 def map_score(raw: float, *, valid: bool) -> float:
@@ -122,19 +169,24 @@ def step_rewards(group: Group) -> list[list[float | None]]:
     ]
 
 
-def turn_advantages(group: Group, *, scheme: Scheme, prm_weight: float) -> list[list[float]]:
+def states_of(group: Group) -> list[list[Hashable]]:
+    """Return the state of each planner turn: its prompt, token for token."""
+    return [[turn.prompt for turn in trajectory.planner_turns] for trajectory in group.trajectories]
+
+
+def turn_advantages(group: Group, *, scheme: Scheme, weight: float) -> list[list[float]]:
     """Return one advantage per planner turn of each trajectory.
 
     outcome: every turn carries its trajectory's group-normalised total reward; the statistics are over the G
         trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
     outcome_centered: that, not divided by the group's deviation (Dr. GRPO, arXiv 2503.20783, section 3.2).
-    outcome_gated: `outcome`, plus `prm_weight` times the step's score against the pool of the group's steps.
+    outcome_gated: `outcome`, plus `weight` times the step's score against those of its siblings in the same state.
 
     Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a total reward get
     zeros, and so do turns that are not trainable.
     """
     if scheme == "outcome_gated":
-        advantages = outcome_gated(group.totals, step_rewards(group), weight=prm_weight)
+        advantages = outcome_gated(group.totals, states_of(group), step_rewards(group), weight=weight)
     else:
         normalize = group_centered if scheme == "outcome_centered" else group_normalized
         advantages = [
@@ -151,23 +203,18 @@ def wrong_advantages(group: Group, values: Mapping[str, Sequence[float]]) -> lis
     """Return one advantage per planner turn of each trajectory of a group in which no attempt is right.
 
     With the critic's values V by trajectory, a turn's gain is V(next) - V(here), the last one's the outcome - V(here).
-    Gains are divided by their root mean square over the group, or `GAIN_FLOOR` if that is larger, clipped to
-    `GAIN_CLIP`, and weighted with `GAIN_WEIGHT`. Without values every turn gets `UNIFORM`. Turns that are not trainable
-    and trajectories without a total reward get 0.
+    Gains are `scaled` and weighted with `GAIN_WEIGHT`. Without values every turn gets `UNIFORM`. Turns that are not
+    trainable and trajectories without a total reward get 0.
     """
-    gains = [
-        [then - here for here, then in pairwise((*values.get(attempt.id, ()), attempt.outcome or 0.0))]
-        for attempt in group.trajectories
-    ]
-    squares = [gain**2 for attempt in gains for gain in attempt]
-    scale = max(math.sqrt(math.fsum(squares) / len(squares)), GAIN_FLOOR) if squares else GAIN_FLOOR
+    gains = scaled(
+        [
+            [then - here for here, then in pairwise((*values.get(attempt.id, ()), attempt.outcome or 0.0))]
+            for attempt in group.trajectories
+        ]
+    )
     return [
         [
-            0.0
-            if attempt.total is None or not turn.trainable
-            else GAIN_WEIGHT * min(max(gain / scale, -GAIN_CLIP), GAIN_CLIP)
-            if gain is not None
-            else UNIFORM
+            0.0 if attempt.total is None or not turn.trainable else UNIFORM if gain is None else GAIN_WEIGHT * gain
             for turn, gain in zip_longest(attempt.planner_turns, of_attempt)
         ]
         for attempt, of_attempt in zip(group.trajectories, gains, strict=True)
@@ -180,8 +227,6 @@ def assign_wrong_credit(group: Group, values: Mapping[str, Sequence[float]], *, 
         scheme="critic" if values else "uniform",
         weight=share,
         totals=spread_of([total for total in group.totals if total is not None]),
-        scores=spread_of([]),
-        by_action={},
     )
     for attempt, advantages in zip(group.trajectories, wrong_advantages(group, values), strict=True):
         attempt.credit = credit
@@ -204,31 +249,25 @@ def note_values(group: Group, values: Mapping[str, Sequence[float]]) -> None:
             turn.value = value
 
 
-def assign_credit(group: Group, *, scheme: Scheme, prm_weight: float) -> None:
+def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:
     """Fill in the advantages of a group's turns and the parts that they are made of."""
     by_outcome: Scheme = "outcome_centered" if scheme == "outcome_centered" else "outcome"
     rewards = step_rewards(group)
-    advantages = turn_advantages(group, scheme=scheme, prm_weight=prm_weight)
-    outcomes = turn_advantages(group, scheme=by_outcome, prm_weight=0.0)
-    scores = [reward for steps in rewards for reward in steps if reward is not None]
-    # A step is credited against the pool of all actions, and some actions score higher than others.
-    by_action: dict[str, list[float]] = defaultdict(list)
-    for trajectory, steps in zip(group.trajectories, rewards, strict=True):
-        for turn, reward in zip(trajectory.planner_turns, steps, strict=True):
-            if turn.tool_call is not None and reward is not None:
-                by_action[turn.tool_call.name].append(reward)
-    in_force = scheme if scores else by_outcome
+    means = state_means(states_of(group), rewards)
+    advantages = turn_advantages(group, scheme=scheme, weight=weight)
+    outcomes = turn_advantages(group, scheme=by_outcome, weight=0.0)
+    in_force = scheme if any(reward is not None for steps in rewards for reward in steps) else by_outcome
     credit = GroupCredit(
         scheme=in_force,
-        weight=prm_weight if in_force == "outcome_gated" else 0.0,
+        weight=weight if in_force == "outcome_gated" else 0.0,
         totals=spread_of([total for total in group.totals if total is not None]),
-        scores=spread_of(scores),
-        by_action={action: spread_of(values) for action, values in by_action.items()},
     )
-    for trajectory, steps, values, parts in zip(group.trajectories, rewards, advantages, outcomes, strict=True):
+    for trajectory, steps, bases, values, parts in zip(
+        group.trajectories, rewards, means, advantages, outcomes, strict=True
+    ):
         trajectory.credit = credit
-        for turn, step, value, part in zip(trajectory.planner_turns, steps, values, parts, strict=True):
-            turn.step_reward, turn.advantage = step, value
+        for turn, step, base, value, part in zip(trajectory.planner_turns, steps, bases, values, parts, strict=True):
+            turn.step_reward, turn.state_mean, turn.advantage = step, base, value
             turn.outcome_part, turn.process_part = part, value - part
     _note_same_steps(group)
 

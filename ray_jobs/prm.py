@@ -1,17 +1,13 @@
-"""The process reward model (PRM): collected trajectories, labels of their steps, its training, and its canaries."""
+"""The process reward model (PRM): collected trajectories, labels of their steps, and its training."""
 
 import asyncio
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ray
-
-from actors.cluster import PART_LOST
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig
 from configs.run import RunConfig
@@ -27,7 +23,6 @@ from reward.judge_client import Bill
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
-from reward.prm.alarms import ALARM_WINDOW
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import num_batches, prm_data
@@ -317,27 +312,6 @@ def run_train_prm(config: RunConfig) -> None:
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}\nquality: {folder.quality}")
-
-
-def watch_prm(run: "Run", groups: Iterable[Group], step: int, prm_weight: float) -> dict[str, float]:
-    """Return metrics for the alarms: the weight of step scores and, once a window, the PRM's highest score of junk.
-
-    The junk decisions are scored in a context of each group that the PRM scored. Otherwise no group is read.
-    """
-    if (prm := run.supervisor.prm) is None or run.config.reward.prm is None:
-        return {"prm/weight": prm_weight} if run.config.reward.turn_scorer else {}
-    metrics = {"prm/weight": prm_weight}
-    if step % ALARM_WINDOW == 0:
-        firsts: list[StepText] = []
-        for group in groups:
-            scored = (step_texts(attempt) for attempt in group.trajectories if attempt.prm_digest is not None)
-            firsts += next((steps[:1] for steps in scored if steps), ())
-        # A PRM that was lost is being restarted; its canaries wait for the next window.
-        with suppress(*PART_LOST):
-            found = ray.get([prm.score_canaries.remote(first) for first in firsts])
-            worst = _highest(score for scores in found for score in scores.values())
-            metrics |= {} if worst is None else {"prm/canary_max": worst}
-    return metrics
 
 
 def _highest(scores: Iterable[float | None]) -> float | None:

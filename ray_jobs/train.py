@@ -21,7 +21,7 @@ from learner.checkpoint import NO_GROUPS, newest_checkpoint
 from learner.types import StepResult
 from ray_jobs.cold_start import cold_start, load_cold_start
 from ray_jobs.held_out import evaluate, evaluate_step
-from ray_jobs.prm import collect, label, learn_prm, watch_prm
+from ray_jobs.prm import collect, label, learn_prm
 from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, batch_groups, group_rows, step_metrics, step_trajectories
@@ -86,8 +86,8 @@ def train_step(run: Run, training: Training) -> bool:
             save_checkpoint(run)
         return False
     batched = time.perf_counter()
-    prm_weight = training.monitor.prm_weight
-    result: StepResult = supervisor.learn("train_step", batch, prm_weight=prm_weight)
+    weights = training.weights
+    result: StepResult = supervisor.learn("train_step", batch, weights=weights)
     trained = time.perf_counter()
     run.publish()
     metrics = step_metrics(
@@ -98,11 +98,11 @@ def train_step(run: Run, training: Training) -> bool:
         train_s=trained - batched,
         publish_s=time.perf_counter() - trained,
     )
-    metrics |= watch_prm(run, batch_groups(batch), step, prm_weight)
+    metrics |= {f"prm/weight/{family}": weight for family, weight in weights.items()}
     run.log_metrics(step, metrics)
     run.folder.log_step(
         step,
-        step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type, prm_weight=prm_weight),
+        step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type, weights=weights),
         group_rows(batch, result),
         version_ages=batch.version_ages,
     )

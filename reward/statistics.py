@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Mapping
 
+from learner.credit import share_in_order
+from reward.prm.evidence import EVIDENCE_FAMILIES, family_of
 from rollout.types import Group
 
 SATURATED = 0.02
@@ -12,9 +13,8 @@ SATURATED = 0.02
 Facts = dict[str, float]
 """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
 
-`prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `prm_pairs` are pairs of
-attempts at one task with different outcomes, ranked by the mean of their scores: `prm_wins` of them rightly, a tie
-counting half; `prm_wins_variance` is the variance of these under a PRM that knows nothing.
+`prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `order/FAMILY` adds up
+`share_in_order` of the `order_groups/FAMILY` groups that have it.
 """
 
 
@@ -40,7 +40,7 @@ def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
 def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """Return nothing without a PRM, and no means where it scored nothing."""
     metrics: dict[str, float] = {}
-    steps, pairs = sums["prm_steps"], sums["prm_pairs"]
+    steps = sums["prm_steps"]
     if asked := steps + sums["prm_unscored"]:
         metrics["prm/unscored_share"] = sums["prm_unscored"] / asked
     if not steps:
@@ -54,10 +54,9 @@ def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         # Pearson's; 0 where one side does not vary.
         "prm/length_correlation": covariance / math.sqrt(variance) if variance > 1e-9 else 0.0,
     }
-    if pairs:
-        # Mann-Whitney's U of each group, added up.
-        metrics["prm/sibling_auroc"] = sums["prm_wins"] / pairs
-        metrics["prm/sibling_z"] = (sums["prm_wins"] - pairs / 2) / math.sqrt(sums["prm_wins_variance"])
+    for family in EVIDENCE_FAMILIES:
+        if num := sums[f"order_groups/{family}"]:
+            metrics |= {f"prm/order/{family}": sums[f"order/{family}"] / num, f"prm/order_groups/{family}": float(num)}
     return metrics
 
 
@@ -85,6 +84,7 @@ def group_facts(group: Group) -> Facts:
     }
     if all(trajectory.prm_digest is None for trajectory in trajectories):
         return facts
+    order, family = share_in_order(group), family_of(trajectories[0].task.dataset)
     pairs = [(turn.score, float(len(turn.text))) for turn in turns if turn.score is not None]
     return {
         **facts,
@@ -96,33 +96,5 @@ def group_facts(group: Group) -> Facts:
         "prm_length": sum(length for _, length in pairs),
         "prm_length_squared": sum(length**2 for _, length in pairs),
         "prm_score_length": sum(score * length for score, length in pairs),
-        **ranking_facts(group.outcomes, [[turn.score for turn in one.planner_turns] for one in trajectories]),
+        **({} if order is None else {f"order/{family}": order, f"order_groups/{family}": 1}),
     }
-
-
-def ranking_facts(outcomes: Sequence[float | None], step_scores: Sequence[Sequence[float | None]]) -> Facts:
-    """Return the counts of pairs in one group.
-
-    A trajectory without an outcome, or with a step that has no score, is in no pair. With more than two outcomes, which
-    a custom scorer may give, this is Jonckheere's and Terpstra's statistic instead of Mann and Whitney's.
-    """
-    # Rounded, for the mean of equal scores depends on how many there are.
-    means = [
-        (round(outcome, 12), round(fmean(known), 12))
-        for outcome, steps in zip(outcomes, step_scores, strict=True)
-        if outcome is not None
-        and (known := [score for score in steps if score is not None])
-        and len(known) == len(steps)
-    ]
-    pairs = [(above, below) for better, above in means for worse, below in means if better > worse]
-    alike = Counter(outcome for outcome, _ in means).values()
-    return {
-        "prm_pairs": len(pairs),
-        "prm_wins": sum((above > below) + 0.5 * (above == below) for above, below in pairs),
-        "prm_wins_variance": (_spread(len(means)) - sum(map(_spread, alike))) / 72,
-    }
-
-
-def _spread(num: int) -> int:
-    """Return what `num` attempts add to the variance of pairs in the right order (Terpstra, Indag. Math. 14, 1952)."""
-    return num**2 * (2 * num + 3)

@@ -127,6 +127,8 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     """Of a process reward model or turn scorer."""
     step_reward: float | None = None
     """Score mapped to a reward (`learner.credit.map_score`)."""
+    state_mean: float | None = None
+    """Mean of the rewards of all steps of the group that were decided after the same prompt."""
     advantage: float | None = None
     outcome_part: float | None = None
     process_part: float | None = None
@@ -213,16 +215,13 @@ class Spread(Struct, kw_only=True, frozen=True):
 
 
 class GroupCredit(Struct, kw_only=True, frozen=True):
-    """How a group's advantages were computed, with the spreads of its total rewards and its step rewards."""
+    """How a group's advantages were computed, with the spread of its total rewards."""
 
     scheme: str
     """An outcome scheme also where no step had a score and the recipe asks for scores."""
     weight: float
-    """Weight of step scores."""
+    """Weight of step scores, which the family's evidence allowed, or factor of a group without a right attempt."""
     totals: Spread
-    scores: Spread
-    by_action: dict[str, Spread]
-    """Of the step rewards of valid steps."""
 
 
 class Trajectory(Struct, kw_only=True, omit_defaults=True, tag_field="schema", tag=SCHEMA):

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from actors.cluster import WORKER_GAUGES
 from envs.datasets.families import FAMILIES
+from reward.prm.evidence import EVIDENCE_FAMILIES
 from rollout.concurrency import WorkerReading
 
 Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "number"]
@@ -81,11 +82,12 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("unscored_share", "share", "Steps for which the PRM gave no usable score"),
         ("saturated_share", "share", "Scores within 0.02 of 0 or 1"),
         ("length_correlation", "number", "Correlation of score and decision length"),
-        ("sibling_auroc", "share", "Attempts that score higher than a sibling with a worse outcome; 0.5 is chance"),
-        ("sibling_z", "number", "Distance of prm/sibling_auroc from chance in standard deviations"),
-        ("weight", "number", "Weight of the step scores in the advantage; alarms lower it, quiet steps restore it"),
-        ("canary_max", "share", "Highest score of a junk decision in any group; should stay low"),
-        ("rejudge_mse", "number", "Mean squared error of the scores against the known plan, on the batch's groups"),
+        *(
+            (f"order/{family}", "share", f"Pairs of decisions in one state that scores order as they ended, {family}")
+            for family in EVIDENCE_FAMILIES
+        ),
+        *((f"order_groups/{family}", "count", f"Groups behind prm/order/{family}") for family in EVIDENCE_FAMILIES),
+        *((f"weight/{family}", "number", f"Weight of step scores, {family}") for family in EVIDENCE_FAMILIES),
     ),
     ("credit", "Credit"): (
         ("wrong_groups", "count", "Groups without a right attempt that were trained next to the batch"),

@@ -11,13 +11,13 @@ import ray
 from msgspec import structs
 
 from actors.cluster import Handle
-from configs.reward import Credit, OutcomeGatedConfig
+from configs.reward import Credit
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
 from learner.credit import assign_credit, assign_wrong_credit, note_learner_logprobs, note_values
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
-from reward.prm.alarms import ALARM_WINDOW, Alarm, HackingMonitor
+from reward.prm.evidence import step_weights, weight_of
 from reward.statistics import rollout_metrics
 from rollout.codec import decode_group
 from rollout.concurrency import WorkerReading
@@ -65,7 +65,7 @@ def batch_groups(batch: Batch) -> Iterator[Group]:
 
 
 def step_trajectories(
-    batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, prm_weight: float
+    batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, weights: Mapping[str, float]
 ) -> Iterator[Trajectory]:
     """Yield the trajectories of the batch and of groups next to it with their credit, then those kept for reading."""
     trained = result.skipped is None
@@ -75,7 +75,7 @@ def step_trajectories(
             verdict = State.ALL_WRONG
             assign_wrong_credit(group, result.values, share=result.wrong_share)
         else:
-            assign_credit(group, scheme=scheme, prm_weight=prm_weight)
+            assign_credit(group, scheme=scheme, weight=weight_of(group, weights))
         note_values(group, result.values)
         for trajectory in group.trajectories:
             note_learner_logprobs(trajectory, result.learner_logprobs, batch.version_ages)
@@ -99,29 +99,38 @@ def group_rows(batch: Batch, result: StepResult) -> list[GroupRow]:
 
 @dataclass(slots=True)
 class Training:
-    """The metrics of the train steps so far, and the monitor that raises alarms."""
+    """The metrics of the train steps so far, and the weight that step scores have earned by them."""
 
-    monitor: HackingMonitor
-    scored: bool
-    """Whether planner steps are scored by a PRM, which the monitor watches."""
+    full_weight: float
+    """Of step scores that order decisions like the outcomes; 0 where no steps are scored."""
     num_steps: int = 0
     rows: list[Mapping[str, float]] = field(default_factory=list)
 
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """Return the training after these rows, with `num_steps` train steps behind it."""
-        gated = config.reward.gated or OutcomeGatedConfig()
-        training = cls(monitor=HackingMonitor(ALARM_WINDOW, gated.prm_weight), scored=scored)
+        gated = config.reward.gated
+        training = cls(full_weight=gated.prm_weight if gated and scored else 0.0)
         for row in rows:
             training.add(int(row["step"]), row)
         training.num_steps = num_steps
         return training
 
-    def add(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
-        """Add a train step; return the alarms that it raised."""
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the weight of step scores in the next train step, by family."""
+        return step_weights(self.rows, self.full_weight) if self.full_weight else {}
+
+    def add(self, step: int, row: Mapping[str, float]) -> list[str]:
+        """Add a train step; return messages about step scores that it gave their first weight, or took their last."""
+        before = self.weights
         self.num_steps = step
         self.rows.append(row)
-        return self.monitor.observe(step, row) if self.scored else []
+        return [
+            f"step scores of {family} now have the weight {weight:.2g}"
+            for family, weight in self.weights.items()
+            if bool(weight) != bool(before.get(family))
+        ]
 
     def rises(self) -> list[str]:
         """Return warnings about shares that rose above their lowest window: the policy may learn to break its agent."""
@@ -149,7 +158,6 @@ class Training:
         num_published, proofs = ray.get(sampling.proofs.remote())
         latencies = [latency_s for _, latency_s in proofs]
         counted = ("drawn", "trained", "refused", "filtered", "failed", "expired", "lost")
-        alarms = [asdict(alarm) for alarm in self.monitor.alarms]
 
         def total(name: str) -> float:
             return sum(row[name] for row in self.rows)
@@ -179,6 +187,6 @@ class Training:
             "steps_skipped": int(total("policy/skipped")),
             # The same version sampled and scored the first batch, so that any gap is numerical.
             "logprob_gap_version0": self.rows[0]["policy/logprob_gap_abs"] if self.rows else None,
-            **({"prm_weight_at_end": self.monitor.prm_weight, "alarms": alarms} if self.scored else {}),
+            **({"step_weights_at_end": self.weights} if self.full_weight else {}),
             "bottleneck": verdict(average_shares(self.rows)) if self.rows else None,
         }

@@ -26,7 +26,6 @@ from ray_jobs.run.model_folder import model_notes, prm_base, resolve_model
 from ray_jobs.run.origin import shown, with_absolute_paths
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.task_checks import notes_before_start
-from reward.prm.alarms import Alarm
 from reward.prm.model import WEIGHTS, prm_in_use, read_prm_manifest
 from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.worker import Worker
@@ -85,13 +84,10 @@ class Run:
         self.folder.log_metrics(step, metrics)
         set_gauges(metrics, DESCRIPTIONS, run=self.config.name)
 
-    def tell(self, *messages: str | Alarm | None) -> None:
+    def tell(self, *messages: str | None) -> None:
         """Print messages on the console; None is skipped."""
-        for message in messages:
-            if isinstance(message, Alarm):
-                self.console.note(f"alarm: {message.message}; prm_weight is now {message.prm_weight:.3g}")
-            elif message:
-                self.console.note(message)
+        for message in filter(None, messages):
+            self.console.note(message)
 
     def finished(self, phase: str) -> Mapping[str, Any] | None:
         """Return the facts of a phase that is done; None if it is not."""

@@ -253,7 +253,7 @@ class ViewedRun:
             "name": self.folder.resolve().name,
             "report": str(report) if report.exists() else None,
             "facets": facets | {"changed": len(self._changed())},
-            **{"settings": {}, "solved": {}, "held_out": [], "alarms": []},
+            **{"settings": {}, "solved": {}, "held_out": []},
         }
         with self._faults_of(path := self.folder / "config.json"):
             config = read_json_if_there(path)
@@ -270,7 +270,6 @@ class ViewedRun:
                 **{name: summary.get(name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
                 "solved": msgspec.convert(rates, dict[str, float | None]),
                 "held_out": [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None],
-                "alarms": msgspec.convert(summary.get("alarms", []), list[Row]),
             }
         return about
 

@@ -1,8 +1,6 @@
 """Step labels from the task generator's own plan, in which the right next step is known exactly."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from statistics import fmean
+from collections.abc import Iterable
 
 from envs.datasets.families import result_of
 from envs.datasets.generated import partial_results, plan_of
@@ -11,7 +9,7 @@ from reward.labels import LabelError, StepLabel
 from reward.prm.step_text import StepText
 from reward.scorers import score_answer
 from rollout.filters import SOLVED
-from rollout.types import Group, Trajectory, Turn
+from rollout.types import Trajectory, Turn
 
 RIGHT = 1.0
 UNSUPPORTED = 0.7
@@ -101,16 +99,3 @@ class _Progress:
             return REPEATED
         self.known |= brought
         return PART if brought <= self.parts.difference(self.values) else RIGHT
-
-
-def fresh_error(groups: Iterable[Group]) -> Mapping[str, float]:
-    """Return `prm/rejudge_mse`: the mean squared error of the PRM's scores against the plan's, over steps with both.
-
-    Nothing is returned without such a step.
-    """
-    errors: list[float] = []
-    for trajectory in (one for group in groups for one in group.trajectories if one.prm_digest is not None):
-        with suppress(LabelError):
-            truths = zip(trajectory.planner_turns, plan_scores(trajectory), strict=True)
-            errors += [turn.score - truth for turn, truth in truths if turn.score is not None]
-    return {"prm/rejudge_mse": fmean(error**2 for error in errors)} if errors else {}

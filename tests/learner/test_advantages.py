@@ -7,17 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner import credit
-from learner.credit import group_centered, group_normalized, outcome_gated, pooled
+from learner.credit import group_centered, group_normalized, outcome_gated, scaled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 calm = settings(max_examples=50, deadline=None)
 SCORES = st.one_of(st.none(), st.floats(0, 1))
 # One outcome, and the steps' scores, per trajectory.
 GROUPS = st.lists(st.tuples(st.sampled_from([None, 0.0, 1.0]), st.lists(SCORES, max_size=4)), max_size=6)
-SCHEMES = {
-    "outcome_gated": outcome_gated,
-    "pooled": lambda outcomes, scores: pooled(scores),
-}
 Z = math.sqrt(0.5)
 """What one right and one wrong trajectory get, plus and minus: 0.5 over the sample std of 0 and 1."""
 
@@ -27,7 +23,13 @@ def broadcast(outcomes, step_scores):
 
 
 def in_columns(group):
-    return [outcome for outcome, _ in group], [scores for _, scores in group]
+    """Return outcomes, states and scores; siblings meet in one state at each place, and nothing else is scored."""
+    scores = [scores if outcome is not None else [None] * len(scores) for outcome, scores in group]
+    return [outcome for outcome, _ in group], [list(range(len(steps))) for steps in scores], scores
+
+
+def gated(group, *, weight=0.5):
+    return outcome_gated(*in_columns(group), weight=weight)
 
 
 def test_golden_groups_are_reproduced(monkeypatch):
@@ -60,60 +62,49 @@ def test_advantages_of_a_group_add_up_to_zero(rewards):
     assert math.fsum(group_normalized(rewards)) == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
 @calm
 @given(GROUPS, st.randoms(use_true_random=False))
-def test_permuting_the_trajectories_permutes_the_advantages(scheme, group, random):
+def test_permuting_the_trajectories_permutes_the_advantages(group, random):
     order = random.sample(range(len(group)), len(group))
-    there = SCHEMES[scheme](*in_columns(group))
-    back = SCHEMES[scheme](*in_columns([group[index] for index in order]))
+    there = gated(group)
     assert [len(advantages) for advantages in there] == [len(steps) for _, steps in group]
-    assert back == [there[index] for index in order]
+    assert gated([group[index] for index in order]) == [there[index] for index in order]
 
 
 @calm
 @given(GROUPS)
 def test_gated_with_weight_zero_is_the_outcome_broadcast_exactly(group):
-    outcomes, scores = in_columns(group)
-    assert outcome_gated(outcomes, scores, weight=0) == broadcast(outcomes, scores)
+    outcomes, _, scores = in_columns(group)
+    assert gated(group, weight=0) == broadcast(outcomes, scores)
 
 
 @pytest.mark.parametrize("outcome", [0.0, 0.1, 1.0])
 @calm
 @given(st.lists(st.lists(SCORES, max_size=4), max_size=6))
 def test_equal_outcomes_are_a_closed_gate_whatever_the_scores(outcome, scores):
-    assert outcome_gated([outcome] * len(scores), scores, weight=5) == [[0.0] * len(steps) for steps in scores]
+    assert gated([(outcome, steps) for steps in scores], weight=5) == [[0.0] * len(steps) for steps in scores]
 
 
-def test_gated_mixed_group_as_computed_by_hand():
-    # Pool 0.2 0.8 0.5: mean 0.5, sample std sqrt((0.09 + 0.09 + 0) / 2) = 0.3.
-    found = outcome_gated([1, 0], [[0.2, 0.8], [0.5]], weight=0.5)
-    assert found[0] == pytest.approx([Z - 0.5, Z + 0.5], abs=1e-5)
-    assert found[1] == pytest.approx([-Z], abs=1e-5)
+def test_gated_scores_are_compared_within_their_state_only():
+    # State 0: 0.8 and 0.2, so +0.3 and -0.3; state 1: 0.9 alone. Root mean square 0.3.
+    found = gated([(1, [0.8, 0.9]), (0, [0.2])])
+    assert found[0] == pytest.approx([Z + 0.5, Z], abs=1e-5)
+    assert found[1] == pytest.approx([-Z - 0.5], abs=1e-5)
 
 
 def test_gated_step_without_a_score_keeps_its_outcome_and_moves_no_sibling():
-    found = outcome_gated([1, 0], [[0.2, None, 0.8], [0.5]], weight=0.5)
-    assert found[0][1] == group_normalized([1, 0])[0]
-    assert [[found[0][0], found[0][2]], found[1]] == outcome_gated([1, 0], [[0.2, 0.8], [0.5]], weight=0.5)
+    pair = [(1, [0.8]), (0, [0.2])]
+    found = gated([(1, [0.8, None]), (0, [0.2, None])])
+    assert [steps[0] for steps in found] == [steps[0] for steps in gated(pair)]
+    assert [steps[1] for steps in found] == group_normalized([1, 0])
 
 
-def test_gated_scores_that_hardly_differ_add_nothing():
-    """The spread of a saturated scorer is rounding noise, and never blown up."""
-    assert outcome_gated([1, 0], [[0.99, 0.9901], [0.9899]], weight=0.5) == broadcast([1, 0], [[0, 0], [0]])
-
-
-def test_pooled_steps_match_golden_values():
-    case = json.loads(GOLDEN.read_text())["process_alternatives"]
-    # The golden values are divided by the population's deviation, ours by the sample's.
-    num = sum(map(len, case["step_rewards"]))
-    of_sample = math.sqrt((num - 1) / num)
-    for steps, expected in zip(pooled(case["step_rewards"]), case["local_step_adv_pop"], strict=True):
-        assert steps == pytest.approx([of_sample * value for value in expected], abs=1e-5)
-
-
-def test_pooled_unscored_step_gets_zero_and_moves_no_other():
-    assert pooled([[0.2, None], [0.8]]) == [[pooled([[0.2], [0.8]])[0][0], 0.0], pooled([[0.2], [0.8]])[1]]
+def test_gains_are_in_units_of_their_scale_and_clipped():
+    assert scaled([[0.3, 0.0], [-0.3]]) == [[1.0, 0.0], [-1.0]]
+    # The scale of a scorer that hardly tells decisions apart is not blown up.
+    assert scaled([[0.015], [-0.015]]) == [[pytest.approx(0.1)], [pytest.approx(-0.1)]]
+    assert scaled([[0.3]] * 20 + [[9.0]])[-1] == [2.0]
+    assert scaled([[], [0.0]]) == [[], [0.0]]
 
 
 def test_centered_advantages_are_the_distance_from_the_mean_whatever_the_deviation():

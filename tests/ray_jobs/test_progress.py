@@ -8,12 +8,23 @@ from ray_jobs.run.progress import Training
 from rollout.lifecycle import GroupCounts, Totals
 
 
-def test_alarms_require_step_scores():
-    """Regression: a run with credit by outcome alone reported alarms about a PRM that it did not have."""
-    rows = [{"step": step, "rollout/solve_rate": rate} for step, rate in enumerate([0.9] * 6 + [0.3] * 4, 1)]
-    for scored, alarms in ((True, ["solve rate"]), (False, [])):
-        training = Training.of(load_run_config(None), rows, num_steps=len(rows), scored=scored)
-        assert [one.name for one in training.monitor.alarms] == alarms
+def test_step_scores_earn_their_weight_and_lose_it_and_say_so():
+    good = {"prm/order/lookup": 0.8, "prm/order_groups/lookup": 4.0}
+    bad = {"prm/order/lookup": 0.4, "prm/order_groups/lookup": 30.0}
+    config = load_run_config(None, ["reward.credit=outcome_gated"])
+    training = Training.of(config, [{"step": 1} | good], num_steps=1, scored=True)
+    assert 0 < training.weights["lookup"] < 0.5
+    assert training.add(2, good | {"prm/order_groups/lookup": 40.0}) == []
+    assert training.weights == {"lookup": 0.5}
+    assert training.add(3, bad) == []
+    (message,) = training.add(4, bad)
+    assert "lookup" in message
+    assert training.weights == {"lookup": 0.0}
+
+
+def test_outcome_credit_has_no_step_weights():
+    rows = [{"step": 1, "prm/order/lookup": 0.9, "prm/order_groups/lookup": 40.0}]
+    assert Training.of(load_run_config(None), rows, num_steps=1, scored=False).weights == {}
 
 
 @pytest.mark.parametrize(

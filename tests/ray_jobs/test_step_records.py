@@ -17,13 +17,15 @@ Z = math.sqrt(0.5)
 
 def shown(group, *, logprobs=None, skipped=None, weight=0.5, facts=MappingProxyType({}), **batch):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {}, **facts)
-    found = step_trajectories(make_batch(3, **batch), [group], result, scheme="outcome_gated", prm_weight=weight)
+    found = step_trajectories(
+        make_batch(3, **batch), [group], result, scheme="outcome_gated", weights={"lookup": weight}
+    )
     return [flat_record(row) for row in found]
 
 
 def scored_pair():
-    """A right attempt of two steps and a wrong one of one step. Mapped scores are 0.905, 0.525 and 0.145: mean 0.525,
-    sample deviation 0.38."""
+    """A right attempt of two steps and a wrong one of one step, which share the first state. The rewards there are
+    0.905 and 0.145: mean 0.525."""
     group = make_group(0, outcomes=(1.0, 0.0))
     StepScores(raw=((0.9, 0.5), (0.1,)), prm_digest="d").write_to(group)
     return group
@@ -38,8 +40,7 @@ def test_advantage_is_the_sum_of_its_parts():
     assert first["step_rewards"] == pytest.approx([0.905, 0.525])
     assert (first["credit"]["scheme"], first["credit"]["weight"]) == ("outcome_gated", 0.5)
     assert first["credit"]["totals"] == pytest.approx({"num": 2, "mean": 0.5, "std": Z})
-    assert first["credit"]["scores"] == pytest.approx({"num": 3, "mean": 0.525, "std": 0.38})
-    assert first["credit"]["by_action"].keys() == {"search", "answer"}
+    assert (first["state_means"], second["state_means"]) == (pytest.approx([0.525, 0.525]), pytest.approx([0.525]))
     assert (first["verdict"], first["trained_as"], first["step"]) == ("trained", 4, 3)
 
 

@@ -94,7 +94,7 @@ def trained(group, step):
         logprobs = [value for turn in one.planner_turns for value in turn.completion.logprobs]
         drifted[one.id] = np.array([p - 0.3 * (n % 3) for n, p in enumerate(logprobs)], dtype=np.float32)
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", prm_weight=0.5)
+    return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", weights={"lookup": 0.5})
 
 
 def untrained(group, step, verdict):

@@ -1,26 +1,21 @@
-"""A small known world in which a process reward model (PRM) can take over.
+"""A small known world in which a process reward model (PRM) can mislead.
 
 Three pieces of work, then an answer, in at most six steps. The PRM scores work 0.8, the answer when the work is done
 0.9, an answer too early 0.1, and padding (work too many included) whatever is asked for. A policy of one softmax per
-amount of work done is trained by policy gradient with the product's own advantages and alarms.
+amount of work done is trained by policy gradient with the product's own advantages.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
-
-from learner.credit import outcome_gated
-from reward.prm.alarms import HackingMonitor
-from reward.statistics import ranking_facts, rollout_metrics
 
 WORK, PAD, ANSWER = range(3)
 NEEDED, MAX_STEPS = 3, 6
 GROUPS, GROUP_SIZE, UPDATES, RATE = 4, 8, 120, 0.5
 
 Padding = float | Literal["random"]
-Credit = Callable[[Sequence[float], Sequence[Sequence[float]]], list[list[float]]]
+Credit = Callable[[Sequence[float], Sequence[Sequence[int]], Sequence[Sequence[float]]], list[list[float]]]
 
 
 def score(action: int, done: int, *, padding: Padding, rng: np.random.Generator) -> float:
@@ -63,35 +58,19 @@ def accuracy(policy: np.ndarray) -> float:
 
 
 def train(advantages_of: Credit, *, padding: Padding, seed: int, updates: int = UPDATES) -> float:
-    """The accuracy after training; `advantages_of(outcomes, scores)` credits the steps of one of the `GROUPS` groups of
-    an update."""
+    """The accuracy after training; `advantages_of(outcomes, actions, scores)` credits the steps of one of the `GROUPS`
+    groups of an update."""
     rng = np.random.default_rng(seed)
     logits = np.zeros((NEEDED + 1, 3))
     for _ in range(updates):
         policy, gradient, num_steps = softmax(logits), np.zeros_like(logits), 0
         for _ in range(GROUPS):
             group = [roll_out(policy, padding=padding, rng=rng) for _ in range(GROUP_SIZE)]
-            scores = [[step[2] for step in steps] for _, steps in group]
-            credit = advantages_of([outcome for outcome, _ in group], scores)
+            actions, scores = ([[step[place] for step in steps] for _, steps in group] for place in (1, 2))
+            credit = advantages_of([outcome for outcome, _ in group], actions, scores)
             for (_, steps), advantages in zip(group, credit, strict=True):
                 num_steps += len(steps)
                 for (done, action, _), advantage in zip(steps, advantages, strict=True):
                     gradient[done] += advantage * (np.eye(3)[action] - policy[done])
         logits += RATE * gradient / num_steps * (NEEDED + 1)
     return accuracy(softmax(logits))
-
-
-def monitored(monitor: HackingMonitor) -> Credit:
-    """Gated credit with the weight that `monitor` leaves, which sees every update as it sees a train step."""
-    groups: list[Counter[str]] = []
-
-    def credit(outcomes: Sequence[float], scores: Sequence[Sequence[float]]) -> list[list[float]]:
-        advantages = outcome_gated(outcomes, scores, weight=monitor.prm_weight)
-        seen = {"trajectories": len(outcomes), "scored": len(outcomes), "right": sum(outcomes)}
-        groups.append(Counter({**seen, "prm_steps": sum(map(len, scores)), **ranking_facts(outcomes, scores)}))
-        if len(groups) % GROUPS == 0:
-            step = sum(groups[-GROUPS:], start=Counter())
-            monitor.observe(len(groups) // GROUPS, rollout_metrics(step))
-        return advantages
-
-    return credit

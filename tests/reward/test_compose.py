@@ -7,7 +7,7 @@ import pytest
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
-from learner.credit import VALID_FLOOR, assign_credit, map_score, step_rewards, turn_advantages
+from learner.credit import VALID_FLOOR, assign_credit, map_score, share_in_order, step_rewards, turn_advantages
 from learner.packing import build_batch, group_samples
 from rollout.types import Group, Reward, StepScores, Trajectory
 from tests.reward.test_step_text import completion, sampled
@@ -52,11 +52,11 @@ def raw_for(*rewards):
 
 
 def credited(scored, credit):
-    return turn_advantages(scored, scheme=credit, prm_weight=0.5)
+    return turn_advantages(scored, scheme=credit, weight=0.5)
 
 
 def samples_for(scored, credit):
-    assign_credit(scored, scheme=credit, prm_weight=0.5)
+    assign_credit(scored, scheme=credit, weight=0.5)
     return group_samples(scored, temperature=1.0)
 
 
@@ -64,7 +64,7 @@ def test_centered_credit_ignores_the_scores_and_is_recorded():
     # 1, 0, 0 and 0: mean 0.25.
     attempts = [make_trajectory(index, (13 + index,)) for index in range(4)]
     scored = make_scored(*attempts, totals=(1.0, 0.0, 0.0, 0.0), raw=((0.2,), (0.5,), (0.5,), (0.9,)))
-    assign_credit(scored, scheme="outcome_centered", prm_weight=0.5)
+    assign_credit(scored, scheme="outcome_centered", weight=0.5)
     turns = [attempt.turns[0] for attempt in attempts]
     assert [turn.advantage for turn in turns] == [turn.outcome_part for turn in turns] == [0.75, -0.25, -0.25, -0.25]
     assert {turn.same_steps for turn in turns} == {(0.75, -0.25, -0.25, -0.25)}
@@ -109,6 +109,19 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_in_the_denomin
     (rows,) = batch.microbatches
     assert {row.trajectory_id: bool(row.advantages.any()) for row in rows} == {"g/0": True, "g/1": False, "g/2": True}
     assert (batch.num_trajectories, batch.num_loss_tokens) == (3, 6)
+
+
+def test_share_in_order_is_over_different_decisions_in_one_state_of_attempts_that_end_differently():
+    # All decide in one state first: right 0.9, 0.4 and wrong 0.4, 0.1. Two decide the same there, and end differently.
+    attempts = [make_trajectory(index, (10 + index,), (20,)) for index in range(5)]
+    raw = ((0.9, 0.1), (0.4, 0.1), (0.4, 0.9), (0.1, 0.9), (0.4, 0.9))
+    scored = make_scored(*attempts, totals=(1.0, 1.0, 0.0, 0.0, None), raw=raw)
+    for name, turn in zip("abcd", (attempt.turns[0] for attempt in attempts), strict=False):
+        turn.tool_call = ToolCall(name="think", arguments=name)
+    assert share_in_order(scored) == 3.5 / 4
+    attempts[2].turns[0].tool_call = attempts[1].turns[0].tool_call
+    assert share_in_order(scored) == 1.0
+    assert share_in_order(make_scored(*attempts[:2], totals=(1.0, 1.0), raw=raw[:2])) is None
 
 
 def test_malformed_turn_gets_zero_and_a_valid_one_at_least_the_floor():

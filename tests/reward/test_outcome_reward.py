@@ -47,7 +47,7 @@ def ending(group):
 
 
 def samples_of(scored, *, credit="outcome"):
-    assign_credit(scored, scheme=credit, prm_weight=0.5)
+    assign_credit(scored, scheme=credit, weight=0.5)
     return group_samples(scored, temperature=1.0)
 
 

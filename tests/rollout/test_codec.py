@@ -51,7 +51,6 @@ def trajectories(draw):
         if draw(st.booleans()):
             prompt = (*prompt, *ids, *draw(st.lists(st.integers(0, 9), max_size=3)))
     task = Task(id="t", dataset="d", question=draw(TEXTS), answer="a", metadata={"x": [1, None, {"y": "z"}]})
-    one, none = Spread(num=1, mean=1.0, std=0.0), Spread(num=0, mean=0, std=0)
     return Trajectory(
         id="g/0",
         group_id="g",
@@ -60,7 +59,7 @@ def trajectories(draw):
         answer=draw(st.none() | TEXTS),
         stop_reason="answered",
         reward=draw(st.none() | st.just(Reward(outcome=1.0, total=0.5, parts={"outcome": 1.0, "overlong": -0.5}))),
-        credit=GroupCredit(scheme="outcome", weight=0.0, totals=one, scores=none, by_action={}),
+        credit=GroupCredit(scheme="outcome", weight=0.0, totals=Spread(num=1, mean=1.0, std=0.0)),
     )
 
 

@@ -45,7 +45,7 @@ function meter(record, index) {
 }
 
 function explanation(record, index, credit, siblings) {
-  const { totals, scores, scheme, weight } = credit;
+  const { totals, scheme, weight } = credit;
   if (record.reward === null) return [h("p", {}, record.outcome === null ? "This attempt could not be scored, so it trains nothing." : "This attempt was cut off by the token limit, and learner.overlong keeps it out of training.")];
   const [outcome, process] = [record.outcome_parts[index], record.process_parts[index]];
   const right = siblings.filter((row) => row.outcome === 1).length;
@@ -69,18 +69,17 @@ function explanation(record, index, credit, siblings) {
   }
   const mapped = record.step_rewards[index];
   if (scheme === "outcome_gated") {
-    if (mapped === null) say("Process: the PRM gave this step no score, so this part is 0.");
-    else if (scores.std < 1e-3) say("Process: the scores of the group differ by next to nothing (standard deviation below 0.001), so this part is 0.");
+    const mean = record.state_means[index];
+    if (mapped === null) say("Process: this step has no score, so this part is 0.");
+    else if (Math.abs(mapped - mean) < 1e-9) say("Process: no sibling decided otherwise in this state, or all decisions score the same, so this part is 0.");
     else {
-      say(`Process: this step scored ${side(mapped, scores.mean)} the mean ${number(scores.mean)} of all ${scores.num} scored steps of the group, whatever their action.`);
-      const action = plannerTurns(record)[index]?.action;
-      const alike = credit.by_action?.[action];
-      if (alike?.num > 1) say(`Among the group's ${alike.num} ${visible(action)} steps, whose mean is ${number(alike.mean)}, it is ${side(mapped, alike.mean)}.`);
+      say(`Process: this step scored ${side(mapped, mean)} the mean ${number(mean)} of the decisions that siblings made in the same state.`);
       formula("s = ", mappedFrom(record, index, mapped));
-      formula("w (s \u2212 mean) / (std + ", EPS, ") = ", number(weight), " \u00d7 (", number(mapped), " \u2212 ", number(scores.mean), ") / ", number(scores.std), " = ", h("b", {}, signed(process)));
+      formula("w D(s \u2212 mean) = ", number(weight), " \u00d7 D(", signed(mapped - mean), ") = ", h("b", {}, signed(process)));
+      say("D divides by the root mean square of these differences in the group, and clips at 2.");
     }
     formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
-    if (weight === 0) say("The weight w of the PRM is 0 here: alarms or the recipe switched it off.");
+    if (weight === 0) say("The weight w is 0 here: step scores of this family have not been shown to order decisions like the outcomes (metrics prm/order).");
   } else if (["critic", "uniform"].includes(scheme)) {
     formula("advantage = ", h("b", {}, signed(record.advantages[index])));
   } else if (!hasProcess(credit)) {
@@ -107,10 +106,6 @@ function gain(record, index) {
 
 function side(value, mean) {
   return value > mean ? "above" : value < mean ? "below" : "at";
-}
-
-function plannerTurns(record) {
-  return record.turns.filter((turn) => turn.role === "planner");
 }
 
 // Copies of one decision in one state, each with the advantage of its own attempt.

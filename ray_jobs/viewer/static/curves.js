@@ -15,13 +15,14 @@ const SECTIONS = [
     ["Tokens without gradient", "Share of trained tokens outside the trust region.", { "policy/clip_high": "pushed up", "policy/clip_low": "pushed down" }],
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
     ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong", "groups/unscored": "unscored" }],
-    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", { "solved/arith": "arith", "solved/lookup": "lookup", "solved/two_lookup": "two_lookup", "solved/difference": "difference", "solved/three_lookup": "three_lookup", "solved/chain": "chain", "solved/branch": "branch" }, { share: true }],
-    ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", { "mix/arith": "arith", "mix/lookup": "lookup", "mix/two_lookup": "two_lookup", "mix/difference": "difference", "mix/three_lookup": "three_lookup", "mix/chain": "chain", "mix/branch": "branch" }, { share: true }],
+    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", byFamily("solved"), { share: true }],
+    ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", byFamily("mix"), { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Can the process reward model be trusted?", [
     ["PRM score", "Mean score of the steps, in groups with signal.", { "prm/score": "" }],
-    ["Weight of the PRM", "Alarms lower it, quiet steps bring it back.", { "prm/weight": "" }],
+    ["Step scores against outcomes", "Share of pairs of decisions in one state that the scores order as the attempts ended; 50% is chance.", { ...byFamily("prm/order"), "prm/order/other": "other" }, { share: true }],
+    ["Weight of step scores", "What each family's scores have earned in the advantage by this order.", { ...byFamily("prm/weight"), "prm/weight/other": "other" }],
   ]],
   ["Is the update sound?", [
     ["Age of the batch", "Train steps between sampling and training.", { "policy/age_mean": "mean", "policy/staleness_max": "oldest" }],
@@ -123,9 +124,7 @@ function facts(about, state, run, trend) {
       ...(solved.untouched === null || solved.untouched === undefined ? [] : [tile(percent(solved.untouched), "solved by the untouched model", link("trajectories", "", { run, phase: "eval_untouched" }))])),
     total ? bar(state, total, run) : null,
     about.bottleneck ? h("p", { class: "soft" }, `Speed: ${about.bottleneck}.`) : null,
-    about.report ? h("p", { class: "soft" }, "Report of this run: ", h("code", {}, about.report)) : null,
-    about.alarms.length ? h("details", {}, h("summary", {}, `${about.alarms.length} ${about.alarms.length === 1 ? "alarm" : "alarms"} about the PRM`),
-      h("ul", {}, about.alarms.map((alarm) => h("li", {}, `Step ${alarm.step}: ${alarm.message}; weight ${number(alarm.prm_weight)}`)))) : null);
+    about.report ? h("p", { class: "soft" }, "Report of this run: ", h("code", {}, about.report)) : null);
 }
 
 // The settings in words.

@@ -94,7 +94,6 @@ export async function group(app, { id }) {
       h("dl", { class: "stats" }, ...[
         ["family", one.family], ["task number", one.task_number], ["repeats task number", one.repeats], ["step", one.step], ["reference", one.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
         ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],
-        ["mean step score", credit?.scores.num ? credit.scores.mean : null], ["standard deviation of step scores", credit?.scores.num ? credit.scores.std : null],
       ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))))],
     move: (by) => {
       const links = [...(picture?.querySelectorAll("a.attempt") ?? [])];
