@@ -183,8 +183,8 @@ class PlansConfig(ImitationConfig):
     """Plans of generated tasks, which the built-in planner executes with its tools; each is used once."""
 
     type: Literal["plans"] = "plans"
-    num_demonstrations: int = Field(default=240, ge=0)
-    """Scripted demonstrations; 0 skips the phase."""
+    num_demonstrations: int | None = Field(default=None, ge=0)
+    """Scripted demonstrations; 0 skips the phase. None makes 240 if the planner has generated tasks, otherwise 0."""
     wrong_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the demonstrations with a deliberate error, so that RL has something to improve."""
 

@@ -39,7 +39,8 @@ BASE_SHARE = 0.01
 
 class EvaluationConfig(Config):
     num_tasks: int = Field(default=300, ge=1)
-    """Held-out tasks on which the cold-started and the trained policy are compared, paired."""
+    """Held-out tasks, at most those of a finite data set, on which the cold-started and the trained policy are
+    compared, paired."""
     num_untouched_tasks: int = Field(default=100, ge=0)
     """Number of the same tasks, of each data set its share, that the untouched model also attempts."""
     mix: Mix | None = None
@@ -261,7 +262,7 @@ class RunConfig(Config):
                 f"cold_start.type = '{cold_start.type}' needs a custom agent (agent.function or agent.command): the "
                 "planner imitates plans"
             )
-        if not is_planner and isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations > 0:
+        if not is_planner and isinstance(cold_start, PlansConfig) and cold_start.num_demonstrations:
             raise ValueError(
                 f"{agent} cold_start.type = 'teacher' or 'file', or cold_start.num_demonstrations = 0: only the "
                 "planner imitates plans"

@@ -88,11 +88,9 @@ def _first_tasks(config: RunConfig) -> Iterator[GeneratedTask]:
 
 
 def _tasks(config: RunConfig, tasks: Sequence[Task]) -> Found:
-    held_out = evaluation_tasks(config)
-    yield (
-        f"trained on {', '.join(config.envs.mix)}; {len(held_out)} held out; the first: {tasks[0].question:.120}",
-        False,
-    )
+    num_held_out, asked = len(evaluation_tasks(config)), config.evaluation.num_tasks
+    held_out = f"{num_held_out}{f', not {asked},' if num_held_out < asked else ''} held out"
+    yield f"trained on {', '.join(config.envs.mix)}; {held_out}; the first: {tasks[0].question:.120}", False
     for note in notes_before_start(config):
         yield note, False
     others = [name for name in config.envs.mix if name not in FAMILIES]

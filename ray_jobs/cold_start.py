@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from configs.errors import UserError
 from configs.learner import CustomDemonstrationsConfig, FileConfig, PlansConfig, TeacherConfig
-from envs.datasets.sampler import cold_start_tasks
+from envs.datasets.sampler import cold_start_tasks, num_plans
 from learner.checkpoint import newest_checkpoint
 from ray_jobs.run.run import Run
 from reward.scorers import outcome_of
@@ -42,7 +42,7 @@ def load_cold_start(run: Run) -> None:
 
 def _imitate(run: Run) -> Mapping[str, object]:
     settings = run.config.cold_start
-    nothing = isinstance(settings, PlansConfig) and not settings.num_demonstrations
+    nothing = isinstance(settings, PlansConfig) and not num_plans(run.config)
     with run.phase("cold_start", total=0 if nothing else None) as phase:
         played = [] if nothing else asyncio.run(run.rollouts.demonstrate(cold_start_tasks(run.config)))
         # Each score is computed once, since a custom scorer may be slow or random. A file's answers have no reference.

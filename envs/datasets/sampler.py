@@ -8,19 +8,22 @@ from itertools import islice
 from pathlib import Path
 
 from configs.envs import EnvsConfig
-from configs.learner import FileConfig, TeacherConfig
+from configs.learner import PlansConfig, TeacherConfig
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets import game24
 from envs.datasets.benchmarks import load_aime, names_its_form, stem_of
 from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
-from envs.datasets.rows import Purpose, Split, TooFewTasksError, kept_with, question_key
+from envs.datasets.rows import Purpose, Split, kept_with, question_key
 from envs.leakage import find_leaks
 from envs.types import Task
 
 BUILT_IN = (*FAMILIES, "game24", "aime", *CUSTOM_FILES)
 """Names of data sets that need no table `envs.datasets.NAME`."""
+DEFAULT_PLANS = 240
+"""Scripted demonstrations where a recipe does not say how many."""
 BLOCK = 1000
 """Number of consecutive ordinals in which each data set comes exactly as often as its share."""
 EVALUATION_SEED_OFFSET = 1_000_000
@@ -29,7 +32,7 @@ EVALUATION_SEED_OFFSET = 1_000_000
 def load_tasks(
     dataset: str, *, split: Split, count: int | None, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
-    """Return `count` different tasks of one split of a finite data set, or all for None; the same for the same seed.
+    """Return at most `count` different tasks of one split of a finite data set; the same for the same seed.
 
     Without the file of `custom`, "game24" is generated and "aime" downloaded. Raises ValueError, and OwnCodeError if
     the function of a custom data set fails.
@@ -45,9 +48,7 @@ def load_tasks(
         tasks = game24.of_split(game24.load_game24(custom.path), split)
     else:
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
-    count = len(tasks) if count is None else count
-    if count > len(tasks):
-        raise TooFewTasksError(dataset, split, wanted=count, available=len(tasks))
+    count = len(tasks) if count is None else min(count, len(tasks))
     drawn = tasks if is_generated else random.Random(f"pick|{seed}").sample(tasks, count)
     return [custom.scored(task) for task in drawn]
 
@@ -134,12 +135,18 @@ def training_tasks(config: RunConfig) -> TaskSampler:
 def held_out_tasks(
     mix: Mapping[str, float], *, count: int, seed: int, custom: CustomSources = NO_SOURCES
 ) -> list[Task]:
-    """Return `count` evaluation tasks in the shares of `mix`; none can occur in training. Raises ValueError."""
+    """Return `count` evaluation tasks in the shares of `mix`, none of which can occur in training.
+
+    They are fewer where a finite data set has no more. Raises ValueError if it has none.
+    """
     quotas = shared_out(mix, count)
     tasks = [custom.scored(task) for task in _generated(quotas, split="eval", seed=seed)]
     for name, quota in quotas.items():
-        if name not in FAMILIES:
-            tasks += load_tasks(name, split="eval", count=quota, seed=seed, custom=custom)
+        if name not in FAMILIES and quota:
+            found = load_tasks(name, split="eval", count=quota, seed=seed, custom=custom)
+            if not found:
+                raise ValueError(f"{name!r} has no held-out task; add rows, or leave it out of evaluation.mix")
+            tasks += found
     return tasks
 
 
@@ -172,6 +179,17 @@ def demonstration_tasks(mix: Mapping[str, float], *, count: int, seed: int) -> l
     return sample_tasks(generated, split="train", count=count, seed=seed, purpose="demonstrations")
 
 
+def num_plans(config: RunConfig) -> int:
+    """Return how many scripted demonstrations a recipe makes."""
+    settings = config.cold_start
+    if not isinstance(settings, PlansConfig):
+        return 0
+    if settings.num_demonstrations is not None:
+        return settings.num_demonstrations
+    has_plans = any(share > 0 and name in FAMILIES for name, share in config.envs.mix.items())
+    return DEFAULT_PLANS if has_plans and isinstance(config.agent, PlannerAgentConfig) else 0
+
+
 def cold_start_tasks(config: RunConfig) -> list[GeneratedTask]:
     """Return the tasks of a recipe's demonstrations; RL asks none of them. Raises ValueError.
 
@@ -180,9 +198,8 @@ def cold_start_tasks(config: RunConfig) -> list[GeneratedTask]:
     settings, mix, seed = config.cold_start, config.envs.mix, config.seed
     if isinstance(settings, TeacherConfig):
         return _teacher_tasks(mix, CustomSources.of(config), count=settings.num_demonstrations, seed=seed)
-    if isinstance(settings, FileConfig) or not settings.num_demonstrations:
-        return []
-    return demonstration_tasks(mix, count=settings.num_demonstrations, seed=seed)
+    count = num_plans(config)
+    return demonstration_tasks(mix, count=count, seed=seed) if count else []
 
 
 def _teacher_tasks(mix: Mapping[str, float], custom: CustomSources, *, count: int, seed: int) -> list[GeneratedTask]:

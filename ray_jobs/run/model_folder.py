@@ -14,6 +14,7 @@ from typing import Any
 from configs.errors import UserError, did_you_mean, reason
 from configs.learner import PlansConfig
 from configs.run import RunConfig
+from envs.datasets.sampler import num_plans
 from rollout.model_files import FAMILIES, WEIGHTS, check_no_adapter, check_weights
 
 DEMO = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -246,7 +247,7 @@ def model_notes(config: RunConfig) -> list[str]:
     """Return warnings about the model of a recipe that passed its checks."""
     engine, cold_start = config.rollout.engine, config.cold_start
     rounds = (engine.adapter_mode, engine.precision) == ("merged", "bfloat16")
-    if not (rounds and isinstance(cold_start, PlansConfig) and not cold_start.num_demonstrations):
+    if not (rounds and isinstance(cold_start, PlansConfig) and not num_plans(config)):
         return []
     return [
         "rollout.engine.adapter_mode = 'merged' in bfloat16 rounds away most of the first small steps of a policy "

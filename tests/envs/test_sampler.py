@@ -1,9 +1,20 @@
+from collections import Counter
+
 import pytest
 
+from configs.run import RunConfig
 from envs.datasets.custom import CustomSources
 from envs.datasets.generated import plan_of
-from envs.datasets.rows import TooFewTasksError, question_key
-from envs.datasets.sampler import BLOCK, FixedShares, TaskSampler, demonstration_tasks, held_out_tasks
+from envs.datasets.rows import question_key
+from envs.datasets.sampler import (
+    BLOCK,
+    DEFAULT_PLANS,
+    FixedShares,
+    TaskSampler,
+    demonstration_tasks,
+    held_out_tasks,
+    num_plans,
+)
 
 MIX = {"lookup": 0.8, "two_lookup": 0.2}
 
@@ -110,8 +121,19 @@ def test_number_of_held_out_tasks_is_exact_whatever_the_shares(others, count, ro
     assert len(held_out_tasks(mix, count=count, seed=0, custom=CustomSources(path=rows))) == count
 
 
-def test_too_many_held_out_tasks_are_refused(rows):
+def test_held_out_tasks_are_at_most_those_that_a_data_set_has(rows):
     mix = {"lookup": 1.0, "own_text": 2.0}
-    with pytest.raises(TooFewTasksError, match="own_text"):
-        held_out_tasks(mix, count=50, seed=0, custom=CustomSources(path=rows))
-    assert len(held_out_tasks(mix, count=30, seed=0, custom=CustomSources(path=rows))) == 30
+    drawn = held_out_tasks(mix, count=60, seed=0, custom=CustomSources(path=rows))
+    assert Counter(task.dataset for task in drawn) == {"lookup": 20, "own_text": 20}
+
+
+def test_demonstrations_follow_the_tasks_and_the_agent():
+    agent = {"agent": {"function": "mine:solve"}}
+    for changes, num in (
+        ({}, DEFAULT_PLANS),
+        ({"cold_start": {"num_demonstrations": 3}}, 3),
+        ({"envs": {"mix": {"game24": 1.0}}}, 0),
+        (agent, 0),
+        (agent | {"cold_start": {"path": "talks.jsonl"}}, 0),
+    ):
+        assert num_plans(RunConfig.model_validate(changes)) == num

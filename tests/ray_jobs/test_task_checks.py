@@ -52,14 +52,6 @@ def test_tasks_that_cannot_work_name_the_setting(settings, named):
     assert named in refusal(*settings)
 
 
-@pytest.mark.parametrize("mix", ["{own_text=1}", "{own_text=0.3,lookup=0.7}"])
-def test_too_few_held_out_rows_name_the_setting(tmp_path, mix):
-    data = write_rows(tmp_path / "mine.jsonl", *((f"q{n}", "train" if n % 2 else "eval") for n in range(14)))
-    settings = [f"envs.mix={mix}", data, NO_COLD_START]
-    assert "evaluation.num_tasks" in refusal(*settings)
-    check(*settings, "evaluation.num_tasks=7")
-
-
 def test_reference_that_its_own_scorer_does_not_accept_is_rejected(tmp_path):
     settings = (write_rows(tmp_path / "mine.jsonl", ("1 + 1?", "eval"), ("?", "train")), NO_COLD_START)
     assert "own_math-" in refusal("envs.mix={own_math=1}", *settings, "evaluation.num_tasks=1")
