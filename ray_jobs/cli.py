@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from envs.sandbox import SandboxState
 
 DEFAULT_RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "demo_cpu.toml"
-STARTER = Path(__file__).parent / "starter"
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -136,18 +135,21 @@ def show_sandbox(state: "SandboxState | None") -> None:
         print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
-def init(folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; the run gets its name")], /) -> None:
-    """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it."""
-    from configs.loading import load_run_config
+def init(
+    folder: Annotated[Path, Parameter(name="FOLDER", help="a new folder; the run gets its name")],
+    /,
+    *,
+    data: Annotated[Path | None, Parameter(help="CSV, JSON Lines or Parquet file with questions and answers")] = None,
+    question: Annotated[str | None, Parameter(help="its column of questions, if it has another name")] = None,
+    answer: Annotated[str | None, Parameter(help="its column of reference answers, if it has another name")] = None,
+) -> None:
+    """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it.
 
-    name = load_run_config(None, [f"name={json.dumps(folder.absolute().name)}"]).name
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"'{folder}' already exists; name a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in STARTER.glob("*.*"):
-        (folder / file.name).write_text(file.read_text().replace("PROJECT", name))
-    print(f"wrote {folder}: agent.py, warehouse.py (tasks, reward, teacher), recipe.toml")
-    print(f"train it: cd {shlex.quote(str(folder))} && agentflow train recipe.toml")
+    With --data the project is the rows and a recipe for the built-in planner.
+    """
+    from ray_jobs.run.project import write_project
+
+    print(write_project(folder, data, question, answer))
 
 
 def train(

@@ -245,6 +245,7 @@ def _row_task(
 ) -> Task:
     """Return the task of a table; its `metadata` are all columns but question, answer, id, split and scorer.
 
+    A list of answers is in the metadata, too.
     Without an `id` it is the number of the row. `several` permits a list of accepted answers; `as_written` keeps the
     lines and spaces of an answer.
     """
@@ -263,7 +264,8 @@ def _row_task(
         dataset=name,
         question=question,
         answer=str(answer) if kept else "\n".join(" ".join(str(accepted).split()) for accepted in answers),
-        metadata={key: value for key, value in row.items() if key not in (*_TAKEN, column)},
+        metadata={key: value for key, value in row.items() if key not in (*_TAKEN, column)}
+        | ({"answer": answer} if isinstance(answer, list) else {}),
     )
 
 

@@ -64,7 +64,7 @@ def test_rows_of_a_file_become_tasks(file):
     tasks = load_file("own_text", path, split="train")
     assert [task.id for task in tasks] == ["own_text-fr", *(f"own_text-{number}" for number in (2, 3, 4, 5))]
     assert [task.question for task in tasks][1:] == ["Two and two?", "third", "cut ?", "fifth"]
-    assert [task.metadata for task in tasks] == [{}, {}, {}, {}, {"prompt": "kept"}]
+    assert [task.metadata for task in tasks] == [{"answer": ["Paris", "City of Light"]}, {}, {}, {}, {"prompt": "kept"}]
     assert (tasks[0].answer, tasks[1].answer) == ("Paris\nCity of Light", "4")
     assert [score_answer(tasks[0], answer) for answer in ("the city of light!", "Lyon")] == [1.0, 0.0]
 
@@ -115,8 +115,8 @@ def test_parquet_file_is_read_like_json_lines(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(rows), path)
     france, sum_of_two = load_file("own_text", path, split="train")
     assert (france.id, france.answer, sum_of_two.id) == ("own_text-fr", "Paris\nCity of Light", "own_text-2")
-    assert france.metadata == {"when": "2024-05-01", "scores": {"hard": 0.5}}
-    assert sum_of_two.metadata == {"scores": {"hard": 1.0}}
+    assert france.metadata == {"when": "2024-05-01", "scores": {"hard": 0.5}, "answer": ["Paris", "City of Light"]}
+    assert sum_of_two.metadata == {"scores": {"hard": 1.0}, "answer": ["4"]}
     path.write_text('{"question": "q", "answer": "a"}\n')
     with pytest.raises(ValueError, match=r"mine\.parquet"):
         file_tasks("own_text", path)
@@ -314,7 +314,7 @@ def test_split_of_a_row_is_kept_and_removed_from_the_metadata():
     }
     assert parts["eval"][0].answer == "y\nz"
     assert (parts["prm"][0].scorer, parts["demonstrations"][0].scorer) == ("integer", "math")
-    assert {len(task.metadata) for task in all_tasks("mine", source("named"))} == {0}
+    assert {name for task in all_tasks("mine", source("named")) for name in task.metadata} == {"answer"}
     rows = all_tasks("mine", source("named"))
     assert [task.id for task in never_trained_on(rows, config_of("named").envs)] == ["mine-b"]
 

@@ -1,11 +1,14 @@
 """The project that `agentflow init` writes: small, complete, and ready to be trained."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from configs.errors import UserError
 from configs.loading import load_run_config
+from envs.datasets.custom import CustomSources
 from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
 from ray_jobs.cli import init
 
@@ -22,8 +25,6 @@ def project(tmp_path, monkeypatch):
 
 
 def test_starter_tasks_are_disjoint(project):
-    from envs.datasets.custom import CustomSources
-
     config = load_run_config(project / "recipe.toml", [])
     demonstrated = {one.task.id for one in cold_start_tasks(config)}
     sampler = training_tasks(config)
@@ -39,3 +40,39 @@ def test_existing_project_is_not_overwritten(project):
     with pytest.raises(UserError):
         init(project)
     assert (project / "agent.py").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "columns", "dataset", "answers"),
+    [
+        ("pairs.csv", "question,answer,level\n2+2?,4,easy\n3+3?,6,easy\n", (None, None), "own_integer", ["4", "6"]),
+        ("pairs.csv", "input,output\nCapital?,Paris\n", ("input", "output"), "own_text", ["Paris"]),
+        (
+            "pairs.jsonl",
+            '{"prompt": "Capital?", "answer": ["Paris", "paris"]}\n',
+            (None, None),
+            "own_text",
+            [["Paris", "paris"]],
+        ),
+    ],
+)
+def test_project_of_a_file_draws_its_rows(tmp_path, monkeypatch, file, content, columns, dataset, answers):
+    (tmp_path / file).write_text(content)
+    question, answer = columns
+    init(tmp_path / "mine", data=tmp_path / file, question=question, answer=answer)
+    rows = [json.loads(line) for line in (tmp_path / "mine" / "questions.jsonl").read_text().splitlines()]
+    assert [row["answer"] for row in rows] == answers
+    monkeypatch.chdir(tmp_path / "mine")
+    config = load_run_config(Path("recipe.toml"), [])
+    assert config.envs.mix == {dataset: 1.0}
+    parts = CustomSources.of(config).parts(dataset)
+    assert sum(map(len, parts.values())) == len(rows)
+
+
+@pytest.mark.parametrize(("columns", "named"), [((None, None), "--question"), (("input", None), "--answer")])
+def test_missing_column_names_the_option(tmp_path, columns, named):
+    (tmp_path / "pairs.csv").write_text("input,output\nCapital?,Paris\n")
+    question, answer = columns
+    with pytest.raises(UserError, match=named):
+        init(tmp_path / "mine", data=tmp_path / "pairs.csv", question=question, answer=answer)
+    assert not (tmp_path / "mine").exists()
