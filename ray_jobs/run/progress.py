@@ -25,7 +25,6 @@ from rollout.filters import ending_of
 from rollout.lifecycle import Batch, GroupRow, State, Totals
 from rollout.types import Group, Trajectory
 
-VERDICT_WINDOW = 3
 """Train steps over which the shown verdict is averaged, because single steps vary."""
 RISE_WINDOW, RISE = 4, 0.1
 """Train steps over which shares of attempts without an answer are averaged, and the rise of one that is a warning."""
@@ -146,11 +145,14 @@ class Training:
 
     @property
     def progress_fields(self) -> dict[str, float | str]:
-        shown = {"solve_rate": "rollout/solve_rate", "kept": "rollout/groups_kept_share"}
-        shown |= {"staleness": "policy/staleness_max", "step_s": "time/step_s"}
-        last, limit = self.rows[-1], limit_of(average_shares(self.rows[-VERDICT_WINDOW:]))
-        fields = {field: last[name] for field, name in shown.items() if name in last}
-        return fields | {"limit": limit.replace("_", " ")}
+        last = self.rows[-1]
+        shown = {"entropy": "policy/entropy", "tokens": "rollout/sampled_tokens", "step_s": "time/step_s"}
+        fields: dict[str, float | str] = {}
+        if "rollout/solve_rate" in last:
+            fields["solved"] = f"{last['rollout/solve_rate']:.0%}"
+        fields |= {field: last[name] for field, name in shown.items() if name in last}
+        errors = last.get("rollout/format_errors", 0.0) + last.get("rollout/tool_errors", 0.0)
+        return fields | ({"errors_per_attempt": errors} if errors >= 0.1 else {})
 
     def facts(self, sampling: Handle, num_restarts: int) -> dict[str, object]:
         """Return the numbers of the RL phase."""
