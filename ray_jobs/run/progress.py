@@ -25,7 +25,6 @@ from rollout.filters import ending_of
 from rollout.lifecycle import Batch, GroupRow, State, Totals
 from rollout.types import Group, Trajectory
 
-"""Train steps over which the shown verdict is averaged, because single steps vary."""
 RISE_WINDOW, RISE = 4, 0.1
 """Train steps over which shares of attempts without an answer are averaged, and the rise of one that is a warning."""
 
