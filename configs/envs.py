@@ -55,10 +55,11 @@ class ToolConfig(Config):
 
     source: str = Field(pattern=_SOURCE)
     """`module:name` of a function with typed arguments, or of a class with the parts of `envs.types.Tool`; or a tool
-    of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` if it has several."""
+    of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` if it has several, or with
+    `#*` for all of them under their own names."""
     description: str = ""
-    """A few words for the planner about an MCP server's tool, instead of the server's own; functions and classes have
-    their own description."""
+    """A few words for the planner about an MCP server's tool, instead of the server's own, which is asked once when the
+    recipe is loaded; functions and classes have their own description."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
@@ -70,8 +71,8 @@ class ToolConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> "ToolConfig":
         address = self.source.removeprefix("mcp:").partition("#")[0]
-        if self.is_mcp != bool(self.description):
-            raise ValueError("description must be set for an MCP server's tool, and only for it")
+        if self.description and (not self.is_mcp or self.source.endswith("#*")):
+            raise ValueError("description is for one tool of an MCP server; all other tools bring their own")
         if self.is_mcp and (where := exposed_key(address)):
             raise ValueError(
                 f"source seems to hold a key, {where}, which the run folder, the report and the process list would "

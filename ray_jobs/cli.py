@@ -95,14 +95,12 @@ Benchmarks = Annotated[
 def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
     """Return the recipe and the overrides, which may come in any order.
 
-    A word without `=`, or with a slash before it, is a recipe. Without one it is the recipe.toml of this folder, or
-    else the CPU demo.
+    A word without `=`, or with a slash before it, is a recipe; without one it is recipe.toml here, or the CPU demo.
     """
     overrides = tuple(word for word in given if "=" in word and "/" not in word.partition("=")[0])
     recipes = [word for word in given if word not in overrides]
     if len(recipes) > 1:
-        unknown = " ".join(recipes[1:])
-        raise UserError(f"unrecognized arguments: {unknown}; the recipe is '{recipes[0]}'; settings are key=value")
+        raise UserError(f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}'")
     here = Path("recipe.toml")
     return Path(recipes[0]) if recipes else here if here.exists() else DEFAULT_RECIPE, overrides
 
@@ -110,6 +108,7 @@ def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
 def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":
     """Load and validate the configuration; `backend` is KIND:MODEL."""
     from configs.loading import load_run_config
+    from envs.tools.function_tool import with_server_tools
 
     path, changes = split_arguments(given)
     kind, _, model = (backend or "").partition(":")
@@ -117,7 +116,8 @@ def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfi
         changes += (f"backend.type={json.dumps(kind)}",)
     if model:
         changes += (f"{'model.path' if kind == 'vllm' else 'backend.model'}={json.dumps(model)}",)
-    return load_run_config(path, changes)
+    config = load_run_config(path, changes)
+    return config.model_copy(update={"envs": with_server_tools(config.envs)})
 
 
 def acting_config(given: Sequence[str], *, backend: str | None = None, draws_tasks: bool = False) -> "RunConfig":

@@ -5,8 +5,10 @@ JSON object, which holds all in the function's order, so that a grammar needs no
 accept the schema; `null` selects the default.
 """
 
+import asyncio
 import inspect
 import json
+import re
 from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin
@@ -15,12 +17,14 @@ from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
 
 from configs.api_keys import required_key, without_secrets
-from configs.envs import EnvsConfig, ToolConfig
-from configs.errors import UserError, reason
+from configs.envs import BUILT_IN_ACTIONS, EnvsConfig, ToolConfig
+from configs.errors import UserError, listed, reason
 from configs.plugins import failure, in_a_thread, load_own
 from envs.tools.arguments import arguments_of
 from envs.types import Schema, Tool, ToolResult, ToolUnavailableError
 
+SERVER_LIMIT_S = 60.0
+"""Wall-clock limit of a question to an MCP server about its tools."""
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 _SUPPORTED = "str, int, float, bool, Literal, a list or Optional of these"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -154,6 +158,51 @@ def own_descriptions(config: EnvsConfig) -> dict[str, str]:
         # A class may set it for its instances only.
         descriptions[name] = description if isinstance(description, str) else "a custom tool"
     return descriptions
+
+
+def with_server_tools(config: EnvsConfig) -> EnvsConfig:
+    """Ask MCP servers for descriptions that a recipe leaves out and, with `#*`, for all their tools; raises UserError.
+
+    The result names every tool and holds its description, so that it is the same for every worker and resume.
+    """
+    tools, actions = dict(config.tools), list[str]()
+    for action in config.actions:
+        tool = config.tools.get(action)
+        if tool is None or not tool.is_mcp or tool.description:
+            actions.append(action)
+            continue
+        server, _, asked = tool.source.partition("#")
+        offered = asyncio.run(_offered(action, tool.model_copy(update={"source": server})))
+        if asked == "*":
+            del tools[action]
+            chosen = {re.sub(r"[^a-z0-9_]", "_", name.lower())[:40]: name for name in offered}
+        else:
+            chosen = {action: asked or next(iter(offered), "")}
+            if len(offered) > 1 and not asked:
+                raise UserError(f"envs.tools.{action}: the server has several tools; add one of #{', #'.join(offered)}")
+        for name, of_server in chosen.items():
+            if of_server not in offered:
+                raise UserError(f"envs.tools.{action}: the server has no tool '{of_server}', but {listed(offered)}")
+            if name in (*BUILT_IN_ACTIONS, *actions) or not name[:1].isalpha():
+                raise UserError(
+                    f"envs.tools.{action}: the server's tool '{of_server}' cannot be an action under this name; add it "
+                    f"alone under another, with source = '{server}#{of_server}'"
+                )
+            source, description = f"{server}#{of_server}", offered[of_server]
+            tools[name] = tool.model_copy(update={"source": source, "description": description})
+            actions.append(name)
+    return config.model_copy(update={"tools": tools, "actions": tuple(actions)})
+
+
+async def _offered(name: str, config: ToolConfig) -> dict[str, str]:
+    tool: Any = custom_tool_factory(name, config, time_limit_s=SERVER_LIMIT_S, max_chars=0)()
+    try:
+        return await tool.offered()
+    except ToolUnavailableError as error:
+        raise UserError(f"envs.tools.{name}: {error}") from None
+    finally:
+        tool.close()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 
 def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Tool]:

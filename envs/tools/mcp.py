@@ -15,7 +15,7 @@ from fastmcp import Client
 from fastmcp.client.client import CallToolResult
 from fastmcp.client.transports import ClientTransport, StdioTransport, StreamableHttpTransport
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS
+from mcp_types import INVALID_PARAMS, Tool
 
 from configs.errors import whole_letters
 from envs.sandbox.protocol import cut_middle, printable_text
@@ -26,6 +26,8 @@ SCHEME = "mcp:"
 UNAVAILABLE = "unavailable"
 """Category in a result's `_meta.error` with which our own server reports a fault that the caller did not cause."""
 MAX_RESPONSE_BYTES = 1 << 20
+MAX_LINE_CHARS = 300
+"""Length of a tool's own line in the prompt."""
 MIN_KEPT_CHARS = 4000
 """Least limit of a result: the block list sees only the text that is left."""
 _CLOSING_S = 10.0
@@ -111,15 +113,29 @@ class McpTool:
             raise ToolUnavailableError(f"the MCP server reports that its tool '{self._tool}' is unavailable")
         return ToolResult(text=_text_of(answer), error="tool_error" if answer.is_error else None)
 
-    async def _connect(self) -> dict[str, object]:
-        """Connect, and return the parameters of the tool; raises ToolUnavailableError if the server lacks it."""
+    async def offered(self) -> dict[str, str]:
+        """Connect, and return what the server says of each of its tools, in one line of foreign text, by name.
+
+        Raises ToolUnavailableError.
+        """
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                return {tool.name: _line_of(tool) for tool in await self._listed()}
+        except Exception as error:
+            raise ToolUnavailableError(f"the MCP server at {self._shown} failed ({type(error).__name__})") from None
+
+    async def _listed(self) -> list[Tool]:
         try:
             # The older handshake opens a session, in which a server may remember; the newest protocol has none.
             client = await self._open("legacy")
         except MCPError:
             self.close()
             client = await self._open("auto")
-        tools = {tool.name: tool.input_schema for tool in await client.list_tools(max_pages=10)}
+        return await client.list_tools(max_pages=10)
+
+    async def _connect(self) -> dict[str, object]:
+        """Connect, and return the parameters of the tool; raises ToolUnavailableError if the server lacks it."""
+        tools = {tool.name: tool.input_schema for tool in await self._listed()}
         self._tool = self._tool or (next(iter(tools)) if len(tools) == 1 else "")
         if self._tool not in tools:
             self.close()
@@ -153,6 +169,15 @@ class McpTool:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key[1], "[key]") if self._key else text
+
+
+def _line_of(tool: Tool) -> str:
+    """Return the first paragraph of a tool's description and its parameters with their types."""
+    first = (tool.description or tool.name).strip().split("\n\n")[0]
+    parameters = tool.input_schema.get("properties", {}) if isinstance(tool.input_schema, dict) else {}
+    shown = ", ".join(f'"{name}": {schema.get("type", "any")}' for name, schema in parameters.items())
+    line = " ".join(f"{first} {{{shown}}}".split())
+    return cut_middle(printable_text(line.encode(errors="replace")), MAX_LINE_CHARS)
 
 
 def parse_source(source: str) -> tuple[str, tuple[str, ...], str]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ray_jobs.cli import main
+from ray_jobs.cli import main, run_config
 
 CODE = """
 def right(task, answer): return float(answer == task.answer)
@@ -59,8 +59,8 @@ def check(tmp_path, monkeypatch, capsys):
 NO_SEARCH = 'envs.actions=["think", "answer"]'
 
 
-def mcp(source):
-    tool = f'envs.tools={{find={{source="mcp:{source}", description="find"}}}}'
+def mcp(source, description=', description="find"'):
+    tool = f'envs.tools={{find={{source="mcp:{source}"{description}}}}}'
     return 'envs.actions=["think", "find", "answer"]', tool
 
 
@@ -89,6 +89,8 @@ def test_recipe_that_cannot_work_is_found(check, settings, named):
     "settings",
     [
         mcp(f"{sys.executable} server.py#find"),
+        mcp(f"{sys.executable} server.py#find", ""),
+        mcp(f"{sys.executable} server.py#*", ""),
         (NO_SEARCH, "reward.scorer=checked_code:right"),
         (NO_SEARCH, "reward.scorer=checked_code:by_deeds"),
         ("agent.function=checked_code:agent",),
@@ -114,3 +116,19 @@ def test_reference_that_is_no_answer_is_no_problem(check):
 def test_settings_are_printed_on_request_only(check):
     assert not any(line.startswith("num_steps") for line in check(NO_SEARCH)[2])
     assert any(line.startswith("num_steps") for line in check(NO_SEARCH, "--print")[2])
+
+
+@pytest.mark.parametrize(
+    ("source", "named"), [("nope.py#find", "envs.tools.find"), ("server.py", "#other"), ("server.py#findd", "findd")]
+)
+def test_server_that_is_asked_for_descriptions_and_has_none_names_the_tool(check, source, named):
+    code, _, lines = check(*mcp(f"{sys.executable} {source}", ""))
+    assert (code, named in " ".join(lines)) == (2, True)
+
+
+@pytest.mark.usefixtures("check")
+def test_all_tools_of_a_server_become_actions_with_its_descriptions():
+    envs = run_config(["recipe.toml", *mcp(f"{sys.executable} server.py#*", "")]).envs
+    assert envs.actions == ("think", "find", "other", "answer")
+    assert envs.tools["other"].source.endswith("server.py#other")
+    assert "query" in envs.tools["other"].description
