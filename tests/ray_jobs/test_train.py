@@ -2,22 +2,15 @@
 
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 from real_run import WAIT_S, attempts_of, read, wait_for_train_step
 
-from configs.base import cpu_info
 from rollout.files import read_records
 from tests.faults.audit import faults_of
 from tests.faults.job import Job
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
-
-ADAPTERS = {
-    ("AuthenticAMD", "25", "17"): "c2c21e1348153e9905478287582ef7eb0e4ea9ea457e8b076fb382dc5a145696",
-}
-"""sha256 of the last adapter by vendor, family and model of the processor. New versions of torch or vLLM change it."""
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +59,6 @@ def test_killed_run_ends_with_the_same_adapter(run, undisturbed):
     whole, killed = newest_manifest(undisturbed), newest_manifest(run)
     assert whole["step"] == killed["step"] == 3
     assert whole["files"]["adapter.safetensors"] == killed["files"]["adapter.safetensors"]
-
-
-def test_adapter_has_the_recorded_bytes(undisturbed):
-    facts = cpu_info(Path("/proc/cpuinfo"))
-    processor = tuple(facts.get(name, "").strip() for name in ("vendor_id", "cpu family", "model"))
-    if processor not in ADAPTERS:
-        pytest.skip(f"no digest is recorded for the processor {processor}")
-    assert newest_manifest(undisturbed)["files"]["adapter.safetensors"] == ADAPTERS[processor]
 
 
 def test_every_step_is_evaluated_once(run):
