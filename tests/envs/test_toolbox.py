@@ -101,7 +101,8 @@ def test_tools_and_prompt_follow_the_order_of_the_recipe():
         (("answer", "answer"), {}, "actions"),
         (("answer",), {"code": {"source": "m:C"}}, r"tools\.code"),
         (("answer",), {'x" | "y': {"source": "m:C"}}, r"tools\.x"),
-        (("answer",), {"x": {"source": "mcp:https://example.org/mcp"}}, "description"),
+        (("answer",), {"x": {"source": "mcp:https://example.org/mcp#*", "description": "all"}}, "description"),
+        (("answer",), {"x": {"source": "m:C", "description": "a class"}}, "description"),
         (("answer",), {"x": {"source": "no class"}}, r"tools\.x\.source"),
     ],
 )

@@ -60,7 +60,7 @@ def test_report_shows_the_gain_the_learning_curve_and_the_links(folder):
     assert re.findall(r'class="hero">([^<]*)<', page) == ["+70.0 points"]
     (curve,) = figures(page)
     assert re.findall(r'class="mark (\w+)"', curve) == ["before", "after"]
-    order = [page.index(part) for part in ('class="hero"', "<figure>", 'class="card caveats"', "<section")]
+    order = [page.index(part) for part in ('class="hero"', 'class="card caveats"', "<figure>", "<section")]
     assert order == sorted(order)
     links = re.findall(r'href="([^"]*)"', page)
     assert links == ["summary.json", "config.json", "metrics.jsonl", "trajectories.jsonl"]
