@@ -12,7 +12,8 @@ that no arm makes more steps per sampled token. The families have equal shares a
 End points, fixed beforehand: the greedy solve rate of each family after RL, and the sampled tokens until every family
 is solved in half of the attempts while sampling (`solved/FAMILY`, the last 64 attempts at new tasks).
 
-Each finished run appends a row to `--rows`, and the table of all rows is printed. Finished runs are not repeated.
+Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated. The
+arms need the cold start of `drop`, which therefore comes first.
 """
 
 import argparse
@@ -53,14 +54,18 @@ def main() -> None:
     for seed in map(int, options.seeds.split(",")):
         base = options.out / f"{options.recipe}-{seed}-{ARMS[0]}"
         for arm in options.arms.split(","):
-            folder = options.out / f"{options.recipe}-{seed}-{arm}"
-            if (folder / "summary.json").exists():
+            if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(options.rows)}:
                 continue
+            folder = options.out / f"{options.recipe}-{seed}-{arm}"
             credit = f'reward.credit={{type="outcome", all_wrong="{arm}"}}'
             train(recipe, folder, (f"seed={seed}", credit, *common), start_from=None if arm == ARMS[0] else base)
             with options.rows.open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
-    print(table([json.loads(line) for line in options.rows.read_text(encoding="utf-8").splitlines()]))
+    print(table(read(options.rows)))
+
+
+def read(rows: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()] if rows.exists() else []
 
 
 def row_of(folder: Path) -> dict[str, Any]:

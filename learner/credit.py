@@ -111,7 +111,11 @@ def outcome_gated(
     means = state_means(states, scores)
     gains = scaled(
         [
-            [0.0 if score is None or mean is None else score - mean for score, mean in zip(*pair, strict=True)]
+            # Rounded, for the mean of equal scores depends on how many there are.
+            [
+                0.0 if score is None or mean is None else round(score - mean, 12)
+                for score, mean in zip(*pair, strict=True)
+            ]
             for pair in zip(scores, means, strict=True)
         ]
     )

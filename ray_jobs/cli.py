@@ -117,7 +117,7 @@ def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfi
     if model:
         changes += (f"{'model.path' if kind == 'vllm' else 'backend.model'}={json.dumps(model)}",)
     config = load_run_config(path, changes)
-    return config.model_copy(update={"envs": with_server_tools(config.envs)})
+    return config.model_copy(update={"envs": with_server_tools(config.envs, run=config.run_path)})
 
 
 def acting_config(given: Sequence[str], *, backend: str | None = None, draws_tasks: bool = False) -> "RunConfig":

@@ -243,9 +243,8 @@ def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) 
 def _row_task(
     name: str, row: Mapping[str, object], place: str, number: int, *, several: bool, as_written: bool
 ) -> Task:
-    """Return the task of a table; its `metadata` are all columns but question, answer, id, split and scorer.
+    """Return the task of a table; its `metadata` are a list of answers, and all columns without a meaning.
 
-    A list of answers is in the metadata, too.
     Without an `id` it is the number of the row. `several` permits a list of accepted answers; `as_written` keeps the
     lines and spaces of an answer.
     """

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin
 
@@ -160,22 +161,32 @@ def own_descriptions(config: EnvsConfig) -> dict[str, str]:
     return descriptions
 
 
-def with_server_tools(config: EnvsConfig) -> EnvsConfig:
+def with_server_tools(config: EnvsConfig, *, run: Path) -> EnvsConfig:
     """Ask MCP servers for descriptions that a recipe leaves out and, with `#*`, for all their tools; raises UserError.
 
-    The result names every tool and holds its description, so that it is the same for every worker and resume.
+    The result names every tool and holds its description, so that it is the same for every worker and resume. What a
+    server answered for the run in the folder `run` is not asked again.
     """
     tools, actions = dict(config.tools), list[str]()
+    answered: dict[str, dict[str, str]] = {}
+    if (run / "config.json").exists():
+        for saved in json.loads((run / "config.json").read_text())["envs"]["tools"].values():
+            server, _, name = saved["source"].partition("#")
+            answered.setdefault(server, {})[name] = saved["description"]
     for action in config.actions:
         tool = config.tools.get(action)
         if tool is None or not tool.is_mcp or tool.description:
             actions.append(action)
             continue
         server, _, asked = tool.source.partition("#")
-        offered = asyncio.run(_offered(action, tool.model_copy(update={"source": server})))
+        offered = answered.get(server, {})
+        if not offered or asked not in ("", "*", *offered):
+            offered = asyncio.run(_offered(action, tool.model_copy(update={"source": server})))
         if asked == "*":
             del tools[action]
             chosen = {re.sub(r"[^a-z0-9_]", "_", name.lower())[:40]: name for name in offered}
+            if not offered or len(chosen) < len(offered):
+                raise UserError(f"envs.tools.{action}: the server has no tools, or tools whose names are too alike")
         else:
             chosen = {action: asked or next(iter(offered), "")}
             if len(offered) > 1 and not asked:
@@ -183,7 +194,7 @@ def with_server_tools(config: EnvsConfig) -> EnvsConfig:
         for name, of_server in chosen.items():
             if of_server not in offered:
                 raise UserError(f"envs.tools.{action}: the server has no tool '{of_server}', but {listed(offered)}")
-            if name in (*BUILT_IN_ACTIONS, *actions) or not name[:1].isalpha():
+            if name in {*BUILT_IN_ACTIONS, *actions, *config.actions, *tools} - {action} or not name[:1].isalpha():
                 raise UserError(
                     f"envs.tools.{action}: the server's tool '{of_server}' cannot be an action under this name; add it "
                     f"alone under another, with source = '{server}#{of_server}'"
@@ -201,8 +212,7 @@ async def _offered(name: str, config: ToolConfig) -> dict[str, str]:
     except ToolUnavailableError as error:
         raise UserError(f"envs.tools.{name}: {error}") from None
     finally:
-        tool.close()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        await tool.closed()
 
 
 def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Tool]:

@@ -26,8 +26,8 @@ SCHEME = "mcp:"
 UNAVAILABLE = "unavailable"
 """Category in a result's `_meta.error` with which our own server reports a fault that the caller did not cause."""
 MAX_RESPONSE_BYTES = 1 << 20
-MAX_LINE_CHARS = 300
-"""Length of a tool's own line in the prompt."""
+MAX_LINE_CHARS = 200
+"""Longest description, and longest list of parameters, that a server's tool brings to the prompt."""
 MIN_KEPT_CHARS = 4000
 """Least limit of a result: the block list sees only the text that is left."""
 _CLOSING_S = 10.0
@@ -95,6 +95,11 @@ class McpTool:
             _closing.add(task)
             task.add_done_callback(_closing.discard)
 
+    async def closed(self) -> None:
+        """Close, and wait until the connection has ended."""
+        self.close()
+        await asyncio.gather(*_closing)
+
     async def _call(self, text: str) -> ToolResult:
         if self._parameters is None:
             self._parameters = await self._connect()
@@ -120,7 +125,7 @@ class McpTool:
         """
         try:
             async with asyncio.timeout(self._time_limit_s):
-                return {tool.name: _line_of(tool) for tool in await self._listed()}
+                return {tool.name: self._without_key(_line_of(tool)) for tool in await self._listed()}
         except Exception as error:
             raise ToolUnavailableError(f"the MCP server at {self._shown} failed ({type(error).__name__})") from None
 
@@ -172,12 +177,14 @@ class McpTool:
 
 
 def _line_of(tool: Tool) -> str:
-    """Return the first paragraph of a tool's description and its parameters with their types."""
-    first = (tool.description or tool.name).strip().split("\n\n")[0]
-    parameters = tool.input_schema.get("properties", {}) if isinstance(tool.input_schema, dict) else {}
-    shown = ", ".join(f'"{name}": {schema.get("type", "any")}' for name, schema in parameters.items())
-    line = " ".join(f"{first} {{{shown}}}".split())
-    return cut_middle(printable_text(line.encode(errors="replace")), MAX_LINE_CHARS)
+    """Return the beginning of a tool's description and its parameters with their types, in one line."""
+    first = " ".join((tool.description or tool.name).strip().split("\n\n")[0].split())[:MAX_LINE_CHARS]
+    parameters = tool.input_schema.get("properties", {})
+    types = {
+        name: schema.get("type", "any") if isinstance(schema, dict) else "any" for name, schema in parameters.items()
+    }
+    shown = ", ".join(f'"{name}": {kind}' for name, kind in types.items())[:MAX_LINE_CHARS]
+    return " ".join(printable_text(f"{first} {{{shown}}}".encode(errors="replace")).split())
 
 
 def parse_source(source: str) -> tuple[str, tuple[str, ...], str]:

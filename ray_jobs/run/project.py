@@ -35,7 +35,7 @@ def write_project(folder: Path, data: Path | None, question: str | None, answer:
 
 
 def question_rows(path: Path, question: str | None, answer: str | None) -> tuple[str, list[Row]]:
-    """Return the data set that compares the answers of a file, and its rows with the columns `question` and `answer`.
+    """Return the data set that compares the answers of a file, and its rows with columns of the known names.
 
     Raises UserError for a file that cannot be read or lacks a column.
     """
@@ -49,9 +49,11 @@ def question_rows(path: Path, question: str | None, answer: str | None) -> tuple
     for option, column in (("--question", asked), ("--answer", answered)):
         if column not in columns:
             raise UserError(f"{path} has no column '{column}', but {listed(columns)}; name another with {option}")
+    taken = {*QUESTIONS, "answer", asked, answered}
     named: list[Row] = [
-        {"question": row.get(asked), "answer": row.get(answered)}
-        | {column: value for column, value in row.items() if column not in (asked, answered)}
+        # A `prompt` or `messages` may be a conversation, which `question` may not.
+        {asked if asked in QUESTIONS else "question": row.get(asked), "answer": row.get(answered)}
+        | {column: value for column, value in row.items() if column not in taken}
         for row in rows
     ]
     is_integer = all(str(row["answer"]).strip().removeprefix("-").isdecimal() for row in named)

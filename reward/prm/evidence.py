@@ -16,7 +16,7 @@ EVIDENCE_FAMILIES = (*FAMILIES, OTHER)
 FEWEST_GROUPS, NEWEST_GROUPS = 4, 40
 """Groups with evidence of a family: the fewest that give a weight, and at least how many of the newest count."""
 PRIOR_GROUPS = 3
-"""Groups with the mean over all families that count for each family."""
+"""Groups at chance that count for each family, so that a few lucky groups give no full weight."""
 FULL = 0.2
 """Share above one half, less a standard error, at which the scores have their full weight."""
 
@@ -33,19 +33,17 @@ def weight_of(group: Group, weights: Mapping[str, float]) -> float:
 def step_weights(rows: Sequence[Mapping[str, float]], full: float) -> dict[str, float]:
     """Return the weight of step scores by family, in [0, `full`], from the metrics of the train steps so far.
 
-    The weight grows linearly with the lower end m - se of the mean share of pairs in order: from 0 at one half to
-    `full` at one half plus `FULL`. se is that of a share, which bounds the one over groups from above. Families without
-    any evidence are left out.
+    The weight grows linearly with the lower end m - se of the mean share m of pairs in order, shrunk towards one half:
+    from 0 at one half to `full` at one half plus `FULL`. se is that of a share, which bounds the one over groups from
+    above. Families without any evidence are left out.
     """
-    found = {family: _newest(rows, family) for family in EVIDENCE_FAMILIES}
-    found = {family: (total, num) for family, (total, num) in found.items() if num}
-    everything = sum(num for _, num in found.values())
-    mean = sum(total for total, _ in found.values()) / everything if everything else 0.0
     weights = {}
-    for family, (total, num) in found.items():
-        share = (PRIOR_GROUPS * mean + total) / (PRIOR_GROUPS + num)
-        low = share - math.sqrt(share * (1 - share) / num)
-        weights[family] = full * min(max((low - 0.5) / FULL, 0.0), 1.0) if num >= FEWEST_GROUPS else 0.0
+    for family in EVIDENCE_FAMILIES:
+        total, num = _newest(rows, family)
+        if num:
+            share = (PRIOR_GROUPS * 0.5 + total) / (PRIOR_GROUPS + num)
+            low = share - math.sqrt(share * (1 - share) / num)
+            weights[family] = full * min(max((low - 0.5) / FULL, 0.0), 1.0) if num >= FEWEST_GROUPS else 0.0
     return weights
 
 

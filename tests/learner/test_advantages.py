@@ -99,6 +99,14 @@ def test_gated_step_without_a_score_keeps_its_outcome_and_moves_no_sibling():
     assert [steps[1] for steps in found] == group_normalized([1, 0])
 
 
+def test_equal_scores_in_a_state_are_no_gain_whatever_their_number():
+    """0.9 three times has another mean than 0.9."""
+    alike = [(1, [0.9, 0.8]), (0, [0.9, 0.4]), (0, [0.9, 0.6])]
+    assert gated(alike)[0][0] == group_normalized([1, 0, 0])[0]
+    apart = [(outcome, [0.5, second]) for outcome, (_, second) in alike]
+    assert [steps[1] for steps in gated(alike)] == [steps[1] for steps in gated(apart)]
+
+
 def test_gains_are_in_units_of_their_scale_and_clipped():
     assert scaled([[0.3, 0.0], [-0.3]]) == [[1.0, 0.0], [-1.0]]
     # The scale of a scorer that hardly tells decisions apart is not blown up.

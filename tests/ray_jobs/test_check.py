@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from configs.errors import UserError
 from ray_jobs.cli import main, run_config
+from ray_jobs.run.folder import write_json
 
 CODE = """
 def right(task, answer): return float(answer == task.answer)
@@ -127,8 +129,20 @@ def test_server_that_is_asked_for_descriptions_and_has_none_names_the_tool(check
 
 
 @pytest.mark.usefixtures("check")
-def test_all_tools_of_a_server_become_actions_with_its_descriptions():
+def test_all_tools_of_a_server_do_not_replace_another_tool():
+    own = f'envs.tools={{two={{source="mcp:{sys.executable} server.py#*"}}, find={{source="checked_code:ask"}}}}'
+    with pytest.raises(UserError, match="find"):
+        run_config(["recipe.toml", 'envs.actions=["two", "find", "answer"]', own])
+
+
+@pytest.mark.usefixtures("check")
+def test_all_tools_of_a_server_become_actions_with_its_descriptions(tmp_path):
     envs = run_config(["recipe.toml", *mcp(f"{sys.executable} server.py#*", "")]).envs
     assert envs.actions == ("think", "find", "other", "answer")
     assert envs.tools["other"].source.endswith("server.py#other")
     assert "query" in envs.tools["other"].description
+    # A run that has them needs no server to be loaded again.
+    (tmp_path / "runs" / "run").mkdir(parents=True)
+    write_json(tmp_path / "runs" / "run" / "config.json", {"envs": envs.model_dump(mode="json")})
+    (tmp_path / "server.py").unlink()
+    assert run_config(["recipe.toml", *mcp(f"{sys.executable} server.py#*", "")]).envs == envs

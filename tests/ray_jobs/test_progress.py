@@ -9,7 +9,7 @@ from rollout.lifecycle import GroupCounts, Totals
 
 
 def test_step_scores_earn_their_weight_and_lose_it_and_say_so():
-    good = {"prm/order/lookup": 0.8, "prm/order_groups/lookup": 4.0}
+    good = {"prm/order/lookup": 0.95, "prm/order_groups/lookup": 5.0}
     bad = {"prm/order/lookup": 0.4, "prm/order_groups/lookup": 30.0}
     config = load_run_config(None, ["reward.credit=outcome_gated"])
     training = Training.of(config, [{"step": 1} | good], num_steps=1, scored=True)

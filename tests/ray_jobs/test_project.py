@@ -46,7 +46,14 @@ def test_existing_project_is_not_overwritten(project):
     ("file", "content", "columns", "dataset", "answers"),
     [
         ("pairs.csv", "question,answer,level\n2+2?,4,easy\n3+3?,6,easy\n", (None, None), "own_integer", ["4", "6"]),
-        ("pairs.csv", "input,output\nCapital?,Paris\n", ("input", "output"), "own_text", ["Paris"]),
+        ("pairs.csv", "input,output,answer\nCapital?,Paris,x\n", ("input", "output"), "own_text", ["Paris"]),
+        (
+            "talks.jsonl",
+            '{"messages": [{"role": "user", "content": "2+2?"}], "answer": "4"}\n',
+            (None, None),
+            "own_integer",
+            ["4"],
+        ),
         (
             "pairs.jsonl",
             '{"prompt": "Capital?", "answer": ["Paris", "paris"]}\n',

@@ -4,6 +4,8 @@ import functools
 import json
 import operator
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -259,3 +261,16 @@ def test_invalid_parameters_are_rejected_by_name(folder, query, name):
 def test_page_size_is_bounded(folder):
     append(folder / "trajectories.jsonl", (evaluation_row(number, "eval_after", right=True) for number in range(600)))
     assert len(ask(client_of(folder), "trajectories", limit=999_999_999)["rows"]) == 500
+
+
+STATIC = Path(__file__).parents[2] / "ray_jobs" / "viewer" / "static"
+PAGE = "{ location: { href: 'http://x/', hash: '', search: '', pathname: '/' }, localStorage: { getItem: () => null } }"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_modules_of_the_page_load_without_a_browser():
+    """Where no Chromium is installed, nothing else would notice a name that is not defined."""
+    modules = [str(path) for path in STATIC.glob("*.js") if path.name != "main.js"]
+    script = f"Object.assign(globalThis, {PAGE}); for (const module of {json.dumps(modules)}) await import(module);"
+    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -15,18 +15,16 @@ def test_without_evidence_there_is_no_weight():
 
 
 def test_weight_grows_with_the_lower_end_of_the_share_as_computed_by_hand():
-    # 16 groups at 0.8: with three at the mean, 0.8, m = 0.8; se = sqrt(0.16 / 16) = 0.1; (0.7 - 0.5) / 0.2 = 1.
-    assert step_weights([row(0.8, 16)], 0.5) == {"lookup": pytest.approx(0.5)}
-    # se = sqrt(0.21 / 21) = 0.1; (0.7 - 0.1 - 0.5) / 0.2 = 0.5.
-    assert step_weights([row(0.7, 11), row(0.7, 10)], 0.5) == {"lookup": pytest.approx(0.25)}
+    # 17 groups at 0.75, three at 0.5: m = 14.25 / 20 = 0.7125; se = sqrt(0.2048 / 17) = 0.1098.
+    assert step_weights([row(0.75, 10), row(0.75, 7)], 0.5) == {"lookup": pytest.approx(0.5 * 0.1027 / 0.2, abs=1e-3)}
+    assert step_weights([row(1.0, 40)], 0.5) == {"lookup": 0.5}
     assert step_weights([row(0.5, 40)], 0.5) == {"lookup": 0.0}
 
 
-def test_a_family_without_much_evidence_leans_on_the_others():
-    weights = step_weights([row(0.9, 30) | row(0.7, 4, "chain")], 1.0)
-    assert weights["chain"] > step_weights([row(0.7, 4, "chain")], 1.0)["chain"]
-    weights = step_weights([row(0.9, 30) | row(0.2, 20, "difference")], 1.0)
+def test_families_are_judged_by_their_own_groups():
+    weights = step_weights([row(0.95, 40) | row(0.2, 20, "difference") | row(1.0, 4, "chain")], 1.0)
     assert (weights["lookup"], weights["difference"]) == (1.0, 0.0)
+    assert 0 < weights["chain"] < 1
 
 
 def test_only_the_newest_groups_count():
@@ -36,5 +34,5 @@ def test_only_the_newest_groups_count():
 
 def test_a_scorer_that_knows_nothing_rarely_has_weight():
     rng = np.random.default_rng(0)
-    found = [step_weights([row(share, 20) for share in rng.uniform(size=(2, 20)).mean(1)], 0.5) for _ in range(200)]
-    assert np.mean([weights["lookup"] for weights in found]) < 0.01
+    found = [step_weights([row(rng.integers(0, 2, 8).mean(), 8)], 1.0)["lookup"] for _ in range(500)]
+    assert np.mean(found) < 0.05

@@ -1,6 +1,6 @@
 // Where a step's advantage came from, with the numbers filled in. The parts were written by the run that trained.
 
-import { h, number, signed, visible } from "./dom.js";
+import { h, number, signed } from "./dom.js";
 
 const EPS = "1e-6";
 

@@ -5,6 +5,8 @@ import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
 const SOLVED = ["Tasks solved", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
+const FAMILIES = ["arith", "lookup", "two_lookup", "difference", "three_lookup", "chain", "branch"];
+const byFamily = (metric) => Object.fromEntries(FAMILIES.map((family) => [`${metric}/${family}`, family]));
 const SECTIONS = [
   ["Does it learn?", [
     ["Entropy", "Of the sampler per trained token, in nats, estimated by -log p. A fall to 0 means that nothing new is tried.", { "policy/entropy": "" }],
