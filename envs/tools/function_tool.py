@@ -167,6 +167,8 @@ def with_server_tools(config: EnvsConfig, *, run: Path) -> EnvsConfig:
     The result names every tool and holds its description, so that it is the same for every worker and resume. What a
     server answered for the run in the folder `run` is not asked again.
     """
+    if not any(tool.is_mcp and not tool.description for tool in config.tools.values()):
+        return config
     tools, actions = dict(config.tools), list[str]()
     answered: dict[str, dict[str, str]] = {}
     if (run / "config.json").exists():
