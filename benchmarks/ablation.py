@@ -35,7 +35,7 @@ OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}",),
     "depth_cpu": (
         "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
-        "cold_start.wrong_share=0.91",
+        "cold_start.lazy_share=0.91",
         "max_empty_batches=300",
     ),
 }

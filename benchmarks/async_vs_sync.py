@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import compare_after_rl, train, train_steps
-from configs.loading import load_run_config
-from ray_jobs.cli import DEFAULT_RECIPE
+from configs.loading import DEFAULT_RECIPE, load_run_config
 from ray_jobs.evaluation import evaluation_in
 from ray_jobs.statistics import wilson_interval
 
@@ -43,7 +42,7 @@ JOB = (
     "envs.choice=mix",
     "batch_groups=2",
     "max_empty_batches=60",
-    "cold_start.wrong_share=0.4",
+    "cold_start.lazy_share=0.4",
     "evaluation.num_untouched_tasks=0",
 )
 """Changes to the demo recipe. Most demonstrations are right, so that the cold-started policy uses its tools."""

@@ -32,13 +32,12 @@ import numpy as np
 import torch
 
 from actors.launch import training_env
-from configs.loading import load_run_config
+from configs.loading import DEFAULT_RECIPE, load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks
 from learner.learner import Learner
 from learner.packing import PackedRow, TokenSequence, build_batch, pack
 from learner.types import GrammarSpan, TrainBatch, TrainingSample
-from ray_jobs.cli import DEFAULT_RECIPE
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat

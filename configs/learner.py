@@ -177,26 +177,21 @@ class ImitationConfig(Config):
 
     learning_rate: float = Field(default=5e-4, gt=0, allow_inf_nan=False)
     """AdamW's first step size, which falls linearly to zero."""
-
-
-class PlansConfig(ImitationConfig):
-    """Plans of generated tasks, which the built-in planner executes with its tools; each is used once."""
-
-    type: Literal["plans"] = "plans"
-    num_demonstrations: int | None = Field(default=None, ge=0)
-    """Scripted demonstrations; 0 skips the phase. None makes 240 if the planner has generated tasks, otherwise 0."""
-    wrong_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of the demonstrations with a deliberate error, so that RL has something to improve."""
-
-
-class CustomDemonstrationsConfig(ImitationConfig):
-    """Demonstrations of a custom agent."""
-
     num_passes: int = Field(default=1, ge=1)
     """Passes over all demonstrations."""
 
 
-class TeacherConfig(CustomDemonstrationsConfig):
+class PlansConfig(ImitationConfig):
+    """Plans of generated tasks, which the built-in planner executes with its tools."""
+
+    type: Literal["plans"] = "plans"
+    num_demonstrations: int | None = Field(default=None, ge=0)
+    """Scripted demonstrations; 0 skips the phase. None makes 240 if the planner has generated tasks, otherwise 0."""
+    lazy_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of the demonstrations in which a lazy teacher gives up after its first call or a later one."""
+
+
+class TeacherConfig(ImitationConfig):
     """Your custom agent works on tasks, and a teacher answers instead of the policy."""
 
     type: Literal["teacher"] = "teacher"
@@ -209,7 +204,7 @@ class TeacherConfig(CustomDemonstrationsConfig):
     """Demonstrations with a lower score are left out; 0 keeps all with a score."""
 
 
-class FileConfig(CustomDemonstrationsConfig):
+class FileConfig(ImitationConfig):
     """Recorded conversations."""
 
     type: Literal["file"] = "file"

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, time
+from itertools import takewhile
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -18,6 +19,7 @@ from configs.plugins import search_in
 from configs.run import RunConfig
 
 RECIPES = Path(__file__).with_name("recipes")
+DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
 
 _NEVER_QUOTED = {"address", "api_key_env", "base_url", "command", "source", "url"}
 """Settings that may contain a key by mistake."""
@@ -60,15 +62,36 @@ ELSEWHERE: Mapping[str, str] = {
 """Settings of TRL, verl and prime-rl by the last part of their names, and the settings that do the same here."""
 
 
+def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
+    """Return the recipe and the overrides, which may come in any order.
+
+    A word without `=`, or with a slash before it, is a recipe; without one it is recipe.toml here, or the CPU demo.
+    """
+    overrides = tuple(word for word in given if "=" in word and "/" not in word.partition("=")[0])
+    recipes = [word for word in given if word not in overrides]
+    if len(recipes) > 1:
+        raise UserError(f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}'")
+    here = Path("recipe.toml")
+    return Path(recipes[0]) if recipes else here if here.exists() else DEFAULT_RECIPE, overrides
+
+
+def _found(recipe: Path) -> Path:
+    built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
+    return built_in if recipe.parent == Path() and built_in.is_file() and not recipe.exists() else recipe
+
+
+def opening_comment(recipe: Path) -> str:
+    """Return the comment at the top of a recipe, which says what it does and how long that takes."""
+    lines = takewhile(lambda line: line.startswith("#"), _found(recipe).read_text(encoding="utf-8-sig").splitlines())
+    return "\n".join(line.strip("# ") for line in lines)
+
+
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe, apply `a.b=value` overrides in order, and validate. Raise UserError for what cannot be used.
 
     `recipe` is a file, a run's config.json, or the name of a built-in recipe unless a file has this name.
     """
-    path = recipe
-    if path and not path.exists() and path.parent == Path():
-        built_in = RECIPES / f"{path.name.removesuffix('.toml')}.toml"
-        path = built_in if built_in.is_file() else path
+    path = recipe and _found(recipe)
     values = _read(path) if path else {}
     written: dict[str, str] = {}
     for override in overrides:

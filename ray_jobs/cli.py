@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
     from envs.sandbox import SandboxState
 
-DEFAULT_RECIPE = Path(__file__).parents[1] / "configs" / "recipes" / "demo_cpu.toml"
-
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
@@ -92,22 +90,9 @@ Benchmarks = Annotated[
 ]
 
 
-def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
-    """Return the recipe and the overrides, which may come in any order.
-
-    A word without `=`, or with a slash before it, is a recipe; without one it is recipe.toml here, or the CPU demo.
-    """
-    overrides = tuple(word for word in given if "=" in word and "/" not in word.partition("=")[0])
-    recipes = [word for word in given if word not in overrides]
-    if len(recipes) > 1:
-        raise UserError(f"unrecognized arguments: {' '.join(recipes[1:])}; the recipe is '{recipes[0]}'")
-    here = Path("recipe.toml")
-    return Path(recipes[0]) if recipes else here if here.exists() else DEFAULT_RECIPE, overrides
-
-
 def run_config(given: Sequence[str], *, backend: str | None = None) -> "RunConfig":
     """Load and validate the configuration; `backend` is KIND:MODEL."""
-    from configs.loading import load_run_config
+    from configs.loading import load_run_config, split_arguments
     from envs.tools.function_tool import with_server_tools
 
     path, changes = split_arguments(given)
@@ -163,9 +148,11 @@ def train(
     with the same name and settings continues at its newest checkpoint. A
     finished run only shows its report; use another name=... for a new run.
     """
+    from configs.loading import opening_comment, split_arguments
+
     if dry_run:
         return check(*given)
-    _run(run_config(given))
+    _run(run_config(given), opening=opening_comment(split_arguments(given)[0]))
     return 0
 
 
@@ -197,8 +184,8 @@ def resume(
     _run(config)
 
 
-def _run(config: "RunConfig") -> None:
-    """Check everything before torch and Ray are imported, then train; only show a finished run."""
+def _run(config: "RunConfig", opening: str = "") -> None:
+    """Check everything before torch and Ray are imported, then print `opening` and train; only show a finished run."""
     from ray_jobs.run.origin import finished_summary, trains_prm
     from ray_jobs.run.preflight import check_before_start
 
@@ -211,6 +198,7 @@ def _run(config: "RunConfig") -> None:
         return
     with_prm = trains_prm(config)
     ready = check_before_start(config, with_prm=with_prm)
+    print(opening, end="\n" * bool(opening), flush=True)
     from ray_jobs.train import run_training
 
     run_training(config, ready, with_prm=with_prm)
@@ -273,6 +261,8 @@ def submit(
     ] = None,
 ) -> int:
     """Run `train` or one of its phases as a job on a Ray cluster; see `ray job --help` to list and stop jobs."""
+    from configs.loading import split_arguments
+
     path, changes = split_arguments(given)
     from ray_jobs.submit import SubmitRequest, run_submit
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from configs.errors import UserError
-from configs.learner import CustomDemonstrationsConfig, FileConfig, PlansConfig, TeacherConfig
+from configs.learner import FileConfig, PlansConfig, TeacherConfig
 from envs.datasets.sampler import cold_start_tasks, num_plans
 from learner.checkpoint import newest_checkpoint
 from ray_jobs.run.run import Run
@@ -13,7 +13,7 @@ from reward.scorers import outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
-BATCH_DEMONSTRATIONS = 8
+BATCH_DEMONSTRATIONS = 4
 """Demonstrations per optimizer step."""
 
 
@@ -56,10 +56,8 @@ def _imitate(run: Run) -> Mapping[str, object]:
         if not isinstance(settings, FileConfig):
             phase.facts["num_right"] = sum(scores[one.id] == SOLVED for one in demonstrations)
         run.supervisor.learn("begin_imitation")
-        if isinstance(settings, CustomDemonstrationsConfig):
-            # Plans are already in the random order of their tasks.
-            passes = (random.Random(f"imitation|{run.config.seed}|{number}") for number in range(settings.num_passes))
-            demonstrations = [one for rng in passes for one in rng.sample(demonstrations, len(demonstrations))]
+        passes = (random.Random(f"imitation|{run.config.seed}|{number}") for number in range(settings.num_passes))
+        demonstrations = [one for rng in passes for one in rng.sample(demonstrations, len(demonstrations))]
         starts = range(0, len(demonstrations), BATCH_DEMONSTRATIONS)
         batches = [demonstrations[start : start + BATCH_DEMONSTRATIONS] for start in starts]
         phase.expect(len(batches))

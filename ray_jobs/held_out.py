@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,6 +14,7 @@ from ray_jobs.statistics import wilson_interval
 from reward.judge_client import AnswerJudge, has_other_wordings
 from reward.scorers import outcome_of, partial_credit
 from rollout.codec import Record, flat_record
+from rollout.filters import SOLVED
 from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
@@ -77,9 +78,12 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     if phase == "eval_untouched":
         tasks = _some_of(tasks, run.config.evaluation.num_untouched_tasks)
     with run.phase(phase, total=len(tasks)) as progress:
-        evaluation = _attempt_and_log(run, tasks, phase, progressed=progress.advance)
-    if tasks:
+        attempts = _attempt_and_log(run, tasks, phase, progressed=progress.advance)
+    evaluation = Evaluation(items=items_of(record for _, record in attempts))
+    if attempts:
         run.console.note(_note(POLICIES[phase], evaluation))
+        for line in _shown(attempts[0][0]):
+            run.console.note(line)
     return evaluation
 
 
@@ -91,7 +95,8 @@ def evaluate_step(run: "Run", step: int) -> None:
     started = time.perf_counter()
     tasks = _some_of(evaluation_tasks(run.config), run.config.evaluation.while_training_tasks)
     with run.console.waiting(f"the evaluation after step {step}"):
-        evaluation = _attempt_and_log(run, tasks, STEP_PHASE, step)
+        attempts = _attempt_and_log(run, tasks, STEP_PHASE, step)
+    evaluation = Evaluation(items=items_of(record for _, record in attempts))
     # Discard the readings: this work must not count as rollouts of the next step.
     run.supervisor.readings()
     facts = {"held_out/policy_version": run.rollouts.policy_version, "held_out/wall_s": time.perf_counter() - started}
@@ -101,7 +106,7 @@ def evaluate_step(run: "Run", step: int) -> None:
 
 def _attempt_and_log(
     run: "Run", tasks: Sequence[Task], phase: str, step: int | None = None, progressed: Callable[[], None] | None = None
-) -> Evaluation:
+) -> list[tuple[Trajectory, Record]]:
     """Attempt tasks once, and log the trajectories in the order of the tasks."""
     name = phase if step is None else f"{phase}-{step}"
     wanted = [(task, 0, f"{name}/{task.id}") for task in tasks]
@@ -115,7 +120,7 @@ def _attempt_and_log(
     asyncio.run(attempt_all(run.rollouts, wanted, keep, phase=phase, step=step))
     results = [found[task.dataset, task.id] for task in tasks]
     run.folder.log_trajectories(trajectory for trajectory, _ in results)
-    return Evaluation(items=items_of(record for _, record in results))
+    return results
 
 
 def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -145,6 +150,18 @@ def _note(policy: str, evaluation: Evaluation) -> str:
     solved, unscored = evaluation.solved, evaluation.unscored
     note = f"{policy}: {sum(solved.values()):g} of {len(solved)} held-out tasks right"
     return f"{note}; {len(unscored)} more are unscored, because {why_unscored(evaluation.items)}" if unscored else note
+
+
+def _shown(attempt: Trajectory) -> Iterator[str]:
+    """Yield the lines of an attempt: question, steps, answer."""
+    yield f"  {attempt.task.question:.160}"
+    for turn in attempt.planner_turns:
+        if turn.format_error:
+            yield f"    malformed: {turn.format_error:.120}"
+        elif turn.tool_call and turn.tool_result and turn.tool_call.name != "answer":
+            result = " ".join(turn.tool_result.text.split())
+            yield f"    {turn.tool_call.name} {turn.tool_call.arguments:.100} -> {result:.100}"
+    yield f"    answer {attempt.answer or 'none':.100} ({'right' if attempt.outcome == SOLVED else 'wrong'})"
 
 
 async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:

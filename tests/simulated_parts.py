@@ -130,7 +130,7 @@ class SimulatedWorker:
         )
         return Group(id=group_id, trajectories=tuple(trajectories))
 
-    async def demonstrate(self, tasks: Sequence[Any], wrong_share: float) -> list[Trajectory]:
+    async def demonstrate(self, tasks: Sequence[Any]) -> list[Trajectory]:
         """Without a model there is nothing to imitate."""
         return []
 

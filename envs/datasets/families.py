@@ -112,8 +112,8 @@ def _code(thought: str, source: str) -> PlanStep:
     return PlanStep(thought=thought, action="code", action_input=source)
 
 
-def answer_step(value: int, thought: str = "That is it.") -> PlanStep:
-    return PlanStep(thought=thought, action="answer", action_input=str(value))
+def _answer(value: int) -> PlanStep:
+    return PlanStep(thought="That is it.", action="answer", action_input=str(value))
 
 
 def result_of(code: str, names: dict[str, int] | None = None) -> int:
@@ -136,7 +136,7 @@ def _search_problem(goods: Sequence[Item], *, question: str, thought: str, sourc
         plan=(
             *(PlanStep(thought="Find the weight.", action="search", action_input=item.name) for item in goods),
             _code(thought, source),
-            answer_step(answer),
+            _answer(answer),
         ),
         keys=tuple(item.name for item in goods),
     )
@@ -178,7 +178,7 @@ def draw_arith(rng: random.Random, goods: Goods) -> Problem:
     return Problem(
         question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
         answer=answer,
-        plan=(_code("Compute it.", code), answer_step(answer)),
+        plan=(_code("Compute it.", code), _answer(answer)),
         keys=(shape.format(a=low, b=high, c=c),),
     )
 
@@ -295,7 +295,7 @@ def draw_branch(rng: random.Random, goods: Goods) -> Problem:
         plan=(
             _code("Compute x first.", f"x = {a}*{b}; x"),
             _code(f"x is {'' if met else 'not '}{condition}.", taken),
-            answer_step(answer),
+            _answer(answer),
         ),
         keys=(f"{min(a, b)}*{max(a, b)} {condition} {then} {other}",),
     )

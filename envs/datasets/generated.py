@@ -1,4 +1,4 @@
-"""Generated tasks: endless and deterministic, each with a plan that solves it and plausible plans that fail."""
+"""Generated tasks: endless and deterministic, each with a plan that solves it."""
 
 import ast
 import random
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count as count_from
 
-from envs.datasets.families import FAMILIES, PlanStep, answer_step, build_catalogue, result_of
+from envs.datasets.families import FAMILIES, PlanStep, build_catalogue, result_of
 from envs.datasets.rows import Purpose, Split, TooFewTasksError, purpose_of, split_of
 from envs.types import Task
 
@@ -95,72 +95,6 @@ def shared_out(mix: Mapping[str, float], count: int) -> dict[str, int]:
     for family in by_remainder[: count - sum(quotas.values())]:
         quotas[family] += 1
     return quotas
-
-
-GUESS_SHARE = 0.85
-"""Share of the other wrong plans that guess the answer. It is high so that RL still has to learn the use of tools."""
-FORGOTTEN_SHARE = 0.9
-"""Share of the wrong plans for a difference of two loads that leave out a search, but subtract. Without them hardly any
-demonstration subtracts, and RL, which cannot reward an action that is never tried, learns to add."""
-
-
-def wrong_plan(plan: Plan, rng: random.Random) -> Plan:
-    """Return a plausible plan with a wrong answer that follows from its steps; see FORGOTTEN_SHARE and GUESS_SHARE."""
-    wrong = _careless(plan, rng)
-    # A changed expression can give the right answer by chance; a guess never does.
-    return wrong if wrong[-1].action_input != plan[-1].action_input else _guess(plan, rng)
-
-
-def _careless(plan: Plan, rng: random.Random) -> Plan:
-    searches = any(step.action == "search" for step in plan)
-    if searches and "-" in plan[-2].action_input and rng.random() < FORGOTTEN_SHARE:
-        return _forget_search(plan, rng)
-    if rng.random() < GUESS_SHARE:
-        return _guess(plan, rng)
-    turns = [_wrong_operator, _stop_early, *([_forget_search] if searches else [])]
-    return rng.choice(turns)(plan, rng)
-
-
-def _guess(plan: Plan, rng: random.Random) -> Plan:
-    gold = int(plan[-1].action_input)
-    error = rng.choice((-1, 1)) * rng.randint(1, 9) * rng.choice((1, 10, 100))
-    return (answer_step(gold + error, "I guess."),)
-
-
-def _wrong_operator(plan: Plan, rng: random.Random) -> Plan:
-    code = plan[-2].action_input
-    position = rng.choice([index for index, character in enumerate(code) if character in "+-*"])
-    other = rng.choice([symbol for symbol in "+-*" if symbol != code[position]])
-    changed = code[:position] + other + code[position + 1 :]
-    return _with_code(plan[:-2], changed, thought=plan[-2].thought)
-
-
-def _forget_search(plan: Plan, rng: random.Random) -> Plan:
-    """Leave out the last search and make up its weight, the number after the last `*`."""
-    searches = [step for step in plan if step.action == "search"]
-    head, _, weight = plan[-2].action_input.rpartition("*")
-    guessed = rng.choice([number for number in range(11, 100) if number != int(weight)])
-    return _with_code(tuple(searches[:-1]), f"{head}*{guessed}", thought="I know the weight.")
-
-
-def _stop_early(plan: Plan, rng: random.Random) -> Plan:
-    """Answer with an intermediate result: the weight found by the searches, or the load of the first item."""
-    code = plan[-2].action_input
-    if "x" in code:
-        return (*plan[:1], answer_step(result_of(plan[0].action_input)))
-    part = re.search(r"\d+[-+*]\d+", code)
-    if part is None or part.group() == code:
-        return (*plan[:-2], answer_step(int(code.rpartition("*")[2])))
-    return _with_code(plan[:1] if len(plan) > 2 else (), part.group(), thought="This is enough.")
-
-
-def _with_code(done: Plan, code: str, *, thought: str) -> Plan:
-    names: dict[str, int] = {}
-    for step in done:
-        if step.action == "code":
-            result_of(step.action_input, names)
-    call = PlanStep(thought=thought, action="code", action_input=code)
-    return (*done, call, answer_step(result_of(code, names)))
 
 
 def partial_results(code: str, names: dict[str, int]) -> set[int]:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from envs.datasets.families import PlanStep
-from envs.datasets.generated import GeneratedTask, wrong_plan
+from envs.datasets.generated import GeneratedTask
 from rollout.agent.planner import Decision
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.messages import RequestError
@@ -162,13 +162,21 @@ def frozen_model(engine: Engine, chat: Chat, max_tokens: int) -> Callable[[str],
     return ask
 
 
-def demonstrated_plans(tasks: Sequence[GeneratedTask], wrong_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
-    """Return each task's plan, or for a share of them a plausible wrong one. The seed chooses."""
-    wrong = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(wrong_share * len(tasks)))}
-    return [
-        wrong_plan(one.plan, random.Random(f"wrong plan|{seed}|{index}")) if index in wrong else one.plan
-        for index, one in enumerate(tasks)
-    ]
+GIVES_UP = PlanStep(thought="That is too much work.", action="answer", action_input="unknown")
+
+
+def demonstrated_plans(tasks: Sequence[GeneratedTask], lazy_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
+    """Return each task's plan, or for a share of them one that ends early, after its first call or a later one.
+
+    The seed chooses. The plan of a task with one call ends before it.
+    """
+    lazy = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(lazy_share * len(tasks)))}
+    plans = []
+    for index, plan in enumerate(one.plan for one in tasks):
+        num_calls = len(plan) - 1
+        done = random.Random(f"lazy|{seed}|{index}").randrange(min(1, num_calls - 1), num_calls)
+        plans.append((*plan[:done], GIVES_UP) if index in lazy else plan)
+    return plans
 
 
 class DemonstrationEngine:

@@ -39,7 +39,7 @@ LONG = ["rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
     ("overrides", "key"),
     [
         (["cold_start.function=mine:teach"], "cold_start.type"),
-        ([*OWN[:2], "cold_start.function=mine:teach", "cold_start.wrong_share=0.5"], "cold_start.wrong_share"),
+        ([*OWN[:2], "cold_start.function=mine:teach", "cold_start.lazy_share=0.5"], "cold_start.lazy_share"),
         ([*OWN, "cold_start.num_demonstrations=8"], "cold_start"),
         ([*OWN, 'backend={type="ollama", model="m"}'], "backend"),
         ([*OWN, "agent.command=python mine.py"], "agent.command"),

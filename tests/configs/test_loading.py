@@ -7,7 +7,7 @@ import pytest
 from configs import base
 from configs.errors import UserError
 from configs.learner import FlowGrpoConfig
-from configs.loading import ELSEWHERE, RECIPES, load_run_config, render_config, setting_names
+from configs.loading import ELSEWHERE, RECIPES, load_run_config, opening_comment, render_config, setting_names
 from configs.reward import OutcomeConfig
 from configs.run import RunConfig
 
@@ -18,6 +18,7 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same_recipe(recipe, tmp
     resolved = tmp_path / "resolved.toml"
     resolved.write_text(render_config(config))
     assert load_run_config(resolved) == config
+    assert opening_comment(Path(recipe.stem)) == opening_comment(recipe) != ""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
 import ast
-import random
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from envs.datasets.families import (
     build_catalogue,
     catalogue_passages,
 )
-from envs.datasets.generated import generate, sample_tasks, wrong_plan
+from envs.datasets.generated import generate, sample_tasks
 from envs.datasets.rows import TooFewTasksError, split_of
 
 ACTIONS = {
@@ -164,37 +163,3 @@ def test_family_without_further_questions_is_reported(monkeypatch):
 def test_mix_needs_positive_weights(mix):
     with pytest.raises(ValueError, match="positive"):
         sample_tasks(mix, split="train", count=3, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("family", "wrong_turns"),
-    [
-        ("arith", {"answer", "code answer"}),
-        ("lookup", {"answer", "code answer", "search answer", "search code answer"}),
-        ("two_lookup", {"answer", "search code answer", "search search code answer"}),
-        ("difference", {"answer", "search code answer", "search search code answer"}),
-        ("three_lookup", {"answer", *(f"{'search ' * count}code answer" for count in (1, 2, 3))}),
-        ("chain", {"answer", "search search answer", "search code answer", "search search code answer"}),
-        ("branch", {"answer", "code answer", "code code answer"}),
-    ],
-)
-def test_wrong_plan_ends_in_a_wrong_answer_that_its_steps_support(family, wrong_turns):
-    rng, turns = random.Random(0), set()
-    for generated in drawn(family, count=1000):
-        wrong = wrong_plan(generated.plan, rng)
-        turns.add(" ".join(step.action for step in wrong))
-        assert wrong[-1].action_input != generated.task.answer
-        if len(wrong) > 1 and wrong[-2].action == "code":
-            assert wrong[-1].action_input == str(code_results(wrong)[-1])
-    assert turns == wrong_turns
-
-
-def test_most_wrong_plans_for_a_difference_and_none_for_a_sum_subtract_after_one_search():
-    rng = random.Random(0)
-    share = {}
-    for family in ("difference", "two_lookup"):
-        wrong = [wrong_plan(generated.plan, rng) for generated in drawn(family, count=500)]
-        subtract = [one for one in wrong if len(one) == 3 and one[0].action == "search" and "-" in one[1].action_input]
-        share[family] = len(subtract) / 500
-    assert 0.85 < share["difference"] < 0.95
-    assert share["two_lookup"] == 0

@@ -27,7 +27,7 @@ SMALL_DISK = 4 * 2**30
 SMALL = (
     *("num_steps=12", "batch_groups=2", "pipeline_depth=2", "max_empty_batches=60", "envs.mix={lookup = 1.0}"),
     *("rollout.group_size=4", "agent.max_steps=4", "rollout.max_turn_tokens=40", "agent.format_retries=0"),
-    *("learner.checkpoint_every=2", "cold_start.num_demonstrations=104", "cold_start.wrong_share=0.5"),
+    *("learner.checkpoint_every=2", "cold_start.num_demonstrations=104", "cold_start.lazy_share=0.5"),
     *("collect.num_tasks=8", "collect.rollouts_per_task=4", "prm.num_layers=4", "prm.num_epochs=1"),
     *("evaluation.num_tasks=8", "evaluation.num_untouched_tasks=0"),
     "cluster.answer_s=15",

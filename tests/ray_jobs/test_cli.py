@@ -8,9 +8,9 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from configs.errors import UserError
-from configs.loading import RECIPES, load_run_config
+from configs.loading import DEFAULT_RECIPE, RECIPES, load_run_config
 from learner.checkpoint import write_manifest
-from ray_jobs.cli import DEFAULT_RECIPE, main
+from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder
 from rollout.engines.engine import BackendError
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 SMALL = (
     *("num_steps=2", "batch_groups=1", "max_empty_batches=60", "learner.checkpoint_every=1"),
     *("rollout.temperature=1.0", "rollout.engine.metrics=true", "prm.num_epochs=1", "prm.num_layers=4"),
-    *("cold_start.num_demonstrations=96", "cold_start.wrong_share=0.5", "collect.num_tasks=12"),
+    *("cold_start.num_demonstrations=96", "cold_start.lazy_share=0.5", "collect.num_tasks=12"),
     *("collect.rollouts_per_task=4", "evaluation.num_tasks=6", "evaluation.num_untouched_tasks=0"),
 )
 

@@ -1,8 +1,10 @@
+from collections import Counter, defaultdict
+
 from scripted import ScriptedEngine
 
 from envs.datasets.generated import sample_tasks
 from rollout.engines.engine import GenerationRequest
-from rollout.engines.wrappers import SeededEngine, demonstrated_plans, stream_seed
+from rollout.engines.wrappers import GIVES_UP, SeededEngine, demonstrated_plans, stream_seed
 
 RUNS, WORKERS = range(64), range(32)
 
@@ -14,12 +16,21 @@ def test_engines_of_different_runs_and_workers_share_no_stream():
     assert all(0 <= seed < 2**32 for seed in seeds.values())
 
 
-def test_demonstrations_are_wrong_in_the_share_that_was_asked_for():
-    tasks = sample_tasks({"lookup": 1.0}, split="train", count=40, seed=0)
-    wrong = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=5), tasks, strict=True)]
-    assert sum(wrong) == 30
-    other = [plan != one.plan for plan, one in zip(demonstrated_plans(tasks, 0.75, seed=6), tasks, strict=True)]
-    assert wrong != other
+def test_demonstrations_give_up_after_a_first_call_in_the_share_that_was_asked_for():
+    tasks = sample_tasks({"arith": 1.0, "lookup": 1.0, "three_lookup": 2.0}, split="train", count=400, seed=0)
+    plans, other = (demonstrated_plans(tasks, 0.75, seed=seed) for seed in (5, 6))
+    lazy = [plan[-1] == GIVES_UP for plan in plans]
+    assert sum(lazy) == 300
+    assert lazy != [plan[-1] == GIVES_UP for plan in other]
+    ends = defaultdict(Counter)
+    for plan, one, ends_early in zip(plans, tasks, lazy, strict=True):
+        assert plan[:-1] == one.plan[: len(plan) - 1]
+        ends[one.task.dataset][len(plan) - 1] += ends_early
+    assert {family: sorted(+counts) for family, counts in ends.items()} == {
+        "arith": [0],
+        "lookup": [1],
+        "three_lookup": [1, 2, 3],
+    }
 
 
 async def test_every_call_of_a_trajectory_has_a_seed_that_depends_on_run_and_task():
