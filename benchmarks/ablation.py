@@ -6,8 +6,8 @@ The arms of a seed continue from one cold start and are evaluated on the same he
 number of train steps of equally many groups with signal; groups without a right attempt are trained next to these, so
 that no arm makes more steps per sampled token. The families have equal shares and no task is repeated.
 
-    demo_cpu   the demo
-    depth_cpu  a deep cold start, of whose first attempts at three lookups and chains 0.1 to 3% are right
+    demo_cpu   the demo, with three lookups and with differences as a family of their own
+    depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
 
 End points, fixed beforehand: the greedy solve rate of each family after RL, and the sampled tokens until every family
 is solved in half of the attempts while sampling (`solved/FAMILY`, the last 64 attempts at new tasks).
@@ -30,9 +30,9 @@ from ray_jobs.evaluation import evaluation_in
 
 RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 ARMS = ("drop", "uniform", "critic")
-COMMON = ("envs.choice=mix", "evaluation.num_tasks=120", "evaluation.num_untouched_tasks=0")
+COMMON = ("envs.choice=mix", "evaluation.num_tasks=120", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
-    "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}",),
+    "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=24"),
     "depth_cpu": (
         "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
         "cold_start.lazy_share=0.91",

@@ -44,6 +44,8 @@ JOB = (
     "max_empty_batches=60",
     "cold_start.lazy_share=0.4",
     "evaluation.num_untouched_tasks=0",
+    "evaluation.every_steps=0",
+    "learner.schedule=constant",
 )
 """Changes to the demo recipe. Most demonstrations are right, so that the cold-started policy uses its tools."""
 RATES = ("trained_per_s", "steady_per_s", "finished_per_s")

@@ -340,7 +340,13 @@ def full_length() -> Iterator[None]:
 def run(stage: Stage) -> dict[str, Any]:
     """Train the demo model on one card, engine and learner with one copy of the base weights."""
     sizes = (
-        *("num_steps=24", "batch_groups=4", "learner.device=cuda", "rollout.engine.device=cuda"),
+        *(
+            "num_steps=24",
+            "pipeline_depth=2",
+            "evaluation.every_steps=0",
+            "learner.device=cuda",
+            "rollout.engine.device=cuda",
+        ),
         *("rollout.engine.adapter_mode=native", "rollout.engine.kv_cache_gib=4", "card.shared=true"),
         *("card.share_base=true", "rollout.num_workers=1", "rollout.engine.max_num_seqs=64"),
     )

@@ -38,7 +38,6 @@ def pictures(group: str) -> tuple[Picture, ...]:
     return (
         Picture(name="viewer-group", place=place, part=".picture", width=1100, height=1300),
         Picture(name="viewer-group-dark", place=place, part=".picture", width=1100, height=1300, scheme="dark"),
-        Picture(name="learning-curve", place="#/", part='.plot:has(h3:text("Solved, by family"))', width=720),
         Picture(name="viewer-curves", place="#/", height=1000),
         Picture(name="viewer-trajectory", place=f"#/t/{group}%2F0", height=1150),
     )

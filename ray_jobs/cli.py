@@ -198,7 +198,8 @@ def _run(config: "RunConfig", opening: str = "") -> None:
         return
     with_prm = trains_prm(config)
     ready = check_before_start(config, with_prm=with_prm)
-    print(opening, end="\n" * bool(opening), flush=True)
+    if opening:
+        print(printable(opening), flush=True)
     from ray_jobs.train import run_training
 
     run_training(config, ready, with_prm=with_prm)

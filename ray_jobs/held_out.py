@@ -14,7 +14,6 @@ from ray_jobs.statistics import wilson_interval
 from reward.judge_client import AnswerJudge, has_other_wordings
 from reward.scorers import outcome_of, partial_credit
 from rollout.codec import Record, flat_record
-from rollout.filters import SOLVED
 from rollout.types import Reward, Trajectory, is_answer
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ STEP_PHASE = "held_out"
 """Phase of the attempts between two train steps."""
 MAX_ATTEMPTS = 3
 """Attempts at one item whose engine or tools fail, before it stays unscored."""
+SHOWN_STEPS = 8
 
 Item = TypeVar("Item")
 Wanted = tuple[Task, int, str]
@@ -82,7 +82,7 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     evaluation = Evaluation(items=items_of(record for _, record in attempts))
     if attempts:
         run.console.note(_note(POLICIES[phase], evaluation))
-        for line in _shown(attempts[0][0]):
+        for line in shown_attempt(attempts[0][0]):
             run.console.note(line)
     return evaluation
 
@@ -152,16 +152,20 @@ def _note(policy: str, evaluation: Evaluation) -> str:
     return f"{note}; {len(unscored)} more are unscored, because {why_unscored(evaluation.items)}" if unscored else note
 
 
-def _shown(attempt: Trajectory) -> Iterator[str]:
-    """Yield the lines of an attempt: question, steps, answer."""
-    yield f"  {attempt.task.question:.160}"
-    for turn in attempt.planner_turns:
+def shown_attempt(attempt: Trajectory) -> Iterator[str]:
+    """Yield the lines of an attempt: its question, at most `SHOWN_STEPS` steps, and its answer."""
+
+    def cut(text: str | None) -> str:
+        return f"{' '.join((text or 'none').split()):.120}"
+
+    yield f"  {cut(attempt.task.question)}"
+    for turn in attempt.planner_turns[:SHOWN_STEPS]:
         if turn.format_error:
-            yield f"    malformed: {turn.format_error:.120}"
+            yield f"    malformed: {cut(turn.format_error)}"
         elif turn.tool_call and turn.tool_result and turn.tool_call.name != "answer":
-            result = " ".join(turn.tool_result.text.split())
-            yield f"    {turn.tool_call.name} {turn.tool_call.arguments:.100} -> {result:.100}"
-    yield f"    answer {attempt.answer or 'none':.100} ({'right' if attempt.outcome == SOLVED else 'wrong'})"
+            yield f"    {turn.tool_call.name} {cut(turn.tool_call.arguments)} -> {cut(turn.tool_result.text)}"
+    score = "unscored" if attempt.outcome is None else f"score {attempt.outcome:g}"
+    yield f"    answer {cut(attempt.answer)} ({score})"
 
 
 async def side_by_side(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, limit: int) -> None:

@@ -166,17 +166,17 @@ GIVES_UP = PlanStep(thought="That is too much work.", action="answer", action_in
 
 
 def demonstrated_plans(tasks: Sequence[GeneratedTask], lazy_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
-    """Return each task's plan, or for a share of them one that ends early, after its first call or a later one.
+    """Return each task's plan, for a share of them one that gives up: after the first call or a later one.
 
-    The seed chooses. The plan of a task with one call ends before it.
+    The seed chooses. A plan of one call gives up before it.
     """
     lazy = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(lazy_share * len(tasks)))}
-    plans = []
-    for index, plan in enumerate(one.plan for one in tasks):
-        num_calls = len(plan) - 1
-        done = random.Random(f"lazy|{seed}|{index}").randrange(min(1, num_calls - 1), num_calls)
-        plans.append((*plan[:done], GIVES_UP) if index in lazy else plan)
-    return plans
+
+    def early(index: int, plan: tuple[PlanStep, ...]) -> tuple[PlanStep, ...]:
+        last = len(plan) - 2
+        return (*plan[: random.Random(f"lazy|{seed}|{index}").randint(min(1, last), last)], GIVES_UP)
+
+    return [early(index, one.plan) if index in lazy else one.plan for index, one in enumerate(tasks)]
 
 
 class DemonstrationEngine:

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from configs.errors import UserError
-from configs.loading import DEFAULT_RECIPE, RECIPES, load_run_config
+from configs.loading import DEFAULT_RECIPE, RECIPES, load_run_config, opening_comment
 from learner.checkpoint import write_manifest
 from ray_jobs.cli import main
 from ray_jobs.run.folder import RunFolder
@@ -93,6 +93,7 @@ def test_unfinished_run_continues_as_it_started(trained, tmp_path, capsys):
         pass
     assert main(["train", *arguments]) == main(["resume", str(tmp_path / "r")]) == 0
     assert [with_prm for _, with_prm in trained] == [True, True]
+    assert capsys.readouterr().out == opening_comment(DEFAULT_RECIPE) + "\n"
     (folder.path / "provenance.json").unlink()
     assert main(["resume", str(tmp_path / "r")]) == 2
     assert str(tmp_path / "r") in capsys.readouterr().err

@@ -7,14 +7,14 @@ from evaluating import ScriptedSolver, config_for, right_answer
 
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
-from envs.types import Task
+from envs.types import Task, ToolCall, ToolResult
 from ray_jobs.evaluation import Evaluation, items_of
-from ray_jobs.held_out import evaluate_step, held_out_metrics
+from ray_jobs.held_out import SHOWN_STEPS, evaluate_step, held_out_metrics, shown_attempt
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.summary import _by_dataset
 from rollout.codec import flat_record, read_trajectories
 from rollout.files import read_records
-from rollout.types import Reward, Trajectory
+from rollout.types import Reward, Trajectory, Turn
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"
 HELD_OUT = "evaluation.mix={lookup=0.5, two_lookup=0.3, branch=0.2}"
@@ -36,6 +36,23 @@ def attempt(dataset, index, reward):
     end = {"answer": None, "stop_reason": "infrastructure"} if reward is None else {"answer": "1"}
     end = {"stop_reason": "answered", "reward": Reward(outcome=reward, total=reward)} | end
     return Trajectory(id="t", group_id="g", task=task, turns=(), **end)
+
+
+def test_shown_attempt_has_one_line_for_each_step_whatever_it_contains():
+    shown = attempt("lookup", 0, 0.5)
+    call, turn = (
+        ToolCall(name="code", arguments="1\n+1"),
+        {"role": "planner", "text": "", "finish_reason": "stop", "trainable": True},
+    )
+    shown.turns = (
+        Turn(**turn, policy_version=0, format_error="no\nJSON"),
+        *[Turn(**turn, policy_version=0, tool_call=call, tool_result=ToolResult(text="2\n" * 900))] * 20,
+    )
+    lines = list(shown_attempt(shown))
+    assert len(lines) == SHOWN_STEPS + 2
+    assert not any("\n" in line or len(line) > 300 for line in lines)
+    assert lines[-1].endswith("(score 0.5)")
+    assert list(shown_attempt(attempt("lookup", 0, None)))[-1].endswith("(unscored)")
 
 
 def evaluation(rewards):
