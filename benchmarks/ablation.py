@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import train, train_steps
+from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
 
-RECIPES = Path(__file__).parents[1] / "configs" / "recipes"
 ARMS = ("drop", "uniform", "critic")
 COMMON = ("envs.choice=mix", "evaluation.num_tasks=120", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {

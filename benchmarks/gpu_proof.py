@@ -340,20 +340,15 @@ def full_length() -> Iterator[None]:
 def run(stage: Stage) -> dict[str, Any]:
     """Train the demo model on one card, engine and learner with one copy of the base weights."""
     sizes = (
-        *(
-            "num_steps=24",
-            "pipeline_depth=2",
-            "evaluation.every_steps=0",
-            "learner.device=cuda",
-            "rollout.engine.device=cuda",
-        ),
+        *("num_steps=24", "pipeline_depth=2", "evaluation.every_steps=0"),
+        *("learner.device=cuda", "rollout.engine.device=cuda"),
         *("rollout.engine.adapter_mode=native", "rollout.engine.kv_cache_gib=4", "card.shared=true"),
         *("card.share_base=true", "rollout.num_workers=1", "rollout.engine.max_num_seqs=64"),
     )
     tiny = ("num_steps=1", "batch_groups=1", "agent.max_steps=5", "cold_start.num_demonstrations=104")
     own = (f"output_dir={stage.out}", "name=run", "reward.credit=outcome", "evaluation.num_tasks=32")
-    recipe = ROOT / "configs" / "recipes" / "demo_cpu.toml"
-    command = [sys.executable, "-m", "ray_jobs.cli", "train", str(recipe), *own, *(tiny if stage.rehearsal else sizes)]
+    recipe = str(RECIPE.with_name("demo_cpu.toml"))
+    command = [sys.executable, "-m", "ray_jobs.cli", "train", recipe, *own, *(tiny if stage.rehearsal else sizes)]
     subprocess.run(command, check=True)
     folder = stage.out / "run"
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -14,7 +14,7 @@ from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
 PLANS_PER_STEP = 4
-"""Plans per optimizer step. With eight the demo's model copies names and numbers worse for the same tokens."""
+"""Plans per optimizer step."""
 DEMONSTRATIONS_PER_STEP = 8
 """Demonstrations of a custom agent per optimizer step."""
 

@@ -78,11 +78,10 @@ def evaluate(run: "Run", phase: str) -> Evaluation:
     if phase == "eval_untouched":
         tasks = _some_of(tasks, run.config.evaluation.num_untouched_tasks)
     with run.phase(phase, total=len(tasks)) as progress:
-        attempts = _attempt_and_log(run, tasks, phase, progressed=progress.advance)
-    evaluation = Evaluation(items=items_of(record for _, record in attempts))
+        evaluation, attempts = _attempt_and_log(run, tasks, phase, progressed=progress.advance)
     if attempts:
         run.console.note(_note(POLICIES[phase], evaluation))
-        for line in shown_attempt(attempts[0][0]):
+        for line in shown_attempt(attempts[0]):
             run.console.note(line)
     return evaluation
 
@@ -95,8 +94,7 @@ def evaluate_step(run: "Run", step: int) -> None:
     started = time.perf_counter()
     tasks = _some_of(evaluation_tasks(run.config), run.config.evaluation.while_training_tasks)
     with run.console.waiting(f"the evaluation after step {step}"):
-        attempts = _attempt_and_log(run, tasks, STEP_PHASE, step)
-    evaluation = Evaluation(items=items_of(record for _, record in attempts))
+        evaluation, _ = _attempt_and_log(run, tasks, STEP_PHASE, step)
     # Discard the readings: this work must not count as rollouts of the next step.
     run.supervisor.readings()
     facts = {"held_out/policy_version": run.rollouts.policy_version, "held_out/wall_s": time.perf_counter() - started}
@@ -106,7 +104,7 @@ def evaluate_step(run: "Run", step: int) -> None:
 
 def _attempt_and_log(
     run: "Run", tasks: Sequence[Task], phase: str, step: int | None = None, progressed: Callable[[], None] | None = None
-) -> list[tuple[Trajectory, Record]]:
+) -> tuple[Evaluation, list[Trajectory]]:
     """Attempt tasks once, and log the trajectories in the order of the tasks."""
     name = phase if step is None else f"{phase}-{step}"
     wanted = [(task, 0, f"{name}/{task.id}") for task in tasks]
@@ -119,8 +117,9 @@ def _attempt_and_log(
 
     asyncio.run(attempt_all(run.rollouts, wanted, keep, phase=phase, step=step))
     results = [found[task.dataset, task.id] for task in tasks]
-    run.folder.log_trajectories(trajectory for trajectory, _ in results)
-    return results
+    attempts = [trajectory for trajectory, _ in results]
+    run.folder.log_trajectories(attempts)
+    return Evaluation(items=items_of(record for _, record in results)), attempts
 
 
 def held_out_metrics(evaluation: Evaluation) -> dict[str, float]:

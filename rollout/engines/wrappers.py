@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from envs.datasets.families import PlanStep
-from envs.datasets.generated import GeneratedTask
+from envs.datasets.generated import GeneratedTask, Plan
 from rollout.agent.planner import Decision
 from rollout.chat import Chat, ChatFormat
 from rollout.endpoint.messages import RequestError
@@ -165,14 +165,14 @@ def frozen_model(engine: Engine, chat: Chat, max_tokens: int) -> Callable[[str],
 GIVES_UP = PlanStep(thought="That is too much work.", action="answer", action_input="unknown")
 
 
-def demonstrated_plans(tasks: Sequence[GeneratedTask], lazy_share: float, *, seed: int) -> list[tuple[PlanStep, ...]]:
+def demonstrated_plans(tasks: Sequence[GeneratedTask], lazy_share: float, *, seed: int) -> list[Plan]:
     """Return each task's plan, for a share of them one that gives up: after the first call or a later one.
 
     The seed chooses. A plan of one call gives up before it.
     """
     lazy = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(lazy_share * len(tasks)))}
 
-    def early(index: int, plan: tuple[PlanStep, ...]) -> tuple[PlanStep, ...]:
+    def early(index: int, plan: Plan) -> Plan:
         last = len(plan) - 2
         return (*plan[: random.Random(f"lazy|{seed}|{index}").randint(min(1, last), last)], GIVES_UP)
 
