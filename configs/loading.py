@@ -24,6 +24,13 @@ DEFAULT_RECIPE = RECIPES / "demo_cpu.toml"
 _NEVER_QUOTED = {"address", "api_key_env", "base_url", "command", "source", "url"}
 """Settings that may contain a key by mistake."""
 
+_SHAPES = {
+    "dict_type": "must be a table, such as { name = 1.0 }",
+    "model_attributes_type": "must be a table",
+    "tuple_type": "must be a list, written in brackets",
+}
+"""What pydantic's names of Python types mean in a recipe."""
+
 ELSEWHERE: Mapping[str, str] = {
     "num_generations": "rollout.group_size",
     "n": "rollout.group_size",
@@ -36,6 +43,7 @@ ELSEWHERE: Mapping[str, str] = {
     "max_prompt_length": "rollout.engine.max_model_len",
     "max_response_length": "rollout.max_turn_tokens",
     "max_train_steps": "num_steps",
+    "num_train_epochs": "num_steps",
     "total_training_steps": "num_steps",
     "max_async_level": "pipeline_depth",
     "staleness_threshold": "max_staleness",
@@ -187,15 +195,20 @@ def _describe(detail: ErrorDetails) -> str:
     if detail["type"] == "extra_forbidden":
         known = list(setting_names(RunConfig))
         if key in known:
-            return f"unknown key '{key}': the chosen `type` does not have it"
+            return f"unknown key '{key}': type = '{detail['loc'][-2]}' does not have it"
         last, inside = key.rpartition(".")[2], detail.get("input")
         while isinstance(inside, dict) and len(inside) == 1:
             ((last, inside),) = inside.items()
+        if last in ("load_in_4bit", "load_in_8bit"):
+            return f"unknown key '{key}': weights are not quantized in training; leave it out"
         if elsewhere := ELSEWHERE.get(last):
             return f"unknown key '{key}': here it is {elsewhere}"
         near = did_you_mean(key, known) or "; `agentflow check --print` prints every key that exists"
         return f"unknown key '{key}'{near}"
-    message = detail["msg"].removeprefix("Value error, ")
+    message = _SHAPES.get(detail["type"]) or detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "model_type":
+        inside = [name for name in setting_names(RunConfig) if name.startswith(f"{key}.")]
+        message = f"must be a table; set {', '.join(inside[:3])}{', ...' if len(inside) > 3 else ''}"
     value = detail.get("input")
     if isinstance(value, dict) or not _NEVER_QUOTED.isdisjoint(detail["loc"]):
         return f"{key}: {message}"

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import inspect
 import os
+import re
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -12,13 +13,20 @@ from pathlib import Path
 from threading import Thread
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator
 
 from configs import PACKAGES
 from configs.api_keys import redact_output, without_secrets
 from configs.errors import UserError
 
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+
+def _import_path(source: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source) or ".py:" in source:
+        raise ValueError("must be module:name of custom code, such as my_code:name for a file my_code.py")
+    return source
+
+
+ImportPath = Annotated[str, AfterValidator(_import_path)]
 """`module:name`; modules are searched next to the recipe and in the current folder."""
 
 

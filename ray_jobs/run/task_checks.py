@@ -28,6 +28,9 @@ def check_mixes(config: RunConfig) -> None:
         for name in mix:
             if name not in known:
                 near = did_you_mean(name, known)
+                if name in BENCHMARKS:
+                    near = f"; '{name}' is a benchmark of `agentflow evaluate`: to train on its questions, name a data "
+                    near += "set of the hub in envs.datasets, or make a project of a file with `agentflow init --data`"
                 raise UserError(f"{key} names unknown data set '{name}'; known: {', '.join(known)}{near}")
     if config.envs.choice == "learnable":
         names = [name for name, share in config.envs.mix.items() if share > 0]

@@ -102,6 +102,13 @@ def test_the_last_override_wins(tmp_path):
         ('envs.web.blocked_hosts=["*.a.example"]', "envs.web.blocked_hosts.0"),
         ("envs.base_generator.model=m", "envs.base_generator.base_url"),
         ('agent.memory={type="folder", path=""}', "agent.memory.path"),
+        ("agent=5", "agent"),
+        ("model=Qwen/Qwen3-1.7B", "model"),
+        ("trackers=wandb", "trackers"),
+        ("envs.mix=own_text", "envs.mix"),
+        ("reward.scorer=text", "reward.scorer"),
+        ("reward.scorer=my_reward.py:score", "reward.scorer"),
+        ("load_in_4bit=true", "load_in_4bit"),
         ("seed", "override 'seed'"),
     ],
 )

@@ -12,7 +12,7 @@ from configs.loading import RECIPES, load_run_config
 from learner import tree_attention
 from ray_jobs import cli
 from ray_jobs.plan import GIB, activations, advice, engine_working, find_card, kv_token_bytes, make_plan
-from ray_jobs.run.model_folder import find_shape, shape_of
+from ray_jobs.run.model_folder import find_shape, known_models, shape_of
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
@@ -50,6 +50,11 @@ def test_parameters_cache_and_adapter_by_hand(name):
     assert shape.num_parameters == parameters
     assert kv_token_bytes(shape, "bfloat16") == kib_per_token * 1024
     assert shape.lora_parameters(32, ALL_LINEARS) == lora
+
+
+def test_shapes_of_known_models_have_the_parameters_that_their_pages_state():
+    for name, facts in known_models().items():
+        assert find_shape(name).num_parameters == facts["parameters"], name
 
 
 def test_cache_holds_whole_blocks():
