@@ -117,7 +117,8 @@ class RolloutConfig(Config):
     wall_timeout_s: float = Field(default=7200.0, gt=0)
     """Time limit of one trajectory with the time that it waits for the engine."""
     max_calls: int = Field(default=64, ge=1)
-    """Model calls of one trajectory of a custom agent. A further call is refused and ends the trajectory."""
+    """Model calls of one trajectory of a custom agent. A further call is refused; an agent that does not answer
+    within 5 s after its last reply is ended."""
     count_failed: bool = True
     """Count an attempt as wrong that goes beyond a limit of its own, such as `episode_timeout_s`, or whose agent fails
     after a reply; otherwise it is unscored. Faults of the engine, of tools and of the machine are always unscored."""
