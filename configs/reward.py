@@ -124,7 +124,7 @@ class OutcomeGatedConfig(Config):
     turn_scorer: ImportPath | None = None
     """`module:name` of a custom function that scores turns instead of a PRM: name(task, answer, turns) returns a list
     with a number from 0 to 1, or None, for each turn. None uses a PRM."""
-    prm_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
     attempts end, which is measured in every batch, and none without this evidence."""
 
@@ -135,7 +135,7 @@ class OutcomeGatedConfig(Config):
         return self
 
 
-_GATED = dict.fromkeys(("prm_path", "turn_scorer", "prm_weight"), "outcome_gated")
+_GATED = dict.fromkeys(("prm_path", "turn_scorer", "max_weight"), "outcome_gated")
 CreditConfig = Annotated[
     OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome", **_GATED)
 ]

@@ -108,7 +108,7 @@ class Training:
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """Return the training after these rows, with `num_steps` train steps behind it."""
         gated = config.reward.gated
-        return cls(full_weight=gated.prm_weight if gated and scored else 0.0, num_steps=num_steps, rows=list(rows))
+        return cls(full_weight=gated.max_weight if gated and scored else 0.0, num_steps=num_steps, rows=list(rows))
 
     @property
     def weights(self) -> dict[str, float]:
