@@ -316,16 +316,14 @@ def compare(
 
 
 def view(
-    run: RunFolder,
-    /,
-    *others: Annotated[Path, Parameter(name="RUN", help="another run, to compare with it")],
+    *runs: Annotated[Path, Parameter(name="RUN", help="one, or two to compare; without it the newest below runs/")],
     port: Annotated[int, Parameter(help="port on 127.0.0.1; 0: any free one")] = 8770,
     no_browser: Annotated[bool, Parameter(help="only print the address")] = False,
 ) -> None:
     """Open a run in the browser, also while it trains: every step, and why."""
     from ray_jobs.viewer.server import run_view
 
-    run_view([run, *others], port=port, browser=not no_browser)
+    run_view(runs, port=port, browser=not no_browser)
 
 
 def solve(

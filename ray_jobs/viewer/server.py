@@ -142,11 +142,18 @@ def _pairs(runs: Sequence[ViewedRun], asked: Asked) -> Row:
 
 
 def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
-    """Serve until interrupted. Raises UserError for a folder without a run or a used port."""
+    """Serve until interrupted; without folders the newest run below runs/.
+
+    Raises UserError for a folder without a run or a used port.
+    """
     import uvicorn
 
     if len(folders) > 2:
         raise UserError(f"at most 2 runs can be shown, got {len(folders)}")
+    started = sorted(Path("runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    if not folders and not started:
+        raise UserError("there is no run below runs/ in this folder; name the folder of a run")
+    folders = folders or [started[-1].parent]
     runs = [ViewedRun(folder) for folder in folders]
     with listen(LOOPBACK, port) as listener:
         token = new_token()

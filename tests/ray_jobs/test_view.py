@@ -3,6 +3,7 @@
 import functools
 import json
 import operator
+import os
 import re
 import shutil
 import subprocess
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, make_run, metric_row
 
+from configs.errors import UserError
 from envs.serving import new_token, with_token
 from ray_jobs.viewer.run import ViewedRun
-from ray_jobs.viewer.server import build_app, door_to
+from ray_jobs.viewer.server import build_app, door_to, run_view
 from rollout.types import packed_floats
 
 TOKEN = new_token()
@@ -203,6 +205,18 @@ def test_other_origins_and_methods_are_rejected(folder):
     for origin in ("http://127.0.0.1:9999", "http://evil.example", "null"):
         assert client.get("/api/state", headers={"origin": origin}).status_code == 403
     assert client.post("/api/state").status_code == 405
+
+
+def test_the_newest_run_is_shown_when_none_is_named(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match="runs/"):
+        run_view([], port=0, browser=False)
+    monkeypatch.chdir(folder.parent.parent)
+    shutil.copytree(folder, folder.with_name("older"))
+    os.utime(folder.with_name("older") / "config.json", (1e9, 1e9))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
+    run_view([], port=0, browser=False)
+    assert capsys.readouterr().out.startswith(f"{Path('runs', 'demo')}: ")
 
 
 def test_browser_command_does_not_show_the_token():
