@@ -127,7 +127,10 @@ class McpTool:
             async with asyncio.timeout(self._time_limit_s):
                 return {tool.name: self._without_key(_line_of(tool)) for tool in await self._listed()}
         except Exception as error:
-            raise ToolUnavailableError(f"the MCP server at {self._shown} failed ({type(error).__name__})") from None
+            by_hand = "start its command in a shell to see why" if self._command else "check that it runs"
+            raise ToolUnavailableError(
+                f"the MCP server at {self._shown} failed ({type(error).__name__}); {by_hand}"
+            ) from None
 
     async def _listed(self) -> list[Tool]:
         try:
