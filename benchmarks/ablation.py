@@ -30,9 +30,9 @@ from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
 
 ARMS = ("drop", "uniform", "critic")
-COMMON = ("envs.choice=mix", "evaluation.num_tasks=120", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
+COMMON = ("envs.choice=mix", "evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
-    "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=24"),
+    "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
     "depth_cpu": (
         "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
         "cold_start.lazy_share=0.91",
