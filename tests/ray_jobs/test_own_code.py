@@ -72,3 +72,11 @@ def test_custom_code_that_cannot_work_is_rejected_in_one_line(recipe, overrides,
     with pytest.raises(error, match=says) as caught:
         check(recipe, *overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_a_key_is_not_advised_to_an_agent_that_makes_a_client_of_its_own(recipe, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (recipe.parent / "own_client.py").write_text("import openai\nCLIENT = openai.OpenAI()\n")
+    load_run_config(recipe)
+    with pytest.raises(OwnCodeError, match="no client at import"):
+        load_own("own_client:solve", key="agent.function")
