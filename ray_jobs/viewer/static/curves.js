@@ -4,7 +4,7 @@ import { get, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
-const SOLVED = ["Tasks solved", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
+const SOLVED = ["Tasks solved while sampling", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
 const FAMILIES = ["arith", "lookup", "two_lookup", "difference", "three_lookup", "chain", "branch"];
 const byFamily = (metric) => Object.fromEntries(FAMILIES.map((family) => [`${metric}/${family}`, family]));
 const SECTIONS = [
@@ -51,7 +51,7 @@ export async function curves(app) {
   const draw = async () => {
     const rows = await Promise.all(app.runs.map((_, run) => get("metrics", { run })));
     trends = rows.map(learning);
-    const first = [SOLVED, heldOutPlot(rows)].map((one) => plot(one, rows, app)).filter(Boolean);
+    const first = [heldOutPlot(rows), SOLVED].map((one) => plot(one, rows, app)).filter(Boolean);
     node.replaceChildren(h("h1", { class: "unseen" }, "Learning curves"), ...app.runs.map((about, run) => facts(about, app.states[run], run, trends[run])), ...first, ...SECTIONS.flatMap((one) => section(one, rows, app)));
   };
   await draw();
