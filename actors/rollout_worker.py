@@ -54,6 +54,7 @@ class RolloutWorkerActor:
         self._judge = GroupJudge(
             OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens),
             score,
+            process=config.reward.credit.type == "process",
             transient=(PrmError, *PART_LOST),
         )
         self._tasks = training_tasks(config)

@@ -115,31 +115,44 @@ class OutcomeCenteredConfig(Config):
     type: Literal["outcome_centered"] = "outcome_centered"
 
 
-class OutcomeGatedConfig(Config):
-    """Credit by the outcome and, where outcomes differ, by a step's score against its siblings' in the same state."""
+class StepScoresConfig(Config):
+    """Scores of steps, by a process reward model or a custom function."""
 
-    type: Literal["outcome_gated"] = "outcome_gated"
     prm_path: OwnPath | None = None
     """Folder of a trained PRM; None trains one at the start of the run."""
     turn_scorer: ImportPath | None = None
     """`module:name` of a custom function that scores turns instead of a PRM: name(task, answer, turns) returns a list
     with a number from 0 to 1, or None, for each turn. None uses a PRM."""
-    max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
-    attempts end, which is measured in every batch, and none without this evidence."""
 
     @model_validator(mode="after")
-    def _has_one_source_of_scores(self) -> "OutcomeGatedConfig":
+    def _has_one_source_of_scores(self) -> "StepScoresConfig":
         if self.turn_scorer and self.prm_path:
             raise ValueError("turn_scorer scores turns instead of a PRM: leave out prm_path or turn_scorer")
         return self
 
 
+class OutcomeGatedConfig(StepScoresConfig):
+    """Credit by the outcome and, where outcomes differ, by a step's score against its siblings' in the same state."""
+
+    type: Literal["outcome_gated"] = "outcome_gated"
+    max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
+    attempts end, which is measured in every batch, and none without this evidence."""
+
+
+class ProcessConfig(StepScoresConfig):
+    """Credit by step scores alone, without references: an attempt's lowest score, less the group's mean."""
+
+    type: Literal["process"] = "process"
+
+
 _GATED = dict.fromkeys(("prm_path", "turn_scorer", "max_weight"), "outcome_gated")
 CreditConfig = Annotated[
-    OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig, Field(discriminator="type"), typed("outcome", **_GATED)
+    OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig | ProcessConfig,
+    Field(discriminator="type"),
+    typed("outcome", **_GATED),
 ]
-Credit = Literal["outcome", "outcome_centered", "outcome_gated"]
+Credit = Literal["outcome", "outcome_centered", "outcome_gated", "process"]
 
 
 class RewardConfig(Config):
@@ -156,18 +169,18 @@ class RewardConfig(Config):
         return self.credit.all_wrong if isinstance(self.credit, OutcomeConfig) else "drop"
 
     @property
-    def gated(self) -> OutcomeGatedConfig | None:
+    def step_scores(self) -> StepScoresConfig | None:
         """The settings of step scores, from a PRM or a custom function; None if there are none."""
-        return self.credit if isinstance(self.credit, OutcomeGatedConfig) else None
+        return self.credit if isinstance(self.credit, StepScoresConfig) else None
 
     @property
-    def prm(self) -> OutcomeGatedConfig | None:
+    def prm(self) -> StepScoresConfig | None:
         """The settings of the PRM that scores steps in training; None without a PRM."""
-        return None if self.turn_scorer else self.gated
+        return None if self.turn_scorer else self.step_scores
 
     @property
     def turn_scorer(self) -> str | None:
-        return self.gated.turn_scorer if self.gated else None
+        return self.step_scores.turn_scorer if self.step_scores else None
 
     @property
     def prm_path(self) -> str | None:

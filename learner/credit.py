@@ -185,6 +185,8 @@ def turn_advantages(group: Group, *, scheme: Scheme, weight: float) -> list[list
         trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
     outcome_centered: that, not divided by the group's deviation (Dr. GRPO, arXiv 2503.20783, section 3.2).
     outcome_gated: `outcome`, plus `weight` times the step's score against those of its siblings in the same state.
+    process: `outcome_centered` of total rewards that are step scores. Scores that hardly differ train hardly anything;
+        divided by the group's deviation their noise would have full size.
 
     Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a total reward get
     zeros, and so do turns that are not trainable.
@@ -192,7 +194,7 @@ def turn_advantages(group: Group, *, scheme: Scheme, weight: float) -> list[list
     if scheme == "outcome_gated":
         advantages = outcome_gated(group.totals, states_of(group), step_rewards(group), weight=weight)
     else:
-        normalize = group_centered if scheme == "outcome_centered" else group_normalized
+        normalize = group_normalized if scheme == "outcome" else group_centered
         advantages = [
             [advantage] * len(trajectory.planner_turns)
             for advantage, trajectory in zip(normalize(group.totals), group.trajectories, strict=True)
@@ -255,7 +257,7 @@ def note_values(group: Group, values: Mapping[str, Sequence[float]]) -> None:
 
 def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:
     """Fill in the advantages of a group's turns and the parts that they are made of."""
-    by_outcome: Scheme = "outcome_centered" if scheme == "outcome_centered" else "outcome"
+    by_outcome: Scheme = "outcome" if scheme == "outcome_gated" else scheme
     rewards = step_rewards(group)
     means = state_means(states_of(group), rewards)
     advantages = turn_advantages(group, scheme=scheme, weight=weight)

@@ -10,10 +10,11 @@ from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.learner import LearnerConfig
 from configs.plugins import failure
+from learner.credit import map_score
 from reward.scorers import outcome_of
 from reward.statistics import group_facts
 from rollout.filters import ending_of
-from rollout.types import Group, GroupSummary, Reward, StepScores, Trajectory
+from rollout.types import Group, GroupSummary, Reward, StepScores, Trajectory, is_answer
 
 MAX_REASON = 300
 """Characters of a reason."""
@@ -68,6 +69,8 @@ class OutcomeReward:
 class GroupJudge:
     """Outcome rewards and, with `score_steps`, step scores. Groups that the filter will drop get no step scores.
 
+    With `process` the step scores of all groups are the rewards, and no answer is compared with a reference.
+
     `transient` are the errors after which scoring is tried again. When the last try fails, every step of the group
     stays unscored, which trains it on its outcome alone and is counted (`prm/unscored_share`).
     """
@@ -77,16 +80,24 @@ class GroupJudge:
         outcome: OutcomeReward,
         score_steps: ScoreSteps | None = None,
         *,
+        process: bool = False,
         transient: tuple[type[Exception], ...] = (),
         delays_s: tuple[float, ...] = RETRY_DELAYS_S,
     ) -> None:
         self._outcome = outcome
         self._score_steps = score_steps
+        self._process = process
         self._transient = transient
         self._delays_s = delays_s
 
     async def judge(self, group: Group) -> float:
         """Fill in the rewards and scores of a group. Returns the seconds that it waited for step scores."""
+        if self._process and self._score_steps is not None:
+            started = time.monotonic()
+            (await self._scores(self._score_steps, group)).write_to(group)
+            for trajectory in group.trajectories:
+                trajectory.reward = process_reward(trajectory)
+            return time.monotonic() - started
         # In threads: an answer that is hard to check must not hold up the other episodes of the worker.
         rewards = await asyncio.gather(*(asyncio.to_thread(self._outcome.score, one) for one in group.trajectories))
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
@@ -104,6 +115,19 @@ class GroupJudge:
                 return await score_steps(group)
         unscored = tuple((None,) * len(one.planner_turns) for one in group.trajectories)
         return StepScores(raw=unscored, prm_digest="")
+
+
+def process_reward(trajectory: Trajectory) -> Reward:
+    """Return the lowest mapped step score of an attempt, or 0 without an answer; None where a step has no score.
+
+    No further step can raise a minimum (PURE, arXiv 2504.15275), and an attempt that never ends gains nothing.
+    """
+    scored = [turn for turn in trajectory.planner_turns if turn.score is not None]
+    rewards = [map_score(turn.score or 0.0, valid=turn.format_error is None) for turn in scored]
+    if trajectory.stop_reason == "infrastructure" or not rewards or len(rewards) < len(trajectory.planner_turns):
+        return Reward(outcome=None, total=None)
+    lowest = min(rewards) if is_answer(trajectory.answer) else 0.0
+    return Reward(outcome=lowest, total=lowest, parts={"process": lowest})
 
 
 def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSummary:

@@ -11,7 +11,7 @@ import ray
 from msgspec import structs
 
 from actors.cluster import Handle
-from configs.reward import Credit
+from configs.reward import Credit, OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
 from learner.credit import assign_credit, assign_wrong_credit, note_learner_logprobs, note_values
@@ -107,8 +107,9 @@ class Training:
     @classmethod
     def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
         """Return the training after these rows, with `num_steps` train steps behind it."""
-        gated = config.reward.gated
-        return cls(full_weight=gated.max_weight if gated and scored else 0.0, num_steps=num_steps, rows=list(rows))
+        credit = config.reward.credit
+        full_weight = credit.max_weight if isinstance(credit, OutcomeGatedConfig) and scored else 0.0
+        return cls(full_weight=full_weight, num_steps=num_steps, rows=list(rows))
 
     @property
     def weights(self) -> dict[str, float]:

@@ -72,6 +72,16 @@ def test_centered_credit_ignores_the_scores_and_is_recorded():
     assert (credit.scheme, credit.weight, credit.totals.mean) == ("outcome_centered", 0.0, 0.25)
 
 
+def test_process_credit_is_centered_and_not_scaled_up():
+    attempts = [make_trajectory(index, (13 + index,), (20,)) for index in range(2)]
+    scored = make_scored(*attempts, totals=(0.51, 0.49), raw=((0.6, 0.5), (0.6, 0.5)))
+    assign_credit(scored, scheme="process", weight=0.5)
+    turns = [turn for attempt in attempts for turn in attempt.turns]
+    assert [turn.advantage for turn in turns] == pytest.approx([0.01, 0.01, -0.01, -0.01])
+    assert {turn.process_part for turn in turns} == {0.0}
+    assert (attempts[0].credit.scheme, attempts[0].credit.weight) == ("process", 0.0)
+
+
 @pytest.mark.parametrize("credit", CREDITS)
 def test_unscorable_trajectory_trains_nothing_and_affects_no_sibling(credit):
     pair = make_trajectory(0, (10, 11), (12,)), make_trajectory(1, (13,))

@@ -11,7 +11,7 @@ export function creditPanel(record, index, siblings) {
   return h("aside", { class: "credit", "aria-label": `Advantage of step ${index + 1}` },
     h("div", { class: "credit-head" },
       h("div", {}, h("span", { class: `big ${kind(advantage)}` }, signed(advantage)), h("span", { class: "soft" }, " advantage")),
-      credit?.scheme === "outcome_gated" ? score(record, index) : null),
+      isScored(credit) ? score(record, index) : null),
     credit ? [meter(record, index), explanation(record, index, credit, siblings)]
       : h("p", { class: "soft" }, "This run was recorded before the parts of an advantage were written down."));
 }
@@ -22,7 +22,11 @@ function kind(value) {
 
 // Where outcomes alone were credited, a part that is always zero says nothing.
 function hasProcess(credit) {
-  return Boolean(credit) && !["outcome", "outcome_centered"].includes(credit.scheme);
+  return Boolean(credit) && !["outcome", "outcome_centered", "process"].includes(credit.scheme);
+}
+
+function isScored(credit) {
+  return ["outcome_gated", "process"].includes(credit?.scheme);
 }
 
 function score(record, index) {
@@ -52,10 +56,11 @@ function explanation(record, index, credit, siblings) {
   const lines = [];
   const say = (text) => lines.push(h("p", {}, text));
   const formula = (...text) => lines.push(h("code", {}, ...text));
-  if (["outcome", "outcome_centered", "outcome_gated"].includes(scheme)) {
+  if (["outcome", "outcome_centered", "outcome_gated", "process"].includes(scheme)) {
     if (index > 0) say(`Outcome: ${signed(outcome)}, as at every step of this attempt; step 1 has the formula.`);
+    else if (scheme === "process") say("Outcome: no answer was compared; R is the lowest step score of the attempt, and 0 without an answer.");
     else say(`Outcome: this attempt was ${record.outcome === 1 ? "right" : "not right"}; ${right} of ${siblings.length || totals.num} attempts were. Every step of the attempt shares this part.`);
-    if (index === 0 && scheme === "outcome_centered") {
+    if (index === 0 && ["outcome_centered", "process"].includes(scheme)) {
       formula("R \u2212 mean = ", number(record.reward), " \u2212 ", number(totals.mean), " = ", h("b", {}, signed(outcome)));
     } else if (index === 0 && totals.std >= 1e-3) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
@@ -82,9 +87,9 @@ function explanation(record, index, credit, siblings) {
     if (weight === 0) say("The weight w is 0 here: step scores of this family have not been shown to order decisions like the outcomes (metrics prm/order).");
   } else if (["critic", "uniform"].includes(scheme)) {
     formula("advantage = ", h("b", {}, signed(record.advantages[index])));
-  } else if (!hasProcess(credit)) {
+  } else if (scheme !== "process" && !hasProcess(credit)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
-  } else {
+  } else if (hasProcess(credit)) {
     say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
   const same = record.same_steps?.[index] ?? [];
