@@ -101,18 +101,12 @@ class PrmConfig(Config):
 
 
 class OutcomeConfig(Config):
-    """Credit by the trajectory's outcome alone, without a PRM."""
+    """Credit by the outcome minus the group's mean, divided by the group's deviation unless centered (Dr. GRPO)."""
 
-    type: Literal["outcome"] = "outcome"
+    type: Literal["outcome", "outcome_centered"] = "outcome"
     all_wrong: Literal["drop", "uniform", "critic"] = "drop"
     """What a group trains in which no attempt is right: nothing, or, next to a batch of groups with signal, an equal
     negative advantage for every step (uniform), or the change of a critic's value that each step made (critic)."""
-
-
-class OutcomeCenteredConfig(Config):
-    """Credit by the outcome minus the group's mean, not divided by its deviation (Dr. GRPO), without a PRM."""
-
-    type: Literal["outcome_centered"] = "outcome_centered"
 
 
 class StepScoresConfig(Config):
@@ -148,9 +142,7 @@ class ProcessConfig(StepScoresConfig):
 
 _GATED = dict.fromkeys(("prm_path", "turn_scorer", "max_weight"), "outcome_gated")
 CreditConfig = Annotated[
-    OutcomeConfig | OutcomeCenteredConfig | OutcomeGatedConfig | ProcessConfig,
-    Field(discriminator="type"),
-    typed("outcome", **_GATED),
+    OutcomeConfig | OutcomeGatedConfig | ProcessConfig, Field(discriminator="type"), typed("outcome", **_GATED)
 ]
 Credit = Literal["outcome", "outcome_centered", "outcome_gated", "process"]
 

@@ -152,7 +152,7 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
         raise UserError(f"at most 2 runs can be shown, got {len(folders)}")
     started = sorted(Path("runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime)
     if not folders and not started:
-        raise UserError("there is no run below runs/ in this folder; name the folder of a run")
+        raise UserError("no run was found below runs/; name the folder of one")
     folders = folders or [started[-1].parent]
     runs = [ViewedRun(folder) for folder in folders]
     with listen(LOOPBACK, port) as listener:
