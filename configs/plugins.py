@@ -51,11 +51,11 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
     except Exception as error:
         # Importing a user's module can raise anything.
         package = ((error.name if isinstance(error, ImportError) else None) or module).partition(".")[0]
-        hidden = f"; '{package}' is a package of agentflow and hides yours: rename it" if package in PACKAGES else ""
+        advice = f"; '{package}' is a package of agentflow and hides yours: rename it" if package in PACKAGES else ""
         if type(error).__name__ in ("OpenAIError", "AnthropicError"):
-            hidden = "; make no client at import: an agent is given one that calls the policy"
+            advice = "; make no client at import: an agent is given one that calls the policy"
         # Without the cause, whose message Ray and Python would print with the traceback.
-        raise OwnCodeError(f"{key}: '{source}' cannot be imported: {failure(error)}{hidden}") from None
+        raise OwnCodeError(f"{key}: '{source}' cannot be imported: {failure(error)}{advice}") from None
     if not callable(loaded):
         raise OwnCodeError(f"{key}: '{source}' is a {type(loaded).__name__}; name a {kind}")
     return loaded

@@ -157,6 +157,11 @@ def map_score(raw: float, *, valid: bool) -> float:
     return VALID_FLOOR + (1 - VALID_FLOOR) * min(max(raw, 0.0), 1.0)
 
 
+def step_reward(turn: Turn) -> float | None:
+    """Return the mapped score of a turn, None without a score."""
+    return None if turn.score is None else map_score(turn.score, valid=turn.format_error is None)
+
+
 def step_rewards(group: Group) -> list[list[float | None]]:
     """Return the mapped step rewards of each trajectory's planner turns.
 
@@ -164,9 +169,7 @@ def step_rewards(group: Group) -> list[list[float | None]]:
     """
     return [
         [
-            None
-            if turn.score is None or trajectory.total is None or not turn.trainable
-            else map_score(turn.score, valid=turn.format_error is None)
+            None if trajectory.total is None or not turn.trainable else step_reward(turn)
             for turn in trajectory.planner_turns
         ]
         for trajectory in group.trajectories

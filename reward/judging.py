@@ -10,7 +10,7 @@ from configs.api_keys import without_secrets
 from configs.errors import UserError
 from configs.learner import LearnerConfig
 from configs.plugins import failure
-from learner.credit import map_score
+from learner.credit import step_reward
 from reward.scorers import outcome_of
 from reward.statistics import group_facts
 from rollout.filters import ending_of
@@ -42,16 +42,20 @@ def soft_overlong_penalty(length: int, *, max_length: int, cache_length: int) ->
 
 
 class OutcomeReward:
-    """The task's scorer, with the overlong rule, which shapes `total` and never `outcome`."""
+    """The task's scorer, with the overlong rule, which shapes `total` and never `outcome`.
 
-    def __init__(self, learner: LearnerConfig, *, max_turn_tokens: int) -> None:
+    With `process` the lowest step score stands for the outcome, and no answer is compared with a reference.
+    """
+
+    def __init__(self, learner: LearnerConfig, *, max_turn_tokens: int, process: bool = False) -> None:
+        self.process = process
         self._overlong = learner.overlong
         self._cache_tokens = learner.overlong_cache_tokens
         self._max_turn_tokens = max_turn_tokens
 
     def score(self, trajectory: Trajectory) -> Reward:
         """Return the reward of a trajectory, without a total for what must not be trained on. Raises OwnCodeError."""
-        outcome = outcome_of(trajectory)
+        outcome = lowest_step_score(trajectory) if self.process else outcome_of(trajectory)
         if outcome is None:
             return Reward(outcome=None, total=None)
         trained = [turn for turn in trajectory.planner_turns if turn.trainable]
@@ -67,10 +71,9 @@ class OutcomeReward:
 
 
 class GroupJudge:
-    """Outcome rewards and, with `score_steps`, step scores. Groups that the filter will drop get no step scores.
+    """Outcome rewards and, with `score_steps`, step scores.
 
-    With `process` the step scores of all groups are the rewards, and no answer is compared with a reference.
-
+    Groups that the filter will drop get no step scores, unless these are what the outcome is made of.
     `transient` are the errors after which scoring is tried again. When the last try fails, every step of the group
     stays unscored, which trains it on its outcome alone and is counted (`prm/unscored_share`).
     """
@@ -80,29 +83,28 @@ class GroupJudge:
         outcome: OutcomeReward,
         score_steps: ScoreSteps | None = None,
         *,
-        process: bool = False,
         transient: tuple[type[Exception], ...] = (),
         delays_s: tuple[float, ...] = RETRY_DELAYS_S,
     ) -> None:
         self._outcome = outcome
         self._score_steps = score_steps
-        self._process = process
         self._transient = transient
         self._delays_s = delays_s
 
     async def judge(self, group: Group) -> float:
         """Fill in the rewards and scores of a group. Returns the seconds that it waited for step scores."""
-        if self._process and self._score_steps is not None:
-            started = time.monotonic()
-            (await self._scores(self._score_steps, group)).write_to(group)
-            for trajectory in group.trajectories:
-                trajectory.reward = process_reward(trajectory)
-            return time.monotonic() - started
+        waited_s = await self._score(group) if self._outcome.process else 0.0
         # In threads: an answer that is hard to check must not hold up the other episodes of the worker.
         rewards = await asyncio.gather(*(asyncio.to_thread(self._outcome.score, one) for one in group.trajectories))
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             trajectory.reward = reward
-        if self._score_steps is None or ending_of(group.outcomes, group.totals) != "ready":
+        if self._outcome.process or ending_of(group.outcomes, group.totals) != "ready":
+            return waited_s
+        return await self._score(group)
+
+    async def _score(self, group: Group) -> float:
+        """Fill in the step scores of a group; return the seconds that this took."""
+        if self._score_steps is None:
             return 0.0
         started = time.monotonic()
         (await self._scores(self._score_steps, group)).write_to(group)
@@ -117,17 +119,16 @@ class GroupJudge:
         return StepScores(raw=unscored, prm_digest="")
 
 
-def process_reward(trajectory: Trajectory) -> Reward:
-    """Return the lowest mapped step score of an attempt, or 0 without an answer; None where a step has no score.
+def lowest_step_score(trajectory: Trajectory) -> float | None:
+    """Return the lowest mapped step score of an attempt, 0 without an answer; None where a step has no score.
 
     No further step can raise a minimum (PURE, arXiv 2504.15275), and an attempt that never ends gains nothing.
     """
-    scored = [turn for turn in trajectory.planner_turns if turn.score is not None]
-    rewards = [map_score(turn.score or 0.0, valid=turn.format_error is None) for turn in scored]
-    if trajectory.stop_reason == "infrastructure" or not rewards or len(rewards) < len(trajectory.planner_turns):
-        return Reward(outcome=None, total=None)
-    lowest = min(rewards) if is_answer(trajectory.answer) else 0.0
-    return Reward(outcome=lowest, total=lowest, parts={"process": lowest})
+    rewards = [step_reward(turn) for turn in trajectory.planner_turns]
+    scored = [reward for reward in rewards if reward is not None]
+    if trajectory.stop_reason == "infrastructure" or not scored or len(scored) < len(rewards):
+        return None
+    return min(scored) if is_answer(trajectory.answer) else 0.0
 
 
 def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSummary:

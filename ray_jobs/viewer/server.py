@@ -150,10 +150,11 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
 
     if len(folders) > 2:
         raise UserError(f"at most 2 runs can be shown, got {len(folders)}")
-    started = sorted(Path("runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-    if not folders and not started:
-        raise UserError("no run was found below runs/; name the folder of one")
-    folders = folders or [started[-1].parent]
+    if not folders:
+        newest = max(Path("runs").glob("*/config.json"), key=lambda file: file.stat().st_mtime, default=None)
+        if newest is None:
+            raise UserError("no run was found below runs/; name the folder of one")
+        folders = [newest.parent]
     runs = [ViewedRun(folder) for folder in folders]
     with listen(LOOPBACK, port) as listener:
         token = new_token()

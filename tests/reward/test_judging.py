@@ -99,13 +99,17 @@ async def test_transient_errors_are_retried_and_then_the_group_stays_unscored(nu
 
 async def test_process_reward_is_the_lowest_step_score_whatever_the_answer_is():
     async def score(group):
-        return StepScores(raw=((0.9, 0.2), (0.9, 0.9), (0.9, 0.9), (0.9, None)), prm_digest="d")
+        return StepScores(raw=((0.9, 0.2), (0.9, 0.9), (0.9, 0.9), (0.9, None), (0.9, 0.9)), prm_digest="d")
 
-    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=100)
-    group = make_group("not 42", None, "broken", "42")
-    await GroupJudge(outcome, score, process=True).judge(group)
-    # 0.05 + 0.95 * 0.2; no answer; ended by the infrastructure; a step without a score.
-    assert group.outcomes == group.totals == [pytest.approx(0.24), 0.0, None, None]
+    outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100, process=True)
+    group = make_group("not 42", None, "broken", "42", "42")
+    last = group.trajectories[-1]
+    cut = replace(last, turns=(replace(last.turns[0], finish_reason="length"), *last.turns[1:]))
+    group = replace(group, trajectories=(*group.trajectories[:-1], cut))
+    await GroupJudge(outcome, score).judge(group)
+    # 0.05 + 0.95 * 0.2; no answer; ended by the infrastructure; a step without a score; cut off by the token limit.
+    assert group.outcomes == [pytest.approx(0.24), 0.0, None, None, pytest.approx(0.905)]
+    assert group.totals == [pytest.approx(0.24), 0.0, None, None, None]
 
 
 async def test_summary_holds_the_facts_of_a_group():

@@ -87,9 +87,9 @@ function explanation(record, index, credit, siblings) {
     if (weight === 0) say("The weight w is 0 here: step scores of this family have not been shown to order decisions like the outcomes (metrics prm/order).");
   } else if (["critic", "uniform"].includes(scheme)) {
     formula("advantage = ", h("b", {}, signed(record.advantages[index])));
-  } else if (scheme !== "process" && !hasProcess(credit)) {
+  } else if (["outcome", "outcome_centered"].includes(scheme)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
-  } else if (hasProcess(credit)) {
+  } else if (scheme !== "process") {
     say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
   const same = record.same_steps?.[index] ?? [];
