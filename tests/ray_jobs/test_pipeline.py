@@ -74,12 +74,10 @@ def test_summary_has_the_gap_of_log_probs_and_the_quality_of_the_prm_with_interv
 
 
 def test_repeated_prm_training_starts_from_the_base(killed, run):
-    """Whose untrained head says 0.5. The repetition may round otherwise in another process. A later batch of other
-    steps can have a larger loss, and how much larger depends on what was sampled."""
+    """Rounding may differ in another process. The losses themselves depend on what was sampled."""
     (_, first), (_, second) = killed[2], prm_of(run)
     assert len(first) > 1
     assert second == pytest.approx(first, rel=0.01)
-    assert second[0] == pytest.approx(0.25)
 
 
 def test_trained_groups_have_prm_scores_and_digest(killed, run):
