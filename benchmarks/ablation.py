@@ -1,10 +1,15 @@
-"""Credit of groups without a right attempt: `reward.credit.all_wrong` as drop, uniform and critic, over seeds.
+"""Credit of groups without a right attempt, and credit by step scores, over seeds.
 
     python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms drop,critic]
 
 The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
 number of train steps of equally many groups with signal; groups without a right attempt are trained next to these, so
 that no arm makes more steps per sampled token. The families have equal shares and no task is repeated.
+
+    drop, uniform, critic     outcomes, with `reward.credit.all_wrong`
+    plan                      `outcome_gated` with the best scores that a PRM can learn
+    random, lenient, padding, operator_blind
+                              `outcome_gated` with scores that mislead (see `benchmarks.scorers`)
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
@@ -26,10 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.runs import train, train_steps
+from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
 
-ARMS = ("drop", "uniform", "critic")
+ARMS = {arm: f'type="outcome", all_wrong="{arm}"' for arm in ("drop", "uniform", "critic")} | {
+    scorer: f'type="outcome_gated", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS
+}
+BASE = "drop"
 COMMON = ("envs.choice=mix", "evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
@@ -52,13 +61,13 @@ def main() -> None:
     options = parser.parse_args()
     recipe, common = RECIPES / f"{options.recipe}.toml", (*COMMON, *OVERRIDES[options.recipe])
     for seed in map(int, options.seeds.split(",")):
-        base = options.out / f"{options.recipe}-{seed}-{ARMS[0]}"
+        base = options.out / f"{options.recipe}-{seed}-{BASE}"
         for arm in options.arms.split(","):
             if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(options.rows)}:
                 continue
             folder = options.out / f"{options.recipe}-{seed}-{arm}"
-            credit = f'reward.credit={{type="outcome", all_wrong="{arm}"}}'
-            train(recipe, folder, (f"seed={seed}", credit, *common), start_from=None if arm == ARMS[0] else base)
+            credit = f"reward.credit={{{ARMS[arm]}}}"
+            train(recipe, folder, (f"seed={seed}", credit, *common), start_from=None if arm == BASE else base)
             with options.rows.open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
     print(table(read(options.rows)))
@@ -99,7 +108,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines.append("| --- | --- | --- | --- | --- | --- |")
     for recipe, arm in sorted({(row["recipe"], row["arm"]) for row in rows}):
         own = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, arm)}
-        base = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, ARMS[0])}
+        base = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, BASE)}
         families = next(iter(own.values()))["held_out"]
         rates = {
             family: sum(row["held_out"][family][0] for row in own.values())
@@ -110,7 +119,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         logs = [
             math.log(base[seed]["tokens_to_half"] / own[seed]["tokens_to_half"])
             for seed in reached
-            if arm != ARMS[0] and seed in base and base[seed]["tokens_to_half"]
+            if arm != BASE and seed in base and base[seed]["tokens_to_half"]
         ]
         ratio = f"{math.exp(statistics.mean(logs)):.2f} ({len(logs)} seeds)" if logs else ""
         shown = ", ".join(f"{family} {rate:.0%}" for family, rate in rates.items())

@@ -1,47 +1,47 @@
-"""What the critic of `reward.credit.all_wrong` knows, on the recorded attempts of a run of generated tasks, without RL.
+"""What step scores and the critic of `reward.credit.all_wrong` know, on the recorded attempts of a run, without RL.
 
     python -m benchmarks.process_credit RUN
 
-Goes through the train steps of RUN like the learner: values the attempts of a step, then learns from their outcomes.
-The states are those of the policy that RL began with. The gain of a step is the value after it minus the one before;
-steps that end an attempt are left out, because their outcome is known. All intervals are bootstrapped over tasks.
+RUN is of generated tasks, with outcome credit alone. Its train steps are gone through in order, like in training.
 
-    critic  AUROC of the value for the outcome, over all states
-    order   of the pairs of siblings that decided differently in one state (the same prompt, token for token) and ended
-            differently, the share that the gain, or the plan's own label, orders like the outcomes; a tie counts half
-    wrong   AUROC of the gain for right steps by the plan, in groups without a right attempt
+    scorers  of the pairs of siblings that decided differently in one state (the same prompt, token for token) and ended
+             differently, the share that a scorer orders like the outcomes (a tie counts half), and the weight that it
+             earns at each train step, of 1. `gain` is the value of the critic after a step minus the one before;
+             the other scorers are those of `benchmarks.scorers`
+    critic   AUROC of the critic's value for the outcome, over all states
+    wrong    AUROC of the gain for right steps by the plan, in groups without a right attempt
+
+The critic values the attempts of a step, then learns from their outcomes. Its states are those of the policy that RL
+began with. Steps that end an attempt have no gain, because their outcome is known. All intervals are bootstrapped over
+tasks.
 """
 
 import argparse
 import json
+import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.torch
 
+from benchmarks.scorers import SCORERS
 from configs.loading import load_run_config
+from learner.credit import share_in_order
 from learner.critic import Critic
 from learner.policy import Policy
 from ray_jobs.run.model_folder import resolve_model
 from reward.labels.plan import plan_scores
+from reward.prm.evidence import family_of, step_weights
 from reward.prm.quality import RIGHT, Statistic, auroc, clustered_interval
 from rollout.codec import read_trajectories
-from rollout.types import Group, Trajectory, Turn
+from rollout.types import Group, Trajectory
 
-
-@dataclass(eq=False)
-class Step:
-    """A step that does not end its attempt."""
-
-    attempt: Trajectory
-    turn: Turn
-    plan: float
-    gain: float
+Steps = Mapping[int, Sequence[Group]]
+"""The groups of each train step."""
 
 
 def measured(statistic: Statistic, tasks: Sequence[str], *columns: Sequence[float]) -> dict[str, Any]:
@@ -50,20 +50,32 @@ def measured(statistic: Statistic, tasks: Sequence[str], *columns: Sequence[floa
     return {"value": statistic(*arrays), "ci95": interval, "num": len(tasks)}
 
 
-def order(steps: Sequence[Step], name: str) -> dict[str, Any]:
-    """Return the share of discordant pairs that a score orders like the outcomes."""
-    states = defaultdict(list)
-    for step in steps:
-        states[step.attempt.group_id, step.turn.prompt].append(step)
-    tasks, wins = [], []
-    for one, other in (pair for state in states.values() for pair in combinations(state, 2)):
-        decided = [step.turn.tool_call or step.turn.text for step in (one, other)]
-        outcomes = [step.attempt.outcome or 0.0 for step in (one, other)]
-        if decided[0] != decided[1] and outcomes[0] != outcomes[1]:
-            ahead = np.sign(getattr(one, name) - getattr(other, name)) * np.sign(outcomes[0] - outcomes[1])
-            wins.append((1 + ahead) / 2)
-            tasks.append(one.attempt.task.id)
-    return measured(lambda column: float(column.mean()), tasks, wins)
+def of_scorer(steps: Steps, score: Callable[[Trajectory], Sequence[float | None]]) -> dict[str, Any]:
+    """Score all turns; return by family the share of pairs in order and the weight before each train step."""
+    shares: dict[str, dict[str, float]] = defaultdict(dict)
+    weights: dict[str, list[float]] = defaultdict(list)
+    rows: list[dict[str, float]] = []
+    for groups in steps.values():
+        for family, weight in step_weights(rows, 1.0).items():
+            weights[family].append(round(weight, 2))
+        found = defaultdict(list)
+        for group in groups:
+            for attempt in group.trajectories:
+                for turn, value in zip(attempt.planner_turns, score(attempt), strict=True):
+                    turn.score = value
+            if (share := share_in_order(group)) is not None:
+                task = group.trajectories[0].task
+                found[family_of(task.dataset)].append(share)
+                shares[family_of(task.dataset)][task.id] = share
+        rows.append({f"prm/order/{family}": statistics.mean(values) for family, values in found.items()})
+        rows[-1] |= {f"prm/order_groups/{family}": len(values) for family, values in found.items()}
+    return {
+        family: {
+            "order": measured(lambda column: float(column.mean()), list(of_tasks), list(of_tasks.values())),
+            "weights": weights[family],
+        }
+        for family, of_tasks in shares.items()
+    }
 
 
 def main() -> None:
@@ -75,29 +87,40 @@ def main() -> None:
     (adapter,) = (run / "cold_start").glob("v*/adapter.safetensors")
     policy.load_adapter_state(safetensors.torch.load(adapter.read_bytes()))
     critic = Critic(policy, microbatch_tokens=config.learner.microbatch_tokens)
-    by_step: dict[int, list[Trajectory]] = defaultdict(list)
+    made: dict[int, dict[str, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
     for attempt in read_trajectories(run / "trajectories.jsonl"):
         if attempt.step is not None and attempt.total is not None:
-            by_step[attempt.step].append(attempt)
-    tasks, values, outcomes, steps = [], [], [], []
-    for number, attempts in sorted(by_step.items()):
-        found = critic.values([Group(id="", trajectories=tuple(attempts))])
-        if number == min(by_step):
-            continue  # The critic knew nothing yet.
-        for attempt in attempts:
-            value = found[attempt.id]
-            tasks += [attempt.task.id] * len(value)
-            outcomes += [float(attempt.outcome == 1)] * len(value)
-            values += value
-            inner = zip(attempt.planner_turns, plan_scores(attempt), pairwise(value), strict=False)
-            steps += [Step(attempt, turn, plan, then - here) for turn, plan, (here, then) in inner]
-    solved = {step.attempt.group_id for step in steps if step.attempt.outcome}
-    wrong = [step for step in steps if step.attempt.group_id not in solved]
-    right = [float(step.plan > RIGHT) for step in wrong]
+            made[attempt.step][attempt.group_id].append(attempt)
+    steps = {
+        number: [Group(id=name, trajectories=tuple(attempts)) for name, attempts in groups.items()]
+        for number, groups in sorted(made.items())
+    }
+    gains: dict[str, list[float | None]] = {}
+    known, wrong = [], []
+    for number, groups in steps.items():
+        values = critic.values(groups)
+        for group, attempt in ((one, attempt) for one in groups for attempt in one.trajectories):
+            value = values[attempt.id]
+            gains[attempt.id] = [*(then - here for here, then in pairwise(value)), None]
+            if number == min(steps):
+                continue  # The critic knew nothing yet.
+            known += [(attempt.task.id, here, float(attempt.outcome == 1)) for here in value]
+            if not any(group.outcomes):
+                by_plan = plan_scores(attempt.task, attempt.planner_turns)
+                wrong += [
+                    (attempt.task.id, gain, float(label > RIGHT))
+                    for gain, label in zip(gains[attempt.id], by_plan, strict=True)
+                    if gain is not None
+                ]
+    scorers: dict[str, Callable[[Trajectory], Sequence[float | None]]] = {
+        name: lambda attempt, score=score: score(attempt.task, attempt.answer, attempt.planner_turns)
+        for name, score in SCORERS.items()
+    }
+    scorers["gain"] = lambda attempt: gains[attempt.id]
     result = {
-        "critic": measured(auroc, tasks, values, outcomes),
-        "order": {name: order(steps, name) for name in ("gain", "plan")},
-        "wrong": measured(auroc, [step.attempt.task.id for step in wrong], [step.gain for step in wrong], right),
+        "scorers": {name: of_scorer(steps, score) for name, score in scorers.items()},
+        "critic": measured(auroc, *zip(*known, strict=True)),
+        "wrong": measured(auroc, *zip(*wrong, strict=True)) if wrong else None,
     }
     print(json.dumps(result, indent=2))
 

@@ -31,7 +31,6 @@ from rich.table import Table
 from torch import Tensor
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ROOT / "configs" / "recipes"
 
 
 class Measured(NamedTuple):
@@ -149,7 +148,7 @@ def splits(seed: int) -> Measured:
     from envs.datasets.rows import question_key
     from envs.datasets.sampler import TaskSampler, cold_start_tasks, collection_tasks, evaluation_tasks
 
-    config = load_run_config(RECIPES / "prm_cpu.toml", [f"seed={seed}"])
+    config = load_run_config(Path("prm_cpu"), [f"seed={seed}"])
     sampler = TaskSampler(config.envs.mix, seed=seed)
     purposes = [
         [generated.task for generated in cold_start_tasks(config)],
@@ -174,7 +173,7 @@ def run_to_end(folder: Path, seed: int, *, kill: bool) -> str:
     """Return the digest of the last adapter of a run."""
     command = [sys.executable, "-m", "ray_jobs.cli"]
     settings = [f"name={folder.name}", f"output_dir={folder.parent}", f"seed={seed}", "num_steps=2"]
-    train = [*command, "train", str(RECIPES / "sync_cpu.toml"), *settings, "evaluation.num_tasks=2"]
+    train = [*command, "train", "sync_cpu", *settings, "evaluation.num_tasks=2"]
     with folder.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(train, stdout=log, stderr=log, start_new_session=True)
         metrics = folder / "metrics.jsonl"

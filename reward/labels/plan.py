@@ -1,6 +1,6 @@
 """Step labels from the task generator's own plan, in which the right next step is known exactly."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from envs.datasets.families import result_of
 from envs.datasets.generated import partial_results, plan_of
@@ -37,19 +37,20 @@ class PlanLabeller:
 
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step. Raise LabelError for a task that was not generated."""
-        score = plan_scores(self._trajectories[step.trajectory_id])[step.step]
+        trajectory = self._trajectories[step.trajectory_id]
+        score = plan_scores(trajectory.task, trajectory.planner_turns)[step.step]
         return StepLabel.of(step, labeller=self.name, score=score, votes=(score,))
 
 
-def plan_scores(trajectory: Trajectory) -> list[float]:
+def plan_scores(task: Task, turns: Sequence[Turn]) -> list[float]:
     """Return the score of every planner turn. Raise LabelError for a task without a plan or a custom agent."""
-    if any(turn.heard is not None for turn in trajectory.planner_turns):
-        raise LabelError(f"{trajectory.id} is of a custom agent, and a plan only knows the planner's steps")
+    if any(turn.heard is not None for turn in turns):
+        raise LabelError(f"a custom agent solved {task.id}, and a plan only knows the planner's steps")
     try:
-        progress = _Progress(trajectory.task)
+        progress = _Progress(task)
     except ValueError as error:
         raise LabelError(str(error)) from error
-    return [progress.score(turn) for turn in trajectory.planner_turns]
+    return [progress.score(turn) for turn in turns]
 
 
 class _Progress:

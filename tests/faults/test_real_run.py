@@ -14,6 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from benchmarks.runs import copy_before_rl
+from configs.loading import load_run_config
+from ray_jobs.run.folder import PHASES
+from rollout.files import read_json
 from tests.faults.audit import faults_of, steps_of
 from tests.faults.job import Job, send
 from tests.faults.machines import Machines
@@ -35,13 +39,13 @@ SMALL = (
 PARTS = ("rollout", "prm", "learner", "sampling")
 
 
-def start(folder, *overrides):
-    command = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/prm_cpu.toml"]
-    return Job(
-        start=[*command, *SMALL, f"output_dir={folder}", "name=r", *overrides],
-        folder=folder / "r",
-        log=folder / "console.log",
-    )
+RECIPE = "configs/recipes/prm_cpu.toml"
+
+
+def start(before_rl, folder, *overrides):
+    settings = load_run_config(RECIPE, [*SMALL, f"output_dir={folder}", "name=r", *overrides])
+    copy_before_rl(before_rl, folder / "r", settings.model_dump(mode="json"))
+    return Job(start=(), folder=folder / "r", log=folder / "console.log")
 
 
 def run_until(job, condition):
@@ -98,12 +102,24 @@ def running(job):
         job.end()
 
 
+@pytest.fixture(scope="module")
+def before_rl(tmp_path_factory):
+    """A run that was killed when it began to reinforce. Every test continues from a copy of it."""
+    folder = tmp_path_factory.mktemp("before")
+    command = [sys.executable, "-m", "ray_jobs.cli", "train", RECIPE, *SMALL, f"output_dir={folder}", "name=r"]
+    with running(Job(start=command, folder=folder / "r", log=folder / "console.log")) as job:
+        phases = job.folder / PHASES
+        run_until(job, lambda: phases.exists() and "reinforce" in read_json(phases))
+        job.kill("driver", job.process.pid)
+    return job.folder
+
+
 @pytest.mark.parametrize("seed", range(2))
-def test_parts_are_killed_stopped_and_paused_at_random_times(tmp_path, seed):
+def test_parts_are_killed_stopped_and_paused_at_random_times(before_rl, tmp_path, seed):
     rng = random.Random(seed)
     faults = [(fault, part) for fault in ("kill", "stop", "pause") for part in PARTS] + [("kill", "driver")]
     rng.shuffle(faults)
-    with running(start(tmp_path)) as job:
+    with running(start(before_rl, tmp_path)) as job:
         for number, (fault, part) in enumerate(faults):
             run_until(job, lambda: job.finished or len(steps_of(job.folder)) > number * 10 // len(faults))  # noqa: B023
             if job.finished:
@@ -113,9 +129,9 @@ def test_parts_are_killed_stopped_and_paused_at_random_times(tmp_path, seed):
         finish(job)
 
 
-def test_truncated_log_is_repaired_when_the_run_is_resumed(tmp_path):
+def test_truncated_log_is_repaired_when_the_run_is_resumed(before_rl, tmp_path):
     rng = random.Random(0)
-    with running(start(tmp_path)) as job:
+    with running(start(before_rl, tmp_path)) as job:
         run_until(job, lambda: len(steps_of(job.folder)) >= 5)
         disturb(job, "kill", "driver", rng)
         for name in ("metrics.jsonl", "groups.jsonl", "trajectories.jsonl"):
@@ -125,13 +141,13 @@ def test_truncated_log_is_repaired_when_the_run_is_resumed(tmp_path):
         finish(job)
 
 
-def test_full_disk_ends_the_run_with_one_line_and_space_lets_it_continue(tmp_path):
+def test_full_disk_ends_the_run_with_one_line_and_space_lets_it_continue(before_rl, tmp_path):
     """Needs TMPDIR, or --basetemp, on a small disk that was made for this."""
     disk = os.statvfs(tmp_path)
     if disk.f_frsize * disk.f_blocks > SMALL_DISK:
         pytest.skip(f"the disk of {tmp_path} is larger than {SMALL_DISK >> 30} GiB, and would be filled")
     ballast = tmp_path / "ballast"
-    with running(start(tmp_path)) as job:
+    with running(start(before_rl, tmp_path)) as job:
         run_until(job, lambda: len(steps_of(job.folder)) >= 3)
         fill(ballast)
         job.process.wait(WAIT_S)
@@ -150,12 +166,13 @@ def fill(path):
                     raise
 
 
-def test_lost_node_costs_the_groups_that_ran_there(tmp_path):
+def test_lost_node_costs_the_groups_that_ran_there(before_rl, tmp_path):
     machines = Machines(tmp_path)
     try:
         machines.start_head(num_cpus=2)
         machines.add(num_cpus=1)
-        job = start(tmp_path, f"cluster.address={machines.address}", "rollout.num_workers=2", "cluster.patience_s=120")
+        cluster = (f"cluster.address={machines.address}", "cluster.patience_s=120")
+        job = start(before_rl, tmp_path, "rollout.num_workers=2", *cluster)
         job.environment, job.others = machines.environment, machines.roots
         with running(job):
             run_until(job, lambda: len(steps_of(job.folder)) >= 3)

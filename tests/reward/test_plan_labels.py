@@ -36,7 +36,7 @@ def solve(family, index):
 
 
 def scores(task, *turns):
-    return plan_scores(make_trajectory(*turns, task=task))
+    return plan_scores(task, make_trajectory(*turns, task=task).planner_turns)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

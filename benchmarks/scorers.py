@@ -1,0 +1,44 @@
+"""Turn scorers for benchmarks of process credit: the plan of generated tasks, and scorers that mislead."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+from envs.types import Task
+from reward.labels.plan import REPEATED, plan_scores
+from rollout.types import Turn
+
+
+def plan(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return the labels of the task's plan: the best scores that a PRM can learn."""
+    return plan_scores(task, turns)
+
+
+def random(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return numbers that depend on prompt and text alone, uniform in [0, 1)."""
+    return [hashlib.sha256(turn.prompt + turn.text.encode()).digest()[0] / 256 for turn in turns]
+
+
+def lenient(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return 1 for thoughts and repeated calls, 0.8 for everything else, right or wrong."""
+    calls = [turn.tool_call for turn in turns]
+    padding = [call is None or call.name == "think" or call in calls[:done] for done, call in enumerate(calls)]
+    return [1.0 if is_padding else 0.8 for is_padding in padding]
+
+
+def padding(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return a score that grows with the length of the turn, up to 200 characters."""
+    return [min(len(turn.text) / 200, 1.0) for turn in turns]
+
+
+def operator_blind(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return the plan's labels, but 1 for new code that adds or multiplies and 0 for new code that subtracts."""
+    scores = plan_scores(task, turns)
+    for number, turn in enumerate(turns):
+        if turn.tool_call and turn.tool_call.name == "code" and scores[number] != REPEATED:
+            scores[number] = float("-" not in turn.tool_call.arguments)
+    return scores
+
+
+SCORERS: dict[str, Callable[[Task, str | None, Sequence[Turn]], list[float]]] = {
+    one.__name__: one for one in (plan, random, lenient, padding, operator_blind)
+}
