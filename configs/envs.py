@@ -9,14 +9,13 @@ from pydantic import AfterValidator, Field, model_validator
 from configs.api_keys import exposed_key, in_clear_text
 from configs.base import Config, MayChange, OwnPath
 from configs.errors import did_you_mean
+from configs.plugins import code_or
 from configs.rollout import ServerConfig
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
     *("wikipedia_search", "web_search", "google_search", "base_generator"),
 )
-_SOURCE = r"^(mcp:.*\S|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
-_DATA = r"^(hf:[\w.-]+(/[\w.-]+)?|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _HOST = r"[^\s/@:*?#\[\]]+"
 _HOST_PORT = rf"^({_HOST}|\[[0-9A-Fa-f:.]+\]):\d{{1,5}}$"
@@ -53,7 +52,7 @@ class WebConfig(Config):
 class ToolConfig(Config):
     """A custom tool."""
 
-    source: str = Field(pattern=_SOURCE)
+    source: Annotated[str, code_or(r"mcp:.*\S", ", or mcp: and the command or URL of an MCP server")]
     """`module:name` of a function with typed arguments, or of a class with the parts of `envs.types.Tool`; or a tool
     of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` if it has several, or with
     `#*` for all of them under their own names."""
@@ -86,7 +85,7 @@ class ToolConfig(Config):
 
 
 class OwnDatasetConfig(Config):
-    source: str = Field(pattern=_DATA)
+    source: Annotated[str, code_or(r"hf:[\w.-]+(/[\w.-]+)?", ", or hf:owner/name of the Hugging Face hub")]
     """`module:name` of a function without arguments that returns the tasks: `envs.types.Task`s, or tables with
     `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name`, a data set of
     the Hugging Face hub."""

@@ -20,13 +20,19 @@ from configs.api_keys import redact_output, without_secrets
 from configs.errors import UserError
 
 
-def _import_path(source: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source) or ".py:" in source:
-        raise ValueError("must be module:name of custom code, such as my_code:name for a file my_code.py")
-    return source
+def code_or(other: str, advice: str) -> AfterValidator:
+    """Return the check of a text that is `module:name`, or matches the expression `other`."""
+
+    def check(source: str) -> str:
+        named = re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", source) and ".py:" not in source
+        if not named and not re.fullmatch(other, source):
+            raise ValueError(f"must be module:name of custom code, such as my_code:name for a file my_code.py{advice}")
+        return source
+
+    return AfterValidator(check)
 
 
-ImportPath = Annotated[str, AfterValidator(_import_path)]
+ImportPath = Annotated[str, code_or(r"(?!)", "")]
 """`module:name`; modules are searched next to the recipe and in the current folder."""
 
 

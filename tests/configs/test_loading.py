@@ -108,6 +108,8 @@ def test_the_last_override_wins(tmp_path):
         ("envs.mix=own_text", "envs.mix"),
         ("reward.scorer=text", "reward.scorer"),
         ("reward.scorer=my_reward.py:score", "reward.scorer"),
+        ("envs.datasets.a.source=my_data.py:rows", "envs.datasets.a.source"),
+        ("envs.tools.a.source=weigh", "envs.tools.a.source"),
         ("load_in_4bit=true", "load_in_4bit"),
         ("seed", "override 'seed'"),
     ],
