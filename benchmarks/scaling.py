@@ -178,7 +178,7 @@ def train_step(sampling: Any, folder: RunFolder, step: int) -> int:
     batch: Batch = ray.get(sampling.next_batch.remote(step))
     result = StepResult(policy_version=step, metrics={})
     trajectories = step_trajectories(batch, batch_groups(batch), result, scheme="outcome_gated", weights={})
-    folder.log_step(step, trajectories, group_rows(batch, result), version_ages=batch.version_ages)
+    folder.log_step(trajectories, group_rows(batch, result))
     ray.get(sampling.mark_trained.remote(step, step))
     return len(batch.refs)
 

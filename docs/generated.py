@@ -191,10 +191,9 @@ def commands_of(app: App) -> Iterator[str]:
 
 
 def metrics() -> Iterator[str]:
-    """Yield tables of every metric and histogram of a run."""
+    """Yield tables of every metric of a run."""
     from envs.datasets.families import FAMILIES
     from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
-    from ray_jobs.run.trackers import HISTOGRAMS
 
     family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
     columns = ("metric", "unit", "meaning")
@@ -206,9 +205,7 @@ def metrics() -> Iterator[str]:
     yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."
     yield from _table(columns, [(f"`{one.name}`", one.unit, one.says) for one in LIVE])
     limits = ", ".join(f"{index} {limit.replace('_', ' ')}" for index, limit in enumerate(LIMITS))
-    yield f"\n## TensorBoard\n\nValues of `util/bottleneck`: {limits}. Histograms cover a step's trained trajectories."
-    shown = [(f"`{name}`", text) for name, text in HISTOGRAMS.items()]
-    yield from _table(("histogram", "meaning"), shown)
+    yield f"\nValues of `util/bottleneck`: {limits}."
 
 
 if __name__ == "__main__":

@@ -101,10 +101,8 @@ def train_step(run: Run, training: Training) -> bool:
     metrics |= {f"prm/weight/{family}": weight for family, weight in weights.items()}
     run.log_metrics(step, metrics)
     run.folder.log_step(
-        step,
         step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type, weights=weights),
         group_rows(batch, result),
-        version_ages=batch.version_ages,
     )
     run.tell(batch.warning, result.skipped, *training.add(step, metrics), *training.rises())
     if config.evaluates_after(step):

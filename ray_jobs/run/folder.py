@@ -20,7 +20,7 @@ from configs.errors import UserError
 from configs.run import RunConfig, TrackerName
 from envs.sandbox import SandboxState
 from ray_jobs.run.origin import provenance
-from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, StepDistributions, Trackers
+from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, Trackers
 from rollout.codec import trajectory_line
 from rollout.files import (
     TOKENIZER,
@@ -174,32 +174,22 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         with named(self.path / TENSORBOARD):
             self._board.add_scalars(step, metrics)
 
-    def log_step(
-        self,
-        step: int,
-        trajectories: Iterable[Trajectory],
-        groups: Iterable[GroupRow] = (),
-        *,
-        version_ages: Mapping[int, int],
-    ) -> None:
-        """Log the groups of a train step and their trajectories, with histograms in TensorBoard.
+    def log_step(self, trajectories: Iterable[Trajectory], groups: Iterable[GroupRow] = ()) -> None:
+        """Log the groups of a train step and their trajectories.
 
         Returns when the step before is written: a thread consumes `trajectories` and writes. What fails there is raised
         by the next call, by `catch_up`, or when the folder is closed.
         """
         self.catch_up()
-        rows, distributions = list(groups), StepDistributions(version_ages)
+        rows = list(groups)
 
         def write() -> None:
             with named(self.path / TRAJECTORIES):
                 for trajectory in trajectories:
                     self._trajectories.write(trajectory_line(trajectory))
-                    distributions.add(trajectory)
                 self._trajectories.flush()
                 self._groups.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
                 self._groups.flush()
-            with named(self.path / TENSORBOARD):
-                self._board.add_histograms(step, distributions.histograms())
 
         self._written = self._thread.submit(write)
 

@@ -1,4 +1,4 @@
-"""TensorBoard logs of a run (scalars and histograms), and experiment trackers."""
+"""TensorBoard logs of a run, and experiment trackers."""
 
 import importlib.util
 import os
@@ -9,36 +9,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from configs.api_keys import exposed_key, without_secrets
 from configs.errors import UserError
 from configs.run import TrackerName
 from rollout.files import read_records
-from rollout.lifecycle import State
-from rollout.types import Trajectory, floats_of
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PHASES_BEFORE_RL = ("cold_start", "train_prm")
 """Metric groups that count their own steps. Each has its own subfolder, which TensorBoard shows as a run."""
-
-HISTOGRAMS: Mapping[str, str] = {
-    "steps/advantage": "Advantage of each planner step",
-    "steps/prm_score": "Score of the process reward model for each planner step",
-    "steps/tokens": "Sampled tokens of each planner step",
-    "steps/generate_s": "Seconds that each planner step waited for its completion",
-    "steps/tool_s": "Seconds of each tool call",
-    "trajectories/steps": "Planner steps of each trajectory",
-    "tokens/staleness": "Age of each trained token: train steps since the weights that sampled it",
-    "tokens/ratio": "Probability of each trained token under the learner over that under the engine that sampled it",
-}
-"""Descriptions of the logged histograms."""
-
-MAX_LOG_RATIO = 20.0
-MOST_COUNTED = 256
-"""Trajectories of a train step that enter the histograms, because reading their tokens takes the driver's time."""
 
 
 class Board(ExitStack):
@@ -55,11 +35,6 @@ class Board(ExitStack):
         for name, value in metrics.items():
             group = name.partition("/")[0]
             self._writer(group if group in PHASES_BEFORE_RL else "").add_scalar(name, value, step)
-
-    def add_histograms(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Log the distribution of each array of finite numbers."""
-        for name, numbers in values.items():
-            self._writer("").add_histogram(name, numbers, step)
 
     def flush(self) -> None:
         """Write all events to disk."""
@@ -82,44 +57,6 @@ def _hide_raised_again(error: threading.ExceptHookArgs) -> None:
     """Print the exception of a thread, except one of the disk: TensorBoard raises it again in the thread that logs."""
     if not isinstance(error.exc_value, OSError):
         threading.__excepthook__(error)
-
-
-class StepDistributions:
-    """The values behind the histograms of one train step, over its first `MOST_COUNTED` trained trajectories."""
-
-    def __init__(self, version_ages: Mapping[int, int]) -> None:
-        """Take the age in train steps of each policy version in the batch."""
-        self._version_ages, self._num_counted = version_ages, 0
-        self._values: dict[str, list[np.ndarray]] = {name: [] for name in HISTOGRAMS}
-
-    def add(self, trajectory: Trajectory) -> None:
-        """Count the next trajectory of the step, if it was trained."""
-        if trajectory.verdict != State.TRAINED or trajectory.total is None or self._num_counted == MOST_COUNTED:
-            return
-        self._num_counted += 1
-        turns = [turn for turn in trajectory.planner_turns if turn.trainable]
-        self._count("trajectories/steps", [len(trajectory.planner_turns)])
-        self._count("steps/advantage", [turn.advantage for turn in turns])
-        self._count("steps/prm_score", [turn.score for turn in turns])
-        self._count("steps/tokens", [turn.num_tokens for turn in turns])
-        self._count("steps/generate_s", [turn.generate_s for turn in turns])
-        self._count("steps/tool_s", [turn.tool_s for turn in turns if turn.tool_call is not None])
-        for turn in turns:
-            # Untrained tokens have a log-prob of nan, and no age if they are too old.
-            if turn.learner_logprobs is not None:
-                gaps = floats_of(turn.learner_logprobs) - floats_of(turn.logprobs)
-                self._count("tokens/ratio", np.exp(np.clip(gaps, -MAX_LOG_RATIO, MAX_LOG_RATIO)))
-                self._count("tokens/staleness", [self._version_ages.get(version) for version in turn.token_versions])
-
-    def histograms(self) -> dict[str, np.ndarray]:
-        """Return the finite values by the names of `HISTOGRAMS`, without empty ones."""
-        arrays = {name: np.concatenate([np.zeros(0), *parts]) for name, parts in self._values.items()}
-        finite = {name: numbers[np.isfinite(numbers)] for name, numbers in arrays.items()}
-        return {name: numbers for name, numbers in finite.items() if numbers.size}
-
-    def _count(self, name: str, values: Sequence[float | None] | np.ndarray) -> None:
-        # None becomes nan.
-        self._values[name].append(np.asarray(values, dtype=np.float64))
 
 
 PROJECT, TRACKERS = "agentflow", "trackers"

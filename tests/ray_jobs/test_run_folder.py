@@ -199,7 +199,7 @@ def slow_rows(step, gate):
 def test_step_is_written_in_the_background(tmp_path):
     gate = threading.Event()
     with make_folder(tmp_path) as folder:
-        folder.log_step(1, slow_rows(1, gate), version_ages={})
+        folder.log_step(slow_rows(1, gate))
         folder.log_metrics(1, {"policy/loss": 0.5})
         assert (folder.path / "trajectories.jsonl").read_text() == ""
         gate.set()
@@ -211,12 +211,12 @@ def test_step_is_written_in_the_background(tmp_path):
 def test_rewind_waits_for_the_writer(tmp_path, step, left):
     gate = threading.Event()
     with make_folder(tmp_path) as folder:
-        folder.log_step(1, [train_row(1)], version_ages={})
-        folder.log_step(2, slow_rows(2, gate), version_ages={})
+        folder.log_step([train_row(1)])
+        folder.log_step(slow_rows(2, gate))
         threading.Timer(0.1, gate.set).start()
         folder.rewind(step)
         assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == left
-        folder.log_step(3, [train_row(3)], version_ages={})
+        folder.log_step([train_row(3)])
     assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == [*left, 3]
 
 
@@ -224,7 +224,7 @@ def test_rewind_waits_for_the_writer(tmp_path, step, left):
 def test_rewind_reports_a_damaged_line(tmp_path, name):
     with make_folder(tmp_path) as folder:
         for step in (1, 2):
-            folder.log_step(step, [train_row(step)], [make_group_row(step, "trained", step)], version_ages={})
+            folder.log_step([train_row(step)], [make_group_row(step, "trained", step)])
             folder.log_metrics(step, {"policy/loss": 0.5})
         folder.catch_up()
         path = folder.path / name
