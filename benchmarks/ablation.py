@@ -14,8 +14,9 @@ that no arm makes more steps per sampled token. The families have equal shares a
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
 
-End points, fixed beforehand: the greedy solve rate of each family after RL, and the sampled tokens until every family
-is solved in half of the attempts while sampling (`solved/FAMILY`, the last 64 attempts at new tasks).
+End points, fixed beforehand: the greedy solve rate of each family after RL, and for each family the sampled tokens of
+all families until half of its attempts while sampling are right, at three train steps in a row (`solved/FAMILY`, the
+last 64 attempts at new tasks).
 
 Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated. The
 arms need the cold start of `drop`, which therefore comes first.
@@ -48,7 +49,7 @@ OVERRIDES = {
         "max_empty_batches=300",
     ),
 }
-HALF = 0.5
+HALF, IN_A_ROW = 0.5, 3
 
 
 def main() -> None:
@@ -83,16 +84,16 @@ def row_of(folder: Path) -> dict[str, Any]:
     for item in evaluation_in(folder, "eval_after").items:
         held_out[item.dataset][0] += item.solved
         held_out[item.dataset][1] += 1
-    tokens, to_half = 0.0, None
-    steps = train_steps(folder)
-    for step in steps:
+    tokens, to_half, steps = 0.0, {}, train_steps(folder)
+    for number, step in enumerate(steps):
         tokens += step["rollout/sampled_tokens"] * step["rollout/trajectories"]
-        if to_half is None and min(step.get(f"solved/{family}", 0.0) for family in held_out) >= HALF:
-            to_half = round(tokens)
+        for family in held_out.keys() - to_half.keys():
+            rates = [one.get(f"solved/{family}", 0.0) for one in steps[: number + 1]]
+            if len(rates) >= IN_A_ROW and min(rates[-IN_A_ROW:]) >= HALF:
+                to_half[family] = round(tokens)
     aurocs = [step["credit/critic_auroc"] for step in steps if "credit/critic_auroc" in step]
     return {
         "held_out": held_out,
-        "sampled": {family: steps[-1].get(f"solved/{family}") for family in held_out},
         "tokens_to_half": to_half,
         "tokens": round(tokens),
         "attempts": round(sum(step["rollout/trajectories"] for step in steps)),
@@ -103,27 +104,27 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a line per recipe and arm. Tokens are compared with `drop` on the seeds in which both arms get to half."""
-    lines = ["| recipe | arm | seeds | held out, by family | every family at half | tokens, times fewer than drop |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    """Return a line per recipe and arm.
+
+    The ratio is the geometric mean over the seeds and families in which this arm and `drop` get to half.
+    """
+    lines = ["| recipe | arm | seeds | held out, by family | tokens to half, times fewer than drop |"]
+    lines.append("| --- | --- | --- | --- | --- |")
     for recipe, arm in sorted({(row["recipe"], row["arm"]) for row in rows}):
         own = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, arm)}
-        base = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, BASE)}
-        families = next(iter(own.values()))["held_out"]
-        rates = {
-            family: sum(row["held_out"][family][0] for row in own.values())
-            / sum(row["held_out"][family][1] for row in own.values())
-            for family in families
-        }
-        reached = [seed for seed, row in own.items() if row["tokens_to_half"]]
+        base = {row["seed"]: row["tokens_to_half"] for row in rows if (row["recipe"], row["arm"]) == (recipe, BASE)}
+        found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for family, (solved, num) in (item for row in own.values() for item in row["held_out"].items()):
+            found[family] = [found[family][0] + solved, found[family][1] + num]
         logs = [
-            math.log(base[seed]["tokens_to_half"] / own[seed]["tokens_to_half"])
-            for seed in reached
-            if arm != BASE and seed in base and base[seed]["tokens_to_half"]
+            math.log(base[seed][family] / tokens)
+            for seed, row in own.items()
+            for family, tokens in row["tokens_to_half"].items()
+            if family in base.get(seed, {})
         ]
-        ratio = f"{math.exp(statistics.mean(logs)):.2f} ({len(logs)} seeds)" if logs else ""
-        shown = ", ".join(f"{family} {rate:.0%}" for family, rate in rates.items())
-        lines.append(f"| {recipe} | {arm} | {len(own)} | {shown} | {len(reached)} of {len(own)} | {ratio} |")
+        ratio = f"{math.exp(statistics.mean(logs)):.2f} ({len(logs)} pairs)" if logs else ""
+        shown = ", ".join(f"{family} {solved} of {num}" for family, (solved, num) in sorted(found.items()))
+        lines.append(f"| {recipe} | {arm} | {len(own)} | {shown} | {ratio} |")
     return "\n".join(lines)
 
 

@@ -339,6 +339,8 @@ def full_length() -> Iterator[None]:
 
 def run(stage: Stage) -> dict[str, Any]:
     """Train the demo model on one card, engine and learner with one copy of the base weights."""
+    from benchmarks.runs import train_steps
+
     sizes = (
         *("num_steps=24", "pipeline_depth=2", "evaluation.every_steps=0"),
         *("learner.device=cuda", "rollout.engine.device=cuda"),
@@ -351,8 +353,7 @@ def run(stage: Stage) -> dict[str, Any]:
     command = [sys.executable, "-m", "ray_jobs.cli", "train", recipe, *own, *(tiny if stage.rehearsal else sizes)]
     subprocess.run(command, check=True)
     folder = stage.out / "run"
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [row for row in rows if "policy/loss" in row]
+    steps = train_steps(folder)
     summary = json.loads((folder / "summary.json").read_text())
     seconds = sum(row["time/step_s"] for row in steps)
     return {

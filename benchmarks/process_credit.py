@@ -2,18 +2,16 @@
 
     python -m benchmarks.process_credit RUN
 
-RUN is of generated tasks, with outcome credit alone. Its train steps are gone through in order, like in training.
+RUN is of generated tasks. Its train steps are gone through in order, like in training. All intervals are bootstrapped
+over tasks.
 
-    scorers  of the pairs of siblings that decided differently in one state (the same prompt, token for token) and ended
-             differently, the share that a scorer orders like the outcomes (a tie counts half), and the weight that it
-             earns at each train step, of 1. `gain` is the value of the critic after a step minus the one before;
-             the other scorers are those of `benchmarks.scorers`
-    critic   AUROC of the critic's value for the outcome, over all states
-    wrong    AUROC of the gain for right steps by the plan, in groups without a right attempt
+    order, weights  by scorer and family: of the pairs of siblings that decided differently in one state (the same
+                    prompt, token for token) and ended differently, the share that the scorer orders like the outcomes
+                    (a tie counts half), and the weight that it earned before each train step, of 1
+    wrong           AUROC of `gain` for right steps by the plan, in groups without a right attempt
 
-The critic values the attempts of a step, then learns from their outcomes. Its states are those of the policy that RL
-began with. Steps that end an attempt have no gain, because their outcome is known. All intervals are bootstrapped over
-tasks.
+The scorers are those of `benchmarks.scorers` and, for a run with the critic, `gain`: its value of the state after a
+step minus the one before. Steps that end an attempt have no gain, because their outcome is known.
 """
 
 import argparse
@@ -26,15 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 
 from benchmarks.scorers import SCORERS
-from configs.loading import load_run_config
 from learner.credit import share_in_order
-from learner.critic import Critic
-from learner.policy import Policy
-from ray_jobs.run.model_folder import resolve_model
-from reward.labels.plan import plan_scores
 from reward.prm.evidence import family_of, step_weights
 from reward.prm.quality import RIGHT, Statistic, auroc, clustered_interval
 from rollout.codec import read_trajectories
@@ -78,51 +70,36 @@ def of_scorer(steps: Steps, score: Callable[[Trajectory], Sequence[float | None]
     }
 
 
+def gains(attempt: Trajectory) -> list[float | None]:
+    """Return the gain of each turn as the critic of the run saw it; the last turn has none."""
+    values = [turn.value for turn in attempt.planner_turns]
+    return [None if here is None or then is None else then - here for here, then in pairwise(values)] + [None]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    run = parser.parse_args().run
-    config = load_run_config(run / "config.json", [])
-    policy = Policy(resolve_model(config.model.path), config.model, config.learner, seed=config.seed)
-    (adapter,) = (run / "cold_start").glob("v*/adapter.safetensors")
-    policy.load_adapter_state(safetensors.torch.load(adapter.read_bytes()))
-    critic = Critic(policy, microbatch_tokens=config.learner.microbatch_tokens)
     made: dict[int, dict[str, list[Trajectory]]] = defaultdict(lambda: defaultdict(list))
-    for attempt in read_trajectories(run / "trajectories.jsonl"):
+    for attempt in read_trajectories(parser.parse_args().run / "trajectories.jsonl"):
         if attempt.step is not None and attempt.total is not None:
             made[attempt.step][attempt.group_id].append(attempt)
     steps = {
         number: [Group(id=name, trajectories=tuple(attempts)) for name, attempts in groups.items()]
         for number, groups in sorted(made.items())
     }
-    gains: dict[str, list[float | None]] = {}
-    known, wrong = [], []
-    for number, groups in steps.items():
-        values = critic.values(groups)
-        for group, attempt in ((one, attempt) for one in groups for attempt in one.trajectories):
-            value = values[attempt.id]
-            gains[attempt.id] = [*(then - here for here, then in pairwise(value)), None]
-            if number == min(steps):
-                continue  # The critic knew nothing yet.
-            known += [(attempt.task.id, here, float(attempt.outcome == 1)) for here in value]
-            if not any(group.outcomes):
-                by_plan = plan_scores(attempt.task, attempt.planner_turns)
-                wrong += [
-                    (attempt.task.id, gain, float(label > RIGHT))
-                    for gain, label in zip(gains[attempt.id], by_plan, strict=True)
-                    if gain is not None
-                ]
-    scorers: dict[str, Callable[[Trajectory], Sequence[float | None]]] = {
-        name: lambda attempt, score=score: score(attempt.task, attempt.answer, attempt.planner_turns)
-        for name, score in SCORERS.items()
-    }
-    scorers["gain"] = lambda attempt: gains[attempt.id]
-    result = {
-        "scorers": {name: of_scorer(steps, score) for name, score in scorers.items()},
-        "critic": measured(auroc, *zip(*known, strict=True)),
-        "wrong": measured(auroc, *zip(*wrong, strict=True)) if wrong else None,
-    }
-    print(json.dumps(result, indent=2))
+    for name, score in SCORERS.items():
+        print(name, json.dumps(of_scorer(steps, lambda one: score(one.task, one.answer, one.planner_turns))))  # noqa: B023
+    print("gain", json.dumps(of_scorer(steps, gains)))
+    wrong = [
+        (attempt.task.id, gain, float(label >= RIGHT))
+        for groups in steps.values()
+        for group in groups
+        if not any(group.outcomes)
+        for attempt in group.trajectories
+        for gain, label in zip(gains(attempt), SCORERS["plan"](attempt.task, None, attempt.planner_turns), strict=True)
+        if gain is not None
+    ]
+    print("wrong", json.dumps(measured(auroc, *zip(*wrong, strict=True)) if wrong else None))
 
 
 if __name__ == "__main__":

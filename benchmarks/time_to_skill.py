@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.launch import KEEP_MEMORY
+from benchmarks.runs import train_steps
 from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
@@ -175,8 +176,7 @@ def measure_ours(config: RunConfig, threshold: float) -> Curve:
         cold_start(run)
         started = time.time()
         reinforce(run)
-    rows = map(json.loads, (config.run_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    sampled = {row["step"]: row["rollout/trajectories"] for row in rows if "policy/loss" in row}
+    sampled = {row["step"]: row["rollout/trajectories"] for row in train_steps(config.run_path)}
     saved = [Saved(step=0, seconds=0.0, sampled=0, adapter=start_adapter(config))]
     for manifest in (folder / "manifest.json" for folder in checkpoints_in(config.run_path / "checkpoints")):
         step = json.loads(manifest.read_text())["step"]
