@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,7 @@ RECIPE = "configs/recipes/prm_cpu.toml"
 
 
 def start(before_rl, folder, *overrides):
-    settings = load_run_config(RECIPE, [*SMALL, f"output_dir={folder}", "name=r", *overrides])
+    settings = load_run_config(Path(RECIPE), [*SMALL, f"output_dir={folder}", "name=r", *overrides])
     copy_before_rl(before_rl, folder / "r", settings.model_dump(mode="json"))
     return Job(start=(), folder=folder / "r", log=folder / "console.log")
 
