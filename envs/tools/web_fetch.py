@@ -14,6 +14,7 @@ from typing import Any
 
 import httpcore
 import httpx
+import webencodings
 
 from envs.tools.guard import BlockList
 from envs.tools.http import USER_AGENT, Attempts, RefusedError, RequestError, ServiceLimits, is_passing, tls_context
@@ -25,30 +26,9 @@ MAX_REDIRECTS = 5
 CONNECT_S = 5.0
 
 _DETECTED_BYTES = 50_000
-# Some of Python's codecs do not produce text, and some take quadratic time.
-_WEB_CODECS = (
-    *("utf-8", "utf-16", "iso8859", "cp125", "cp866", "cp874", "koi8", "mac-roman", "mac-cyrillic"),
-    *("cp932", "euc_jp", "iso2022_jp", "cp949", "gb18030", "big5hkscs"),
-)
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_BE: "utf-16-be", codecs.BOM_UTF16_LE: "utf-16-le"}
-# Where browsers read a label as another encoding than Python, and the labels that only they know:
-# https://encoding.spec.whatwg.org/#names-and-labels
-_READ_AS = {
-    **{"ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "iso8859-11": "cp874", "tis-620": "cp874"},
-    **{"gb2312": "gb18030", "gbk": "gb18030", "big5": "big5hkscs", "shift_jis": "cp932", "euc_kr": "cp949"},
-    "utf-16": "utf-16-le",
-}
-_LABELS = {
-    **dict.fromkeys(("unicode-1-1-utf-8", "unicode11utf8", "unicode20utf8"), "utf-8"),
-    **dict.fromkeys(("csunicode", "iso-10646-ucs-2", "ucs-2", "unicode", "unicodefeff"), "utf-16-le"),
-    **{"unicodefffe": "utf-16-be", "sun_eu_greek": "iso8859-7", "visual": "iso8859-8", "logical": "iso8859-8"},
-    **{"csisolatin9": "iso8859-15", "koi": "koi8-r", "koi8": "koi8-r", "koi8-ru": "koi8-u", "mac": "mac-roman"},
-    **{"csmacintosh": "mac-roman", "mac-ukrainian": "mac-cyrillic", "dos-874": "cp874", "windows-874": "cp874"},
-    **{"csgb2312": "gb18030", "gb_2312": "gb18030", "gb_2312-80": "gb18030", "cn-big5": "big5hkscs"},
-    **{"cseucpkdfmtjapanese": "euc_jp", "windows-31j": "cp932"},
-    **dict.fromkeys(("cseuckr", "csksc56011987", "iso-ir-149", "ks_c_5601-1989", "ksc_5601", "windows-949"), "cp949"),
-}
-_ISO_LABEL = re.compile(r"(?:cs)?iso[-_]?8859[-_]?(\d{1,2})(?::\d{4}|-?[ei])?")
+_WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "big5": "big5hkscs", "euc-kr": "cp949"}
+"""Codecs with all characters that browsers read in these encodings."""
 _META = re.compile(rb"<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
@@ -88,41 +68,19 @@ def decode_body(body: bytes, charset: str) -> str:
     for name in filter(None, (declared, "utf-8")):
         with contextlib.suppress(ValueError):  # UnicodeDecodeError is one, too
             # Incremental, because the size limit may have cut the last character.
-            errors = _EUC_JP if name == "euc_jp" else "strict"
-            return codecs.getincrementaldecoder(name)(errors).decode(body)
+            return codecs.getincrementaldecoder(name)().decode(body)
     if declared not in ("", "utf-8"):
         return body.decode(declared, errors="replace")
     from charset_normalizer import from_bytes
 
     best = from_bytes(body[:_DETECTED_BYTES]).best()
-    return body.decode((best and _codec_of(best.encoding)) or "utf-8", errors="replace")
+    return body.decode(best.encoding if best else "utf-8", errors="replace")
 
 
 def _codec_of(label: str) -> str:
     """Return the codec of an encoding's label as browsers understand it; empty for an unknown label."""
-    name = re.sub(r"^(?:x-)+", "", label.strip("\t\n\f\r \"'").lower())
-    name = _LABELS.get(name) or _ISO_LABEL.sub(r"iso8859-\1", name)
-    with contextlib.suppress(LookupError, ValueError):  # ValueError: the name holds a null
-        found = codecs.lookup(name).name
-        read_as = _READ_AS.get(found, found)
-        return read_as if read_as.startswith(_WEB_CODECS) else ""
-    return ""
-
-
-_EUC_JP = "agentflow.euc_jp"
-
-
-def _as_windows(error: UnicodeError) -> tuple[str, int]:
-    """Read a character of EUC-JP that only Windows' table has, such as ① and 髙."""
-    if not isinstance(error, UnicodeDecodeError) or len(pair := error.object[error.start : error.start + 2]) < 2:
-        raise error
-    row, cell = (byte - 0xA1 for byte in pair)
-    lead = row // 2 + (0x81 if row < 62 else 0xC1)
-    trail = cell + (0x9F if row % 2 else 0x40 + (cell >= 63))
-    return bytes((lead, trail)).decode("cp932"), error.start + 2
-
-
-codecs.register_error(_EUC_JP, _as_windows)
+    found = webencodings.lookup(label.strip("\t\n\f\r \"'"))
+    return _WIDER.get(found.name, found.codec_info.name) if found else ""
 
 
 async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:
