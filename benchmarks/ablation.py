@@ -10,6 +10,7 @@ that no arm makes more steps per sampled token. The families have equal shares a
     plan                      `outcome_gated` with the best scores that a PRM can learn
     random, lenient, padding, operator_blind
                               `outcome_gated` with scores that mislead (see `benchmarks.scorers`)
+    process                   the scores of `plan` and no outcomes
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
