@@ -40,6 +40,7 @@ from ray_jobs.evaluation import evaluation_in
 ARMS = {arm: f'type="outcome", all_wrong="{arm}"' for arm in ("drop", "uniform", "critic")} | {
     scorer: f'type="outcome_gated", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS
 }
+ARMS["process"] = 'type="process", turn_scorer="benchmarks.scorers:plan"'
 BASE = "drop"
 COMMON = ("envs.choice=mix", "evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
