@@ -26,9 +26,12 @@ MAX_REDIRECTS = 5
 CONNECT_S = 5.0
 
 _DETECTED_BYTES = 50_000
+# Some of Python's codecs do not produce text, and some take quadratic time.
+_WEB_CODECS = (
+    *("utf-8", "utf-16", "iso8859", "cp125", "cp866", "cp874", "koi8", "mac-roman", "mac-cyrillic"),
+    *("cp932", "euc_jp", "iso2022_jp", "cp949", "gb18030", "big5hkscs"),
+)
 _BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_BE: "utf-16-be", codecs.BOM_UTF16_LE: "utf-16-le"}
-_WIDER = {"shift_jis": "cp932", "gbk": "gb18030", "big5": "big5hkscs", "euc-kr": "cp949"}
-"""Codecs with all characters that browsers read in these encodings."""
 _META = re.compile(rb"<(?:meta|\?xml)\b[^>]*?(?:charset|encoding)\s*=\s*[\"']?\s*([\w:.-]+)", re.IGNORECASE)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TEXT_TYPES = ("application/xhtml+xml", "application/json", "application/xml")
@@ -74,13 +77,19 @@ def decode_body(body: bytes, charset: str) -> str:
     from charset_normalizer import from_bytes
 
     best = from_bytes(body[:_DETECTED_BYTES]).best()
-    return body.decode(best.encoding if best else "utf-8", errors="replace")
+    return body.decode((best and _codec_of(best.encoding)) or "utf-8", errors="replace")
 
 
 def _codec_of(label: str) -> str:
-    """Return the codec of an encoding's label as browsers understand it; empty for an unknown label."""
-    found = webencodings.lookup(label.strip("\t\n\f\r \"'"))
-    return _WIDER.get(found.name, found.codec_info.name) if found else ""
+    """Return the codec of a label as browsers understand it, or of Python's name for one; empty for any other."""
+    label = label.strip("\t\n\f\r \"'")
+    with contextlib.suppress(LookupError, ValueError):  # ValueError: the label holds a null
+        found = webencodings.lookup(label) or webencodings.lookup(codecs.lookup(label).name.replace("_", "-"))
+        # Some of these encodings are no codecs, such as `replacement`.
+        name = codecs.lookup(found.codec_info.name if found else label).name
+        # Browsers read GBK as its extension.
+        return "gb18030" if name == "gbk" else name if name.startswith(_WEB_CODECS) else ""
+    return ""
 
 
 async def read_body(chunks: AsyncIterable[bytes], coding: str, max_bytes: int) -> tuple[bytes, bool]:

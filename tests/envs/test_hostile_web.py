@@ -310,9 +310,13 @@ async def test_a_wrong_charset_gives_text_without_control_characters(content_typ
         *(
             ("ks_c_5601-1989", "cp949", "똠방각하는"),
             ("gb2312", "gb18030", "朱镕基"),
-            ("cn-big5", "big5hkscs", "香港㗎"),
+            ("x-x-big5", "big5hkscs", "香港㗎"),
         ),
-        *(("iso-8859-9", "cp1254", "“ğ”"), ("tis-620", "cp874", "“ไทย”"), ("866", "cp866", "привет")),
+        *(("iso-8859-9", "cp1254", "“ğ”"), ("tis-620", "cp874", "“ไทย”"), ("iso88592", "iso8859-2", "žluť")),
+        *(("iso-8859-8-i", "iso8859-8", "שלום"), ("csiso88596e", "iso8859-6", "سلام"), ("866", "cp866", "привет")),
+        *(("koi8-ru", "koi8-u", "привіт"), ("x-mac-roman", "mac-roman", "“é”"), ("unicode", "utf-16-le", "é")),
+        *(("unicodefffe", "utf-16-be", "é"), ("x-unicode20utf8", "utf-8", "é"), ("latin_1", "cp1252", "“é”")),
+        *((label, "utf-8", "é") for label in ("replacement", "iso-2022-kr", "x-user-defined", "utf_7", "a\0b")),
         *((label, codec, "é") for label, codec in (("shift_jis", "utf-8-sig"), ("utf-8", "utf-16"))),
     ],
 )

@@ -37,10 +37,8 @@ SMALL = (
     *("evaluation.num_tasks=8", "evaluation.num_untouched_tasks=0"),
     "cluster.answer_s=15",
 )
-PARTS = ("rollout", "prm", "learner", "sampling")
-
-
 RECIPE = "configs/recipes/prm_cpu.toml"
+PARTS = ("rollout", "prm", "learner", "sampling")
 
 
 def start(before_rl, folder, *overrides):
