@@ -1,12 +1,11 @@
 """What a submitted job's package holds: the files that Ray uploads, no keys, and all that the recipe names."""
 
-import ast
 import logging
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -118,22 +117,20 @@ class Package:
                     self._check_path(setting, part, place)
 
     def _check_path(self, setting: str, value: str, place: Path) -> None:
-        """Check a file with what it imports, or all of a folder but its caches. Absolute paths are the cluster's."""
+        """Check a file, or all of a folder but its caches. Absolute paths are the cluster's."""
         path = Path(os.path.normpath(place / value))
         if Path(value).is_absolute() or self.code.is_relative_to(path) or self.folder.is_relative_to(path):
             return
         below = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else []
         wanted = {file for file in below if _CACHE_NAMES.isdisjoint(file.relative_to(path).parts)} or {path}
-        if path.suffix == ".py":
-            wanted = _with_imports([path], [path.parent, self.code, self.folder])
         for file in sorted(wanted):
             self.check_file(setting, file)
 
     def _check_module(self, setting: str, name: str) -> None:
-        """Check that a module travels with what it imports of the working directory, or is installed."""
+        """Check that a module travels with the packages around it, or is installed."""
         places = [self.code, self.folder]
         files = [*_module_files(name, places), *_module_files(f"{name}.__main__", places)]
-        for file in sorted(_with_imports(files, places)):
+        for file in map(Path, files):
             self.check_file(setting, file)
         if not files and not self.installs:
             elsewhere = [entry for entry in sys.path if Path(entry).resolve() not in (*places, Path.cwd())]
@@ -142,29 +139,6 @@ class Package:
                     f"{setting}: module '{name}' is neither in --working-dir '{self.folder}', nor beside the recipe, "
                     "nor installed; put it there, or name its package in the pip or py_modules of --runtime-env"
                 )
-
-
-def _with_imports(files: Iterable[Path], places: Sequence[Path]) -> set[Path]:
-    """Return source files with all that they import, in turn, of these places."""
-    todo, found = [*files], set()
-    while todo:
-        if (file := todo.pop()) not in found:
-            found.add(file)
-            for name, level in _imports(file):
-                todo += _module_files(name, [file.parents[:level][-1]] if level else places)
-    return found
-
-
-def _imports(file: Path) -> Iterator[tuple[str, int]]:
-    """Yield the modules that a source file imports, and the names from them, with their levels."""
-    with suppress(OSError, SyntaxError, ValueError, RecursionError):  # the run's own check says what is wrong
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                yield from ((alias.name, 0) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                module = node.module or ""
-                names = [module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)]
-                yield from ((name, node.level) for name in names if name)
 
 
 def _module_files(name: str, places: Iterable[Path]) -> list[Path]:
