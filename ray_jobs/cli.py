@@ -364,7 +364,7 @@ def serve(
     model: Annotated[str, Parameter(help="the model's name in Ollama")] = "agentflow",
     recipe: Recipe = None,
 ) -> None:
-    """Create a model in a running Ollama from an export, and try it."""
+    """Create a model in a running Ollama from an export."""
     config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
     from ray_jobs.export import run_serve
 

@@ -12,28 +12,20 @@ from typing import Any
 
 from rich.console import Console
 
-from configs.errors import UserError, reason, visible
+from configs.errors import UserError, reason
 from configs.loading import load_run_config
 from configs.run import RunConfig
-from envs.datasets.custom import CustomSources
-from envs.datasets.sampler import held_out_tasks
-from envs.tools.function_tool import function_schemas
-from envs.tools.toolbox import Toolbox
 from learner.checkpoint import read_manifest
 from ray_jobs.gguf import go_template, write_gguf
 from ray_jobs.run.model_folder import resolve_model
 from ray_jobs.run.origin import check_trained_alike, checkpoint_at, run_of, saved_config, started_in
-from rollout.agent.planner import FormatError, opening, parse_decision, planner_schema
 from rollout.chat import ChatFormat, reply_ends
 from rollout.engines.adapters import write_merged_model
-from rollout.engines.engine import BackendError, GenerationRequest
 from rollout.engines.served import PLAIN_SAMPLING, OllamaEngine
 from rollout.files import file_digest, file_digests, named, whole_folder
 from rollout.model_files import weight_files, weights_in
-from rollout.types import Message
 
 MANIFEST = "export.json"
-PROMPT_SEED = 2_000_000
 
 
 def run_export(source: str, recipe: Path | None, target: Path, *, formats: Sequence[str], quantization: str) -> None:
@@ -145,64 +137,20 @@ def read_export(folder: Path, files: Sequence[str]) -> dict[str, Any]:
 
 
 def run_serve(config: RunConfig, folder: Path) -> None:
-    """Create a model from an export with a GGUF file in the Ollama of `backend`, and ask it for one decision.
+    """Create a model from an export with a GGUF file in the Ollama of `backend`.
 
-    `config` is the recipe that trained the planner, for its tools. Raises UserError or BackendError if the export is
-    unusable, or if the served model does not answer as a planner.
+    Raises UserError or BackendError if the export is unusable, or if the server does not take it.
     """
     console = Console()
-    manifest = read_export(folder, ())
-    gguf, agent = manifest.get("gguf"), manifest.get("source", {}).get("agent", config.agent.type)
+    gguf = read_export(folder, ()).get("gguf")
     if gguf is None:
         raise UserError(f"{folder} holds no GGUF file; run `agentflow export ... --format gguf`")
-    if {agent, config.agent.type} != {"planner"}:
-        raise UserError(
-            f"agent.type = '{agent}' in {folder} and '{config.agent.type}' here, but `agentflow serve` tries planners "
-            "only; run other agents with `agentflow solve`, or serve the export with any model server"
-        )
     read_export(folder, (gguf["file"],))
     backend = config.backend
     if backend.type != "ollama":
         raise UserError(f"backend.type = '{backend.type}' takes no GGUF file; use 'ollama'")
-    system, user = planner_opening(config)
     engine = OllamaEngine(backend, num_ctx=config.rollout.engine.max_model_len, seed=config.seed)
     with console.status(f"sending {gguf['file']} to {backend.base_url}"):
         asyncio.run(engine.create(folder / gguf["file"], gguf["template"], gguf["parameters"]))
-    actions, schemas = config.envs.actions, function_schemas(config.envs)
-    request = GenerationRequest(
-        trajectory_id="serve",
-        prompt_token_ids=(),
-        max_tokens=config.rollout.max_turn_tokens,
-        temperature=0.0,
-        messages=(Message(role="system", content=system), Message(role="user", content=user)),
-        json_schema=planner_schema(actions, schemas),
-    )
-    with console.status("waiting for a decision"):
-        reply = asyncio.run(engine.generate(request)).text
-    try:
-        text = parse_decision(reply, actions, schemas).to_json()
-    except FormatError as error:
-        raise BackendError(
-            f"the served model does not answer as a planner: {error}; it wrote {reply[:200]!r}; check the export, and "
-            "that the recipe is the one that trained it"
-        ) from None
-    console.print(
-        f"{backend.base_url} serves '{backend.model}'; it answers a held-out task with {visible(text)}", markup=False
-    )
+    console.print(f"{backend.base_url} serves '{backend.model}'", markup=False)
     console.print(f"try it: agentflow solve QUESTION --backend ollama:{backend.model}", markup=False)
-
-
-def planner_opening(config: RunConfig) -> tuple[str, str]:
-    """Return the system and user message of the planner's first turn on a held-out task.
-
-    Raises UserError if no task can be drawn.
-    """
-    try:
-        own = CustomSources.of(config)
-        (task,) = held_out_tasks(config.envs.mix, count=1, seed=config.seed + PROMPT_SEED, custom=own)
-    except (ValueError, OSError, KeyError) as error:
-        raise UserError(
-            f"no held-out task can be drawn for a prompt: {reason(error)}; start in the folder with the data"
-        ) from error
-    with Toolbox(config.envs) as toolbox, toolbox.episode() as tools:
-        return opening(tools, task, config.planner.max_steps, prompt=config.planner.prompt)

@@ -7,7 +7,7 @@ from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_exp
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from ray_jobs.export import find_source, planner_opening, read_export, run_export
+from ray_jobs.export import read_export, run_export
 from ray_jobs.run.model_folder import demo_model_dir
 from rollout.agent.agent import build_chat
 
@@ -115,9 +115,9 @@ def test_exported_model_gives_the_same_answers(tmp_path):
     adapter = random_adapter(base, scale=0.004)
     run = make_run(tmp_path / "run", base, adapter, agent={"max_steps": 5}, rollout={"max_turn_tokens": 12})
     run_export(str(run), None, tmp_path / "out", **OPTIONS)
-    config, _, _ = find_source(str(run), None)
-    chat = build_chat(tmp_path / "out" / "hf")
-    prompt = chat.prompt(*planner_opening(config))
+    prompt = build_chat(tmp_path / "out" / "hf").prompt(
+        "Answer.", "Task: what do 35 crates of wool locks weigh?"
+    )
     beside = get_peft_model(load_model(base), lora_config(4)).eval()
     set_peft_model_state_dict(beside, load(adapter))
     merged = load_model(tmp_path / "out" / "hf")
