@@ -16,13 +16,11 @@ from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
 from learner.credit import assign_credit, assign_wrong_credit, wrong_share
-from learner.critic import Critic
 from learner.learner import Learner
 from learner.optim import Ranks, join
 from learner.packing import build_batch, group_samples, samples_of
 from learner.types import StepResult
-from reward.prm.evidence import weight_of
-from reward.prm.quality import critic_quality
+from reward.prm.evidence import weight_of, wrong_weight_of
 from rollout.codec import decode_group
 from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.lifecycle import Batch, Snapshot
@@ -81,8 +79,6 @@ class LearnerActor:
         num_steps = self._config.num_steps if config.schedule == "linear" else None
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
         self._learner.set_reference()
-        if self._config.reward.all_wrong == "critic":
-            self._learner.critic = Critic(self._learner.policy, microbatch_tokens=config.microbatch_tokens)
 
     def train_step(self, batch: Batch, *, weights: Mapping[str, float]) -> StepResult:
         """Train on the groups of a batch, and those without a right attempt that ride along (`wrong_share`).
@@ -92,21 +88,18 @@ class LearnerActor:
         config = self._config
         decoded = list(map(decode_group, ray.get([*batch.refs, *batch.wrong])))
         groups, wrong = decoded[: len(batch.refs)], decoded[len(batch.refs) :]
-        values = self._learner.values(decoded)
         for group in groups:
             assign_credit(group, scheme=config.reward.credit.type, weight=weight_of(group, weights))
         for group in wrong:
-            assign_wrong_credit(group, values)
+            assign_wrong_credit(group, weight=wrong_weight_of(group, weights))
         settings: Any = {"temperature": config.rollout.temperature, "version_ages": batch.version_ages}
         samples = [sample for group in groups for sample in group_samples(group, **settings)]
         riding = [sample for group in wrong for sample in group_samples(group, **settings)]
         share = wrong_share(samples, riding)
         samples += [replace(sample, advantages=np.float32(share) * sample.advantages) for sample in riding]
         result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
-        metrics = {**result.metrics, **critic_quality(decoded, values)}
-        if config.reward.all_wrong != "drop":
-            metrics |= {"credit/wrong_groups": float(len(wrong)), "credit/wrong_share": share}
-        return replace(result, metrics=metrics, values=values, wrong_share=share)
+        metrics = {"credit/wrong_groups": float(len(wrong)), "credit/wrong_share": share} if wrong else {}
+        return replace(result, metrics={**result.metrics, **metrics}, wrong_share=share)
 
     def publish(self, sampling: Handle) -> int:
         """Send the current adapter to dynamic sampling; return its version."""

@@ -1,15 +1,15 @@
 """Credit of groups without a right attempt, and credit by step scores, over seeds.
 
-    python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms drop,critic]
+    python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms drop,steps]
 
 The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
 number of train steps of equally many groups with signal; groups without a right attempt are trained next to these, so
 that no arm makes more steps per sampled token. The families have equal shares and no task is repeated.
 
-    drop, uniform, critic     outcomes, with `reward.credit.all_wrong`
-    plan                      `outcome_gated` with the best scores that a PRM can learn
+    drop, uniform             outcomes, without and with `reward.credit.train_all_wrong`
+    plan, steps               `outcome_gated` with the best scores that a PRM can learn, without and with it
     random, lenient, padding, operator_blind
-                              `outcome_gated` with scores that mislead (see `benchmarks.scorers`)
+                              `steps` with scores that mislead (see `benchmarks.scorers`)
     process                   the scores of `plan` and no outcomes
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
@@ -37,17 +37,22 @@ from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
 
-ARMS = {arm: f'type="outcome", all_wrong="{arm}"' for arm in ("drop", "uniform", "critic")} | {
-    scorer: f'type="outcome_gated", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS
+GATED = 'type="outcome_gated", turn_scorer="benchmarks.scorers:{}"'
+ARMS = {
+    "drop": 'type="outcome"',
+    "uniform": 'type="outcome", train_all_wrong=true',
+    "plan": GATED.format("plan"),
+    "steps": GATED.format("plan") + ", train_all_wrong=true",
+    **{name: GATED.format(name) + ", train_all_wrong=true" for name in SCORERS if name != "plan"},
+    "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
-ARMS["process"] = 'type="process", turn_scorer="benchmarks.scorers:plan"'
 BASE = "drop"
 COMMON = ("envs.choice=mix", "evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
     "depth_cpu": (
         "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
-        "cold_start.lazy_share=0.91",
+        "cold_start.lazy_share=0.8",
         "max_empty_batches=300",
     ),
 }
@@ -93,14 +98,12 @@ def row_of(folder: Path) -> dict[str, Any]:
             rates = [one.get(f"solved/{family}", 0.0) for one in steps[: number + 1]]
             if len(rates) >= IN_A_ROW and min(rates[-IN_A_ROW:]) >= HALF:
                 to_half[family] = round(tokens)
-    aurocs = [step["credit/critic_auroc"] for step in steps if "credit/critic_auroc" in step]
     return {
         "held_out": held_out,
         "tokens_to_half": to_half,
         "tokens": round(tokens),
         "attempts": round(sum(step["rollout/trajectories"] for step in steps)),
         "wrong_groups": round(sum(step.get("credit/wrong_groups", 0.0) for step in steps)),
-        "critic_auroc": aurocs and round(statistics.mean(aurocs), 3),
         "step_s": round(statistics.median(step["time/step_s"] for step in steps), 1),
     }
 

@@ -1,17 +1,15 @@
-"""What step scores and the critic of `reward.credit.all_wrong` know, on the recorded attempts of a run, without RL.
+"""What step scores know, on the recorded attempts of a run, without RL.
 
     python -m benchmarks.process_credit RUN
 
-RUN is of generated tasks. Its train steps are gone through in order, like in training. All intervals are bootstrapped
-over tasks.
+RUN is of generated tasks. Its train steps are gone through in order, like in training. Intervals are bootstrapped over
+tasks.
 
     order, weights  by scorer and family: of the pairs of siblings that decided differently in one state (the same
                     prompt, token for token) and ended differently, the share that the scorer orders like the outcomes
                     (a tie counts half), and the weight that it earned before each train step, of 1
-    wrong           AUROC of `gain` for right steps by the plan, in groups without a right attempt
 
-The scorers are those of `benchmarks.scorers` and, for a run with the critic, `gain`: its value of the state after a
-step minus the one before. Steps that end an attempt have no gain, because their outcome is known.
+The scorers are those of `benchmarks.scorers`.
 """
 
 import argparse
@@ -19,7 +17,6 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,7 @@ import numpy as np
 from benchmarks.scorers import SCORERS
 from learner.credit import share_in_order
 from reward.prm.evidence import family_of, step_weights
-from reward.prm.quality import RIGHT, Statistic, auroc, clustered_interval
+from reward.prm.quality import Statistic, clustered_interval
 from rollout.codec import read_trajectories
 from rollout.types import Group, Trajectory
 
@@ -70,12 +67,6 @@ def of_scorer(steps: Steps, score: Callable[[Trajectory], Sequence[float | None]
     }
 
 
-def gains(attempt: Trajectory) -> list[float | None]:
-    """Return the gain of each turn as the critic of the run saw it; the last turn has none."""
-    values = [turn.value for turn in attempt.planner_turns]
-    return [None if here is None or then is None else then - here for here, then in pairwise(values)] + [None]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
@@ -89,17 +80,6 @@ def main() -> None:
     }
     for name, score in SCORERS.items():
         print(name, json.dumps(of_scorer(steps, lambda one: score(one.task, one.answer, one.planner_turns))))  # noqa: B023
-    print("gain", json.dumps(of_scorer(steps, gains)))
-    wrong = [
-        (attempt.task.id, gain, float(label >= RIGHT))
-        for groups in steps.values()
-        for group in groups
-        if not any(group.outcomes)
-        for attempt in group.trajectories
-        for gain, label in zip(gains(attempt), SCORERS["plan"](attempt.task, None, attempt.planner_turns), strict=True)
-        if gain is not None
-    ]
-    print("wrong", json.dumps(measured(auroc, *zip(*wrong, strict=True)) if wrong else None))
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ class OutcomeConfig(Config):
     """Credit by the outcome minus the group's mean, divided by the group's deviation unless centered (Dr. GRPO)."""
 
     type: Literal["outcome", "outcome_centered"] = "outcome"
-    all_wrong: Literal["drop", "uniform", "critic"] = "drop"
-    """What a group trains in which no attempt is right: nothing, or, next to a batch of groups with signal, an equal
-    negative advantage for every step (uniform), or the change of a critic's value that each step made (critic)."""
+    train_all_wrong: bool = False
+    """Train groups in which no attempt is right, too, next to a batch of groups with signal: every step gets an equal
+    negative advantage."""
 
 
 class StepScoresConfig(Config):
@@ -132,6 +132,9 @@ class OutcomeGatedConfig(StepScoresConfig):
     max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
     attempts end, which is measured in every batch, and none without this evidence."""
+    train_all_wrong: bool = False
+    """Train groups in which no attempt is right, too, next to a batch of groups with signal: every step gets an equal
+    negative advantage, and steps that score as right gain by their weight."""
 
 
 class ProcessConfig(StepScoresConfig):
@@ -157,8 +160,8 @@ class RewardConfig(Config):
     """Wall-clock limit of one call of a custom scorer; beyond it the attempt is unscored."""
 
     @property
-    def all_wrong(self) -> Literal["drop", "uniform", "critic"]:
-        return self.credit.all_wrong if isinstance(self.credit, OutcomeConfig) else "drop"
+    def trains_all_wrong(self) -> bool:
+        return not isinstance(self.credit, ProcessConfig) and self.credit.train_all_wrong
 
     @property
     def step_scores(self) -> StepScoresConfig | None:

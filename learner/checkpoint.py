@@ -43,8 +43,7 @@ def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Sn
         with whole_folder(target) as partial:
             (partial / "adapter.safetensors").write_bytes(adapter.data)
             (partial / SNAPSHOT).write_bytes(msgspec.json.encode(snapshot))
-            critic = learner.critic and learner.critic.state_dict()
-            state = {"optimizer": optimizer, "torch_rng": torch.get_rng_state(), "critic": critic}
+            state = {"optimizer": optimizer, "torch_rng": torch.get_rng_state()}
             torch.save(state, partial / "optimizer.pt")
             write_manifest(partial, policy_version=adapter.policy_version, step=learner.num_steps_done)
     except (OSError, RuntimeError) as error:
@@ -75,8 +74,6 @@ def load_checkpoint(learner: "Learner", folder: Path) -> None:
     learner.optimizer.load_state_dict(state["optimizer"])
     learner.num_steps_done = manifest["step"]
     torch.set_rng_state(state["torch_rng"])
-    if learner.critic and state["critic"] is not None:
-        learner.critic.load_state_dict(state["critic"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from itertools import combinations, pairwise, zip_longest
+from itertools import combinations
 
 import numpy as np
 
@@ -15,10 +15,10 @@ EPS = 1e-6
 MIN_STD = 1e-3
 """A group below this standard deviation has no signal: its residue would be rounding noise blown up to full size."""
 VALID_FLOOR = 0.05
-UNIFORM = -0.35
-"""Advantage of every step of a group without a right attempt, without a critic."""
-GAIN_WEIGHT, GAIN_FLOOR, GAIN_CLIP = 0.5, 0.15, 2.0
-"""Weight of a critic's gains, and for any gains the least scale of a group and their bound in scales."""
+GAIN_FLOOR, GAIN_CLIP = 0.15, 2.0
+"""Least scale of a group's gains, and their bound in scales."""
+ALL_WRONG, RIGHT_STEP = -0.35, 2.0
+"""Advantage of the steps of a group without a right attempt, and what a score of 1 adds to it per unit of weight."""
 WRONG_SHARE = 0.5
 """Most sum of absolute advantages of tokens in groups without a right attempt, relative to that of all others."""
 
@@ -208,40 +208,24 @@ def turn_advantages(group: Group, *, scheme: Scheme, weight: float) -> list[list
     ]
 
 
-def wrong_advantages(group: Group, values: Mapping[str, Sequence[float]]) -> list[list[float]]:
-    """Return one advantage per planner turn of each trajectory of a group in which no attempt is right.
+def assign_wrong_credit(group: Group, *, weight: float, share: float = 1.0) -> None:
+    """Fill in the advantages of a group in which no attempt is right, times `share`.
 
-    With the critic's values V by trajectory, a turn's gain is V(next) - V(here), the last one's the outcome - V(here).
-    Gains are `scaled` and weighted with `GAIN_WEIGHT`. Without values every turn gets `UNIFORM`. Turns that are not
-    trainable and trajectories without a total reward get 0.
+    Every step gets `ALL_WRONG`, and a step with a mapped score s above one half also RIGHT_STEP * weight * (2 s - 1).
+    The last step of an attempt never does, because it ended the attempt wrong. Steps that are not trainable and
+    trajectories without a total reward get 0.
     """
-    gains = scaled(
-        [
-            [then - here for here, then in pairwise((*values.get(attempt.id, ()), attempt.outcome or 0.0))]
-            for attempt in group.trajectories
-        ]
-    )
-    return [
-        [
-            0.0 if attempt.total is None or not turn.trainable else UNIFORM if gain is None else GAIN_WEIGHT * gain
-            for turn, gain in zip_longest(attempt.planner_turns, of_attempt)
-        ]
-        for attempt, of_attempt in zip(group.trajectories, gains, strict=True)
-    ]
-
-
-def assign_wrong_credit(group: Group, values: Mapping[str, Sequence[float]], *, share: float = 1.0) -> None:
-    """Fill in the advantages of a group in which no attempt is right, times `share`."""
-    credit = GroupCredit(
-        scheme="critic" if values else "uniform",
-        weight=share,
-        totals=spread_of([total for total in group.totals if total is not None]),
-    )
-    for attempt, advantages in zip(group.trajectories, wrong_advantages(group, values), strict=True):
+    totals = spread_of([total for total in group.totals if total is not None])
+    credit = GroupCredit(scheme="all_wrong", weight=weight, totals=totals)
+    for attempt, rewards in zip(group.trajectories, step_rewards(group), strict=True):
         attempt.credit = credit
-        for turn, advantage in zip(attempt.planner_turns, advantages, strict=True):
-            turn.advantage = turn.process_part = share * advantage
-            turn.outcome_part = 0.0
+        for turn, reward in zip(attempt.planner_turns, rewards, strict=True):
+            is_trained = attempt.total is not None and turn.trainable
+            is_right = reward is not None and turn is not attempt.planner_turns[-1]
+            turn.step_reward = reward
+            turn.outcome_part = share * ALL_WRONG if is_trained else 0.0
+            turn.process_part = share * RIGHT_STEP * weight * max(2 * (reward or 0.0) - 1, 0.0) if is_right else 0.0
+            turn.advantage = turn.outcome_part + turn.process_part
     _note_same_steps(group)
 
 
@@ -249,13 +233,6 @@ def wrong_share(others: Sequence[TrainingSample], wrong: Sequence[TrainingSample
     """Return the factor by which advantages without a right attempt weigh `WRONG_SHARE` of all others at most."""
     mass, bound = (float(sum(np.abs(one.advantages).sum() for one in samples)) for samples in (wrong, others))
     return min(1.0, WRONG_SHARE * bound / mass) if mass else 1.0
-
-
-def note_values(group: Group, values: Mapping[str, Sequence[float]]) -> None:
-    """Fill in the critic's values of a group's turns."""
-    for attempt in group.trajectories:
-        for turn, value in zip(attempt.planner_turns, values.get(attempt.id, ()), strict=False):
-            turn.value = value
 
 
 def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:

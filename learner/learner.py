@@ -18,13 +18,11 @@ from configs.base import Precision
 from configs.errors import UserError
 from configs.learner import LearnerConfig, ModelConfig
 from learner.corrections import off_policy_metrics, off_policy_sums, refusal
-from learner.critic import Critic
 from learner.losses import LossInputs, policy_loss
 from learner.optim import LocalAdamW, Ranks, ShardedAdamW
 from learner.packing import scoring_sample, split_microbatches, trained_logprobs
 from learner.policy import Policy, Prepared
 from learner.types import Adapter, StepResult, TrainBatch, TrainingSample
-from rollout.types import Group
 
 PLACEHOLDER = scoring_sample([0, 0])
 """Sample that a rank computes while other ranks still have microbatches."""
@@ -52,7 +50,6 @@ class Learner:
         self.config = config
         self._loss = policy_loss(config.loss)
         self.policy = Policy(model_path, model, config, seed=seed, base_weights=base_weights)
-        self.critic: Critic | None = None
         self.policy_version = 0
         self._step_logprobs: dict[str, np.ndarray] = {}
         parameters = self.policy.trainable_parameters()
@@ -111,13 +108,6 @@ class Learner:
         return StepResult(
             policy_version=self.policy_version, metrics=metrics, skipped=skipped, learner_logprobs=logprobs
         )
-
-    def values(self, groups: Sequence[Group]) -> Mapping[str, tuple[float, ...]]:
-        """Return the critic's values of the groups' planner turns; none without a critic."""
-        if self.critic is None:
-            return {}
-        with self.optimizer.whole():
-            return self.critic.values(groups)
 
     def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
         """Do one supervised update on the mean negative log-likelihood of the trained tokens, without a new version.

@@ -342,7 +342,7 @@ class GroupBuffer:
 
     def _rides(self, group: LiveGroup) -> bool:
         """Return whether the group may be trained next to a batch though no attempt is right."""
-        return group.state is State.ALL_WRONG and self._config.reward.all_wrong != "drop"
+        return group.state is State.ALL_WRONG and self._config.reward.trains_all_wrong
 
     def _undo(self, groups: Sequence[LiveGroup]) -> None:
         """Queue groups that ended again, as if they had not run."""

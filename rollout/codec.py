@@ -97,7 +97,6 @@ def flat_record(trajectory: Trajectory) -> Record:
             "advantages": [turn.advantage for turn in planned],
             "outcome_parts": [turn.outcome_part for turn in planned],
             "process_parts": [turn.process_part for turn in planned],
-            "values": [turn.value for turn in planned],
             "step_rewards": [turn.step_reward for turn in planned],
             "state_means": [turn.state_mean for turn in planned],
             "same_steps": [list(turn.same_steps) for turn in planned],

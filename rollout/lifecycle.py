@@ -122,8 +122,8 @@ class Batch:
     refs: tuple[Ref, ...]
     """In the order in which they were drawn."""
     wrong: tuple[Ref, ...] = ()
-    """The newest groups without a right attempt, at most as many as a batch has, which `reward.credit.all_wrong` trains
-    next to it. They hold no place and count as filtered."""
+    """The newest groups without a right attempt, at most as many as a batch has, which are trained next to it. They
+    hold no place and count as filtered."""
     untrained: tuple[tuple[State, str, Ref], ...] = ()
     """Some other groups that ended without signal, for reading: state, reason, reference."""
     rows: tuple[GroupRow, ...] = ()

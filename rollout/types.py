@@ -121,8 +121,6 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     """Wall time of the model call, including the wait for a place."""
     tool_s: float = 0.0
     """For a custom agent the time from the reply to its next call or its end."""
-    value: float | None = None
-    """A critic's probability, before this turn, that the attempt ends right."""
     score: float | None = None
     """Of a process reward model or turn scorer."""
     step_reward: float | None = None

@@ -161,7 +161,7 @@ class SimulatedWorker:
 class SimulatedLearner:
     """Adds one to the weight of every group in a batch."""
 
-    writes, critic = True, None
+    writes = True
 
     def __init__(self, *, step_s: float = 0.0) -> None:
         import torch
@@ -179,10 +179,6 @@ class SimulatedLearner:
 
     def set_reference(self) -> None:
         """There is no KL term."""
-
-    def values(self, groups: object) -> dict[str, tuple[float, ...]]:
-        """There is no critic."""
-        return {}
 
     def train_step(self, batch: "TrainBatch") -> "StepResult":
         from learner.types import StepResult

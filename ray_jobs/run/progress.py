@@ -14,10 +14,10 @@ from actors.cluster import Handle
 from configs.reward import Credit, OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from learner.credit import assign_credit, assign_wrong_credit, note_learner_logprobs, note_values
+from learner.credit import assign_credit, assign_wrong_credit, note_learner_logprobs
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
-from reward.prm.evidence import step_weights, weight_of
+from reward.prm.evidence import step_weights, weight_of, wrong_weight_of
 from reward.statistics import rollout_metrics
 from rollout.codec import decode_group
 from rollout.concurrency import WorkerReading
@@ -71,10 +71,9 @@ def step_trajectories(
         verdict = State.TRAINED if trained else State.REFUSED
         if ending_of(group.outcomes, group.totals) == "all_wrong":
             verdict = State.ALL_WRONG
-            assign_wrong_credit(group, result.values, share=result.wrong_share)
+            assign_wrong_credit(group, weight=wrong_weight_of(group, weights), share=result.wrong_share)
         else:
             assign_credit(group, scheme=scheme, weight=weight_of(group, weights))
-        note_values(group, result.values)
         for trajectory in group.trajectories:
             note_learner_logprobs(trajectory, result.learner_logprobs, batch.version_ages)
             trajectory.step, trajectory.verdict = batch.step, verdict

@@ -1,7 +1,7 @@
 """Quality of a PRM on steps that it was not trained on: agreement with labels and outcomes, junk."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from reward.prm.step_text import StepText
 from reward.prm.training import PrmData
 from reward.scorers import outcome_of
 from rollout.filters import SOLVED
-from rollout.types import Group, Trajectory
+from rollout.types import Trajectory
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[..., float | None]
@@ -82,21 +82,6 @@ def clustered_interval(
         return None
     low, high = np.percentile(values, (2.5, 97.5))
     return float(low), float(high)
-
-
-def critic_quality(groups: Iterable[Group], values: Mapping[str, Sequence[float]]) -> Mapping[str, float]:
-    """Return `credit/critic_mse` and, with both classes, `credit/critic_auroc` over all states of the attempts."""
-    judged = [
-        (value, float(attempt.outcome == SOLVED))
-        for group in groups
-        for attempt in group.trajectories
-        for value in values.get(attempt.id, ())
-    ]
-    if not judged:
-        return {}
-    value, right = np.array(judged).T
-    ranked = auroc(value, right)
-    return {"credit/critic_mse": mse(right, value)} | ({} if ranked is None else {"credit/critic_auroc": ranked})
 
 
 def quality_report(

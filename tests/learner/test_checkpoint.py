@@ -17,7 +17,7 @@ from learner.types import Adapter
 class FakeLearner:
     """What a checkpoint asks of a learner, without a model."""
 
-    writes, critic = True, None
+    writes = True
 
     def __init__(self, version):
         self.optimizer, self.num_steps_done = self, version

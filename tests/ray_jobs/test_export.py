@@ -115,9 +115,7 @@ def test_exported_model_gives_the_same_answers(tmp_path):
     adapter = random_adapter(base, scale=0.004)
     run = make_run(tmp_path / "run", base, adapter, agent={"max_steps": 5}, rollout={"max_turn_tokens": 12})
     run_export(str(run), None, tmp_path / "out", **OPTIONS)
-    prompt = build_chat(tmp_path / "out" / "hf").prompt(
-        "Answer.", "Task: what do 35 crates of wool locks weigh?"
-    )
+    prompt = build_chat(tmp_path / "out" / "hf").prompt("Answer.", "Task: what do 35 crates of wool locks weigh?")
     beside = get_peft_model(load_model(base), lora_config(4)).eval()
     set_peft_model_state_dict(beside, load(adapter))
     merged = load_model(tmp_path / "out" / "hf")

@@ -6,9 +6,9 @@ import pytest
 
 from learner.types import StepResult
 from ray_jobs.run.progress import group_rows, step_trajectories
-from rollout.codec import decode_group, encode_group, flat_record
+from rollout.codec import flat_record
 from rollout.lifecycle import State
-from rollout.types import StepScores
+from rollout.types import Reward, StepScores
 from tests.ray_jobs.view_world import make_batch, make_group, make_group_row
 
 Z = math.sqrt(0.5)
@@ -52,14 +52,17 @@ def test_learner_log_probs_of_trained_tokens():
     assert "learner_logprobs" not in second["turns"][0]
 
 
-def test_group_that_rides_along_keeps_its_verdict_and_shows_its_values():
-    group = decode_group(encode_group(make_group(0, outcomes=(0.0, 0.0), scored=False)))
-    values = {"g000000/0": (0.4,), "g000000/1": (0.2,)}
-    first, second = shown(group, facts={"values": values, "wrong_share": 0.5})
+def test_group_that_rides_along_keeps_its_verdict_and_shows_the_parts_of_its_advantages():
+    group = make_group(0, outcomes=(1.0, 0.0))
+    group.trajectories[0].reward = Reward(outcome=0.0, total=0.0)
+    first, second = shown(group, facts={"wrong_share": 0.5})
     assert (first["verdict"], first["trained_as"]) == ("all_wrong", 4)
-    assert (first["credit"]["scheme"], first["credit"]["weight"], first["values"]) == ("critic", 0.5, [0.4])
-    scale = math.sqrt((0.4**2 + 0.2**2) / 2)
-    assert first["advantages"] + second["advantages"] == pytest.approx([-0.25 * 0.4 / scale, -0.25 * 0.2 / scale])
+    assert (first["credit"]["scheme"], first["credit"]["weight"]) == ("all_wrong", 0.5)
+    assert first["outcome_parts"] == [-0.175, -0.175]
+    # 0.5 * 2 * 0.5 * (2 * 0.905 - 1), and nothing for the step that ended the attempt.
+    assert first["process_parts"] == pytest.approx([0.405, 0.0])
+    assert first["advantages"] == pytest.approx([0.23, -0.175])
+    assert second["advantages"] == [-0.175]
 
 
 @pytest.mark.parametrize(("skipped", "state"), [(None, State.TRAINED), ("because", State.REFUSED)])

@@ -95,9 +95,9 @@ async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
     assert buffer.counts.all_wrong == 1
 
 
-@pytest.mark.parametrize(("all_wrong", "wrong"), [("drop", ()), ("uniform", (b"g000002", b"g000004"))])
-async def test_newest_groups_without_a_right_attempt_ride_along_and_count_as_filtered(all_wrong, wrong):
-    reward = RewardConfig(credit=OutcomeConfig(all_wrong=all_wrong))
+@pytest.mark.parametrize(("trained", "wrong"), [(False, ()), (True, (b"g000002", b"g000004"))])
+async def test_newest_groups_without_a_right_attempt_ride_along_and_count_as_filtered(trained, wrong):
+    reward = RewardConfig(credit=OutcomeConfig(train_all_wrong=trained))
     buffer = make_buffer(pipeline_depth=2, reward=reward)
     permits = await admit(buffer)
     for permit in (permits[4], permits[0], permits[2]):
@@ -107,7 +107,7 @@ async def test_newest_groups_without_a_right_attempt_ride_along_and_count_as_fil
     await fill(buffer)
     batch = await train(buffer, 1)
     assert batch.wrong == wrong
-    assert len(batch.untrained) == (3 if all_wrong == "drop" else 0)
+    assert len(batch.untrained) == (0 if trained else 3)
     assert buffer.counts.all_wrong == 3
     assert (await train(buffer, 2)).wrong == ()
 

@@ -3,6 +3,7 @@
 import { h, number, signed } from "./dom.js";
 
 const EPS = "1e-6";
+const ALL_WRONG = -0.35;
 
 export function creditPanel(record, index, siblings) {
   const advantage = record.advantages?.[index];
@@ -26,7 +27,7 @@ function hasProcess(credit) {
 }
 
 function isScored(credit) {
-  return ["outcome_gated", "process"].includes(credit?.scheme);
+  return ["outcome_gated", "process", "all_wrong"].includes(credit?.scheme);
 }
 
 function score(record, index) {
@@ -66,13 +67,14 @@ function explanation(record, index, credit, siblings) {
       formula("(R \u2212 mean) / (std + ", EPS, ") = (", number(record.reward), " \u2212 ", number(totals.mean), ") / ", number(totals.std), " = ", h("b", {}, signed(outcome)));
     }
   }
-  if (["critic", "uniform"].includes(scheme)) {
-    say("No attempt of this group is right, so that outcomes alone would train nothing.");
-    if (scheme === "uniform") say("Every step of such a group gets the same negative advantage.");
-    else lines.push(...gain(record, index));
-    if (weight < 1) say(`The advantages of all such groups of the batch were multiplied by ${number(weight)}: together they weigh at most half as much as the other groups.`);
-  }
   const mapped = record.step_rewards[index];
+  if (scheme === "all_wrong") {
+    const share = outcome / ALL_WRONG;
+    say(`No attempt of this group is right: every step gets ${signed(ALL_WRONG)}, and a step that scores s > 0.5 gains 2 w (2 s \u2212 1), unless it ends the attempt.`);
+    if (process) formula("2 w (2 s \u2212 1) = 2 \u00d7 ", number(weight), " \u00d7 ", signed(2 * mapped - 1));
+    if (share < 1) say(`The advantages of all such groups of the batch were multiplied by ${number(share)}: together they weigh at most half as much as the other groups.`);
+    formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
+  }
   if (scheme === "outcome_gated") {
     const mean = record.state_means[index];
     if (mapped === null) say("Process: this step has no score, so this part is 0.");
@@ -85,28 +87,14 @@ function explanation(record, index, credit, siblings) {
     }
     formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
     if (weight === 0) say("The weight w is 0 here: step scores of this family have not been shown to order decisions like the outcomes (metrics prm/order).");
-  } else if (["critic", "uniform"].includes(scheme)) {
-    formula("advantage = ", h("b", {}, signed(record.advantages[index])));
   } else if (["outcome", "outcome_centered"].includes(scheme)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
-  } else if (scheme !== "process") {
+  } else if (!["process", "all_wrong"].includes(scheme)) {
     say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
   const same = record.same_steps?.[index] ?? [];
   if (same.length > 1) say(shared(same));
   return h("details", { open: true }, h("summary", {}, "Where it came from"), lines);
-}
-
-// What the critic expected before the step and after it.
-function gain(record, index) {
-  const [before, after] = [record.values[index], record.values[index + 1]];
-  if (before === null) return [h("p", {}, "The critic gave this step no value, so it trains nothing.")];
-  const then = after === undefined ? `the attempt ended with ${number(record.outcome)}` : `after it, with ${number(after)}`;
-  return [
-    h("p", {}, `Before this step the critic expected the attempt to end right with probability ${number(before)}; ${then}.`),
-    h("code", {}, "gain = ", number(after ?? record.outcome), " \u2212 ", number(before), " = ", h("b", {}, signed((after ?? record.outcome) - before))),
-    h("p", {}, "The advantage is this gain relative to the other gains of the group."),
-  ];
 }
 
 function side(value, mean) {
