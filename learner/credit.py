@@ -176,38 +176,6 @@ def step_rewards(group: Group) -> list[list[float | None]]:
     ]
 
 
-def states_of(group: Group) -> list[list[Hashable]]:
-    """Return the state of each planner turn: its prompt, token for token."""
-    return [[turn.prompt for turn in trajectory.planner_turns] for trajectory in group.trajectories]
-
-
-def turn_advantages(group: Group, *, scheme: Scheme, weight: float) -> list[list[float]]:
-    """Return one advantage per planner turn of each trajectory.
-
-    outcome: every turn carries its trajectory's group-normalised total reward; the statistics are over the G
-        trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
-    outcome_centered: that, not divided by the group's deviation (Dr. GRPO, arXiv 2503.20783, section 3.2).
-    outcome_gated: `outcome`, plus `weight` times the step's score against those of its siblings in the same state.
-    process: `outcome_centered` of total rewards that are step scores. Scores that hardly differ train hardly anything;
-        divided by the group's deviation their noise would have full size.
-
-    Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a total reward get
-    zeros, and so do turns that are not trainable.
-    """
-    if scheme == "outcome_gated":
-        advantages = outcome_gated(group.totals, states_of(group), step_rewards(group), weight=weight)
-    else:
-        normalize = group_normalized if scheme == "outcome" else group_centered
-        advantages = [
-            [advantage] * len(trajectory.planner_turns)
-            for advantage, trajectory in zip(normalize(group.totals), group.trajectories, strict=True)
-        ]
-    return [
-        [value if turn.trainable else 0.0 for turn, value in zip(trajectory.planner_turns, values, strict=True)]
-        for trajectory, values in zip(group.trajectories, advantages, strict=True)
-    ]
-
-
 def assign_wrong_credit(group: Group, *, weight: float, share: float = 1.0) -> None:
     """Fill in the advantages of a group in which no attempt is right, times `share`.
 
@@ -236,25 +204,38 @@ def wrong_share(others: Sequence[TrainingSample], wrong: Sequence[TrainingSample
 
 
 def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:
-    """Fill in the advantages of a group's turns and the parts that they are made of."""
-    by_outcome: Scheme = "outcome" if scheme == "outcome_gated" else scheme
+    """Fill in the advantages of a group's turns and the parts that they are made of.
+
+    outcome: every turn carries its trajectory's group-normalised total reward; the statistics are over the G
+        trajectories, never over turns (Flow-GRPO, arXiv 2510.05592, eq. 7).
+    outcome_centered: that, not divided by the group's deviation (Dr. GRPO, arXiv 2503.20783, section 3.2).
+    outcome_gated: `outcome`, plus `weight` times the step's score against those of its siblings in the same state.
+    process: `outcome_centered` of total rewards that are step scores. Scores that hardly differ train hardly anything;
+        divided by the group's deviation their noise would have full size.
+
+    Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a total reward get
+    zeros, and so do turns that are not trainable.
+    """
+    is_gated = scheme == "outcome_gated"
+    parts = (group_normalized if is_gated or scheme == "outcome" else group_centered)(group.totals)
     rewards = step_rewards(group)
-    means = state_means(states_of(group), rewards)
-    advantages = turn_advantages(group, scheme=scheme, weight=weight)
-    outcomes = turn_advantages(group, scheme=by_outcome, weight=0.0)
-    in_force = scheme if any(reward is not None for steps in rewards for reward in steps) else by_outcome
-    credit = GroupCredit(
-        scheme=in_force,
-        weight=weight if in_force == "outcome_gated" else 0.0,
-        totals=spread_of([total for total in group.totals if total is not None]),
-    )
-    for trajectory, steps, bases, values, parts in zip(
-        group.trajectories, rewards, means, advantages, outcomes, strict=True
-    ):
+    states = [[turn.prompt for turn in trajectory.planner_turns] for trajectory in group.trajectories]
+    means = state_means(states, rewards)
+    if is_gated and not any(reward is not None for steps in rewards for reward in steps):
+        scheme, is_gated = "outcome", False
+    if not is_gated:
+        weight, advantages = 0.0, [[part] * len(steps) for part, steps in zip(parts, rewards, strict=True)]
+    else:
+        advantages = outcome_gated(group.totals, states, rewards, weight=weight)
+    totals = spread_of([total for total in group.totals if total is not None])
+    credit = GroupCredit(scheme=scheme, weight=weight, totals=totals)
+    columns = zip(group.trajectories, parts, rewards, means, advantages, strict=True)
+    for trajectory, part, steps, bases, values in columns:
         trajectory.credit = credit
-        for turn, step, base, value, part in zip(trajectory.planner_turns, steps, bases, values, parts, strict=True):
-            turn.step_reward, turn.state_mean, turn.advantage = step, base, value
-            turn.outcome_part, turn.process_part = part, value - part
+        for turn, step, base, value in zip(trajectory.planner_turns, steps, bases, values, strict=True):
+            turn.step_reward, turn.state_mean = step, base
+            turn.outcome_part, turn.advantage = (part, value) if turn.trainable else (0.0, 0.0)
+            turn.process_part = turn.advantage - turn.outcome_part
     _note_same_steps(group)
 
 

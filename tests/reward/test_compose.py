@@ -7,7 +7,7 @@ import pytest
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
-from learner.credit import VALID_FLOOR, assign_credit, map_score, share_in_order, step_rewards, turn_advantages
+from learner.credit import VALID_FLOOR, assign_credit, map_score, share_in_order, step_rewards
 from learner.packing import build_batch, group_samples
 from rollout.types import Group, Reward, StepScores, Trajectory
 from tests.reward.test_step_text import completion, sampled
@@ -52,7 +52,8 @@ def raw_for(*rewards):
 
 
 def credited(scored, credit):
-    return turn_advantages(scored, scheme=credit, weight=0.5)
+    assign_credit(scored, scheme=credit, weight=0.5)
+    return [[turn.advantage for turn in one.turns] for one in scored.trajectories]
 
 
 def samples_for(scored, credit):
