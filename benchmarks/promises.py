@@ -227,7 +227,7 @@ def viewer(seed: int) -> Measured:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text("{}")
-        task = Task(id=word, dataset="arith", question=word, answer="1")
+        task = Task(id=word, dataset="lookup", question=word, answer="1")
         attempt = Trajectory(id=f"{word}/0", group_id=word, task=task, turns=(), answer="1", stop_reason="answered")
         (folder / "trajectories.jsonl").write_bytes(trajectory_line(attempt))
         command = [sys.executable, "-m", "ray_jobs.cli", "view", name, "--port", "0", "--no-browser"]

@@ -116,15 +116,9 @@ def _answer(value: int) -> PlanStep:
     return PlanStep(thought="That is it.", action="answer", action_input=str(value))
 
 
-def result_of(code: str, names: dict[str, int] | None = None) -> int:
-    """Return the number that the code of a plan prints; assignments stay in `names`, as in the sandbox.
-
-    Only for code that a family wrote: it runs in this process.
-    """
-    names = {} if names is None else names
-    assignment, _, expression = code.rpartition(";")
-    exec(assignment, {}, names)
-    return int(eval(expression, {}, names))
+def result_of(code: str) -> int:
+    """Return the number that the code of a plan prints. Only for code that a family wrote: it runs in this process."""
+    return int(eval(code, {}, {}))
 
 
 def _search_problem(goods: Sequence[Item], *, question: str, thought: str, source: str) -> Problem:
@@ -139,47 +133,6 @@ def _search_problem(goods: Sequence[Item], *, question: str, thought: str, sourc
             _answer(answer),
         ),
         keys=tuple(item.name for item in goods),
-    )
-
-
-_ARITH_PHRASINGS = {
-    "{a}*{b}+{c}": (
-        "A truck carries {a} boxes of {b} apples and {c} loose apples. How many apples is that?",
-        "Each of {a} pupils has {b} coins and the teacher has {c}. How many coins are there in all?",
-        "A hall has {a} rows of {b} seats and a balcony of {c} seats. How many seats are there?",
-    ),
-    "{a}*{b}-{c}": (
-        "A baker makes {a} trays of {b} rolls and burns {c} rolls. How many rolls are good?",
-        "A shop buys {a} bags of {b} nuts and sells {c} nuts. How many nuts are left?",
-        "A park has {a} rows of {b} trees. A storm fells {c} of them. How many trees still stand?",
-    ),
-    "({a}+{b})*{c}": (
-        "A mason lays {a} bricks every morning and {b} every evening. How many bricks in {c} days?",
-        "A ticket costs {a} coins and a meal {b} coins. How many coins do {c} guests pay for both?",
-        "Every basket holds {a} red and {b} green pears. How many pears are in {c} baskets?",
-    ),
-    "({a}-{b})*{c}": (
-        "A pump adds {a} litres an hour but {b} leak out. How many litres are gained in {c} hours?",
-        "A clerk earns {a} coins a day and spends {b}. How many coins are saved in {c} days?",
-        "Each of {c} teams had {a} players and lost {b}. How many players are left in all?",
-    ),
-}
-
-
-def draw_arith(rng: random.Random, goods: Goods) -> Problem:
-    """Draw two operations on two-digit numbers, for one code call."""
-    shape = rng.choice(list(_ARITH_PHRASINGS))
-    low, high, c = *sorted(rng.sample(range(11, 100), 2)), rng.randint(11, 99)
-    # The key has sorted operands; a subtraction needs the larger one first to stay positive.
-    first_is_larger = shape.startswith("({a}-") or rng.random() < 0.5
-    a, b = (high, low) if first_is_larger else (low, high)
-    code = shape.format(a=a, b=b, c=c)
-    answer = result_of(code)
-    return Problem(
-        question=rng.choice(_ARITH_PHRASINGS[shape]).format(a=a, b=b, c=c),
-        answer=answer,
-        plan=(_code("Compute it.", code), _answer(answer)),
-        keys=(shape.format(a=low, b=high, c=c),),
     )
 
 
@@ -266,47 +219,10 @@ def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
     return _loads_problem(loads, question, "+")
 
 
-_BRANCH_PHRASINGS = (
-    "Let x = {a} * {b}. If x is {condition}, give {then}, otherwise give {other}.",
-    "Multiply {a} by {b} to get x. Is x {condition}? Then give {then}. If not, give {other}.",
-    "x is the product of {a} and {b}. Report {then} when x is {condition}, else {other}.",
-)
-
-
-def draw_branch(rng: random.Random, goods: Goods) -> Problem:
-    """Draw two code calls: the result of the first decides the second, which uses its variable x."""
-    # A product of two free factors is odd only once in four times; drawing the parity first balances both.
-    start = rng.choice((11, 12))
-    a, b = rng.randrange(start, 100, 2), rng.randrange(11, 100, 2)
-    x = a * b
-    condition = rng.choice(("even", "odd", "above", "below"))
-    met = (x % 2 == 0) == (condition == "even")
-    if condition in ("above", "below"):
-        # So close to x that the product must be computed.
-        bound = x + rng.choice((-1, 1)) * rng.randint(10, 100)
-        condition, met = f"{condition} {bound}", (x > bound) == (condition == "above")
-    plus, factor = rng.randint(11, 99), rng.randint(3, 9)
-    then, other = rng.sample([f"x + {plus}", f"x - {plus}", f"x * {factor}"], 2)
-    taken = then if met else other
-    answer = result_of(taken, {"x": x})
-    return Problem(
-        question=rng.choice(_BRANCH_PHRASINGS).format(a=a, b=b, condition=condition, then=then, other=other),
-        answer=answer,
-        plan=(
-            _code("Compute x first.", f"x = {a}*{b}; x"),
-            _code(f"x is {'' if met else 'not '}{condition}.", taken),
-            _answer(answer),
-        ),
-        keys=(f"{min(a, b)}*{max(a, b)} {condition} {then} {other}",),
-    )
-
-
 FAMILIES: dict[str, Callable[[random.Random, Goods], Problem]] = {
-    "arith": draw_arith,
     "lookup": draw_lookup,
     "two_lookup": draw_two_lookup,
     "difference": draw_difference,
     "three_lookup": draw_three_lookup,
     "chain": draw_chain,
-    "branch": draw_branch,
 }

@@ -97,12 +97,11 @@ def shared_out(mix: Mapping[str, float], count: int) -> dict[str, int]:
     return quotas
 
 
-def partial_results(code: str, names: dict[str, int]) -> set[int]:
-    """Return the values of the operations inside the code's expressions, without the whole expressions."""
+def partial_results(code: str) -> set[int]:
+    """Return the values of the operations inside the code's expression, without the whole expression."""
+    whole = ast.parse(code, mode="eval").body
     return {
-        result_of(ast.unparse(inner), names)
-        for statement in ast.parse(code).body
-        if isinstance(statement, ast.Assign | ast.Expr)
-        for inner in ast.walk(statement.value)
-        if isinstance(inner, ast.BinOp) and inner is not statement.value
+        result_of(ast.unparse(inner))
+        for inner in ast.walk(whole)
+        if isinstance(inner, ast.BinOp) and inner is not whole
     }

@@ -60,15 +60,11 @@ class _Progress:
         self.task = task
         plan = plan_of(task)
         self.items = {step.action_input for step in plan if step.action == "search"}
-        self.values: list[int] = []
-        """Values to compute, in order; the last one is the answer."""
-        self.parts: set[int] = set()
-        """Intermediate results of these computations."""
-        names: dict[str, int] = {}
-        for step in plan:
-            if step.action == "code":
-                self.values.append(result_of(step.action_input, names))
-                self.parts |= partial_results(step.action_input, names)
+        (code,) = [step.action_input for step in plan if step.action == "code"]
+        self.value = result_of(code)
+        """Value to compute, which is the answer."""
+        self.parts = partial_results(code) - {self.value}
+        """Intermediate results of this computation."""
         self.known: set[str | int] = set()
         """Items found and values computed."""
         self.seen: set[ToolCall] = set()
@@ -80,18 +76,17 @@ class _Progress:
         if call.name == "answer":
             if score_answer(self.task, call.arguments) != SOLVED:
                 return WRONG
-            return RIGHT if self.values[-1] in self.known else UNSUPPORTED
+            return RIGHT if self.value in self.known else UNSUPPORTED
         if call in self.seen:
             return REPEATED
         if result is None or result.error is not None:
-            # The same call may be right later: a name that is missing now may be defined by then.
             return WRONG
         self.seen.add(call)
         brought: set[str | int]
         if call.name == "search":
             brought = {item for item in self.items if f"of {item} weighs" in result.text}
         elif call.name == "code":
-            brought = {value for value in (*self.values, *self.parts) if result.text.strip() == str(value)}
+            brought = {value for value in (self.value, *self.parts) if result.text.strip() == str(value)}
         else:
             return HARMLESS
         if not brought:
@@ -99,4 +94,4 @@ class _Progress:
         if brought <= self.known:
             return REPEATED
         self.known |= brought
-        return PART if brought <= self.parts.difference(self.values) else RIGHT
+        return PART if brought <= self.parts else RIGHT

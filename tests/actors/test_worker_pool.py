@@ -11,7 +11,7 @@ from actors.rollout_worker import WorkerPool
 from configs.errors import UserError
 from envs.types import Task
 
-TASKS = [Task(id=f"t{number}", dataset="arith", question="?", answer="1") for number in range(12)]
+TASKS = [Task(id=f"t{number}", dataset="lookup", question="?", answer="1") for number in range(12)]
 
 
 class FakeWorker:

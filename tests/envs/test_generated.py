@@ -18,13 +18,11 @@ from envs.datasets.generated import generate, sample_tasks
 from envs.datasets.rows import TooFewTasksError, split_of
 
 ACTIONS = {
-    "arith": "code answer",
     "lookup": "search code answer",
     "two_lookup": "search search code answer",
     "difference": "search search code answer",
     "three_lookup": "search search search code answer",
     "chain": "search search code answer",
-    "branch": "code code answer",
 }
 ITEMS = (*build_catalogue()["train"].items, *build_catalogue()["eval"].items)
 WEIGHTS = {item.name: item.weight_kg for item in ITEMS}
@@ -32,17 +30,6 @@ WEIGHTS = {item.name: item.weight_kg for item in ITEMS}
 
 def drawn(family, *, split="train", count=300, seed=0):
     return [generate(family, split=split, index=index, seed=seed) for index in range(count)]
-
-
-def code_results(plan):
-    """Return the results of a persistent interpreter for the code steps of a plan."""
-    names, results = {}, []
-    for step in plan:
-        if step.action == "code":
-            *statements, last = ast.parse(step.action_input).body
-            exec(compile(ast.Module(statements, []), "plan", "exec"), names)
-            results.append(eval(compile(ast.Expression(last.value), "plan", "eval"), names))
-    return results
 
 
 def test_weights_of_the_catalogue_are_stable_and_stated_in_passages():
@@ -71,7 +58,7 @@ def test_plan_has_the_steps_of_its_family_and_gives_the_answer(family):
     for generated in drawn(family):
         plan, task = generated.plan, generated.task
         assert " ".join(step.action for step in plan) == ACTIONS[family]
-        assert str(code_results(plan)[-1]) == task.answer == plan[-1].action_input
+        assert str(eval(plan[-2].action_input)) == task.answer == plan[-1].action_input
         assert re.fullmatch(r"[1-9][0-9]*", task.answer)
         assert len(task.question.split()) <= 35
         assert all(2 <= len(step.thought.split()) <= 6 for step in plan)
@@ -94,41 +81,12 @@ def test_code_of_a_lookup_uses_the_weights_that_its_searches_find(family):
             assert all(name in question for name in searched)
 
 
-def test_first_result_of_a_branch_decides_the_second_call():
-    conditions = {
-        "even": lambda x: x % 2 == 0,
-        "odd": lambda x: x % 2 == 1,
-        "above": lambda x, bound: x > bound,
-        "below": lambda x, bound: x < bound,
-    }
-    taken = Counter()
-    for generated in drawn("branch", count=1000):
-        x = code_results(generated.plan)[0]
-        word, bound = re.search(r"\b(even|odd|above|below)(?: (\d+))?", generated.task.question).groups()
-        met = conditions[word](x, *([int(bound)] if bound else []))
-        then, other = re.findall(r"x [-+*] \d+", generated.task.question)
-        assert generated.plan[1].action_input == (then if met else other)
-        taken[met] += 1
-    assert 400 < taken[True] < 600
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_question_is_in_both_splits(family):
     train = {g.task.question for seed in range(3) for g in drawn(family, count=2000, seed=seed)}
     held_out = {g.task.question for seed in range(3) for g in drawn(family, split="eval", count=2000, seed=seed)}
     assert min(len(train), len(held_out)) > 3000
     assert not train & held_out
-
-
-def test_one_computation_in_two_wordings_is_in_one_split():
-    def computations(split):
-        plans = [generated.plan for generated in drawn("arith", split=split, count=4000)]
-        return {
-            (re.sub(r"\d+", "n", code), tuple(sorted(re.findall(r"\d+", code)[:2])), code.split("*")[-1])
-            for code in (plan[0].action_input for plan in plans)
-        }
-
-    assert not computations("train") & computations("eval")
 
 
 def test_another_process_draws_the_same_tasks_and_other_seeds_draw_others():
@@ -139,15 +97,15 @@ def test_another_process_draws_the_same_tasks_and_other_seeds_draw_others():
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     here = [generate(family, split="eval", index=9, seed=4).task.question for family in FAMILIES]
     assert ast.literal_eval(printed.stdout) == here
-    sequences = [{g.task.question for g in drawn("arith", count=200, seed=seed)} for seed in (0, 1)]
+    sequences = [{g.task.question for g in drawn("lookup", count=200, seed=seed)} for seed in (0, 1)]
     assert not sequences[0] & sequences[1]
 
 
 def test_sample_follows_the_mix_and_repeats_no_question():
-    mix = {"arith": 1.0, "lookup": 2.0, "branch": 1.0}
+    mix = {"difference": 1.0, "lookup": 2.0, "chain": 1.0}
     tasks = [generated.task for generated in sample_tasks(mix, split="train", count=1002, seed=0)]
     # The shares are 250.5, 501 and 250.5; the remainder goes to the family named first.
-    assert Counter(task.dataset for task in tasks) == {"arith": 251, "lookup": 501, "branch": 250}
+    assert Counter(task.dataset for task in tasks) == {"difference": 251, "lookup": 501, "chain": 250}
     assert len({task.question for task in tasks}) == len({task.id for task in tasks}) == 1002
     assert {task.dataset for task in tasks[:20]} == set(mix)
     assert tasks == [generated.task for generated in sample_tasks(mix, split="train", count=1002, seed=0)]
@@ -155,11 +113,11 @@ def test_sample_follows_the_mix_and_repeats_no_question():
 
 def test_family_without_further_questions_is_reported(monkeypatch):
     monkeypatch.setattr("envs.datasets.generated._MAX_DRAWS_PER_TASK", 1)
-    with pytest.raises(TooFewTasksError, match="arith"):
-        sample_tasks({"arith": 1.0}, split="train", count=100, seed=0, purpose="rl")
+    with pytest.raises(TooFewTasksError, match="chain"):
+        sample_tasks({"chain": 1.0}, split="train", count=100, seed=0, purpose="rl")
 
 
-@pytest.mark.parametrize("mix", [{"arith": -1.0, "lookup": 2.0}, {"arith": 0.0}])
+@pytest.mark.parametrize("mix", [{"chain": -1.0, "lookup": 2.0}, {"chain": 0.0}])
 def test_mix_needs_positive_weights(mix):
     with pytest.raises(ValueError, match="positive"):
         sample_tasks(mix, split="train", count=3, seed=0)

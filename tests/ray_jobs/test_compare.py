@@ -9,7 +9,7 @@ from ray_jobs.compare import comparison, run_compare, write_comparison_page
 from ray_jobs.evaluation import read_evaluation
 from ray_jobs.run.folder import RunFolder
 
-MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, branch=0.25}", "evaluation.num_tasks=40")
+MIX = ("evaluation.mix={lookup=0.5, two_lookup=0.25, chain=0.25}", "evaluation.num_tasks=40")
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_gain_is_paired_by_item_and_benchmark(evaluated):
     row = result["benchmarks"]["lookup"]
     assert (row["num_tasks"], row["before"], row["after"]) == (20, 0.0, 1.0)
     assert (row["only_before"], row["only_after"], row["p"]) == (0, 20, 2 / 2**20)
-    assert result["benchmarks"]["branch"]["p"] == 1.0
-    assert result["benchmarks"]["branch"]["items_for_this_gain"] is None
+    assert result["benchmarks"]["chain"]["p"] == 1.0
+    assert result["benchmarks"]["chain"]["items_for_this_gain"] is None
     assert (result["all"]["num_tasks"], result["all"]["gain"]) == (40, 0.5)
     assert result["all"]["ci95"] == pytest.approx([0.32, 0.64], abs=0.02)
 
@@ -58,8 +58,8 @@ def test_different_settings_are_rejected(evaluated):
 def test_seeds_are_averaged_by_item(evaluated):
     warm = "evaluation.temperature=0.5"
     before = evaluated("before", none, warm, seeds=4)
-    after = evaluated("after", lambda task, seed: task.dataset == "branch" and seed == 0, warm, seeds=4)
-    row = compared(before, after)["benchmarks"]["branch"]
+    after = evaluated("after", lambda task, seed: task.dataset == "chain" and seed == 0, warm, seeds=4)
+    row = compared(before, after)["benchmarks"]["chain"]
     assert (row["num_tasks"], row["after"], row["only_after"]) == (10, 0.25, 10)
     # Ten items of one sign: 2 / 2^10.
     assert (row["test"], row["p"]) == ("exact sign-flip permutation test", 2 / 2**10)

@@ -17,7 +17,7 @@ from rollout.files import read_records
 from rollout.types import Reward, Trajectory, Turn
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"
-HELD_OUT = "evaluation.mix={lookup=0.5, two_lookup=0.3, branch=0.2}"
+HELD_OUT = "evaluation.mix={lookup=0.5, two_lookup=0.3, chain=0.2}"
 
 
 def drawn(*overrides):
@@ -27,7 +27,7 @@ def drawn(*overrides):
 
 def test_held_out_tasks_follow_the_training_mix_by_default():
     assert drawn() == {"lookup": 450, "two_lookup": 50}
-    assert drawn(HELD_OUT) == {"lookup": 250, "two_lookup": 150, "branch": 100}
+    assert drawn(HELD_OUT) == {"lookup": 250, "two_lookup": 150, "chain": 100}
 
 
 def attempt(dataset, index, reward):
@@ -63,8 +63,8 @@ def evaluation(rewards):
 
 
 def test_summary_has_a_row_for_each_family():
-    before = evaluation({"lookup": "0" * 8, "branch": "0" * 4})
-    after = evaluation({"lookup": "11111100", "branch": "1111"})
+    before = evaluation({"lookup": "0" * 8, "chain": "0" * 4})
+    after = evaluation({"lookup": "11111100", "chain": "1111"})
     table = _by_dataset(before, after, {"lookup": 1.0})
     assert [(row["num"], row["before"], row["after"], row["trained"]) for row in table.values()] == [
         (8, 0.0, 0.75, True),
@@ -75,26 +75,26 @@ def test_summary_has_a_row_for_each_family():
 
 
 def test_comparison_is_on_tasks_that_both_have_scored():
-    before = evaluation({"lookup": [None, "0", "1", "0"], "branch": ["0"]})
-    after = evaluation({"lookup": ["1", None, "1", "1"], "branch": [None]})
+    before = evaluation({"lookup": [None, "0", "1", "0"], "chain": ["0"]})
+    after = evaluation({"lookup": ["1", None, "1", "1"], "chain": [None]})
     found = before.compared_with(after)
     assert (found.num_tasks, found.before, found.after) == (2, 0.5, 1.0)
     assert before.paired_with(after) == [(True, True), (False, True)]
     assert list(_by_dataset(before, after, {})) == ["lookup"]
     left_out = [*before.unscored, *after.unscored]
-    assert left_out == ["lookup/lookup-0/0", "lookup/lookup-1/0", "branch/branch-0/0"]
+    assert left_out == ["lookup/lookup-0/0", "lookup/lookup-1/0", "chain/chain-0/0"]
 
 
 def test_curve_has_rates_with_intervals_for_each_family_and_all():
-    found = held_out_metrics(evaluation({"lookup": ["1", "0", None], "branch": ["1", "1"], "arith": [None]}))
+    found = held_out_metrics(evaluation({"lookup": ["1", "0", None], "chain": ["1", "1"], "difference": [None]}))
     assert {name: value for name, value in found.items() if "solve_rate" in name} == {
         "held_out/solve_rate": 0.75,
         "held_out/solve_rate/lookup": 0.5,
-        "held_out/solve_rate/branch": 1.0,
+        "held_out/solve_rate/chain": 1.0,
     }
     assert (found["held_out/tasks"], found["held_out/tasks/lookup"], found["held_out/unscored"]) == (4, 2, 2)
     # Wilson, 2 of 2.
-    assert (found["held_out/low/branch"], found["held_out/high/branch"]) == pytest.approx((0.342, 1.0), abs=1e-3)
+    assert (found["held_out/low/chain"], found["held_out/high/chain"]) == pytest.approx((0.342, 1.0), abs=1e-3)
     # One family is all there is.
     assert not any(name.count("/") > 1 for name in held_out_metrics(evaluation({"lookup": ["1"]})))
 
@@ -102,9 +102,9 @@ def test_curve_has_rates_with_intervals_for_each_family_and_all():
 @pytest.fixture
 def stage(tmp_path):
     """A run in its RL loop with policy version 3."""
-    settings = ("evaluation.num_tasks=8", "evaluation.while_training_tasks=4", "envs.mix={lookup=0.5,branch=0.5}")
+    settings = ("evaluation.num_tasks=8", "evaluation.while_training_tasks=4", "envs.mix={lookup=0.5,chain=0.5}")
     config, told = config_for(tmp_path, "evaluation.every_steps=1", *settings), []
-    solver = ScriptedSolver(lambda task, seed: "no" if task.dataset == "branch" else right_answer(task))
+    solver = ScriptedSolver(lambda task, seed: "no" if task.dataset == "chain" else right_answer(task))
     solver.policy_version = 3
     with RunFolder.open(config) as folder:
         yield SimpleNamespace(
@@ -127,9 +127,9 @@ def test_evaluation_while_training_logs_metrics_and_attempts(stage):
     evaluate_step(stage, 5)
     (row,) = held_out_rows(stage.folder)
     assert (row["step"], row["held_out/solve_rate"], row["held_out/policy_version"]) == (5, 0.5, 3)
-    assert (row["held_out/solve_rate/lookup"], row["held_out/solve_rate/branch"]) == (1.0, 0.0)
+    assert (row["held_out/solve_rate/lookup"], row["held_out/solve_rate/chain"]) == (1.0, 0.0)
     attempts = list(read_trajectories(stage.folder.path / "trajectories.jsonl"))
-    assert Counter(one.task.dataset for one in attempts) == {"lookup": 2, "branch": 2}
+    assert Counter(one.task.dataset for one in attempts) == {"lookup": 2, "chain": 2}
     assert {(one.phase, one.step, one.group_id) for one in attempts} == {("held_out", 5, "held_out-5")}
     assert {asked[3] for asked in stage.solver.asked} == {0.0}
     assert len(stage.told) == 1

@@ -13,7 +13,7 @@ from rollout.types import Group, Reward, StepScores, Trajectory
 from tests.reward.test_step_text import completion, sampled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
-TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
+TASK = Task(id="t", dataset="lookup", question="6*7?", answer="42")
 CREDITS = get_args(Credit)
 Z = math.sqrt(0.5)
 """Advantage of one right trajectory beside a wrong one: 0.5 over the sample std of 0 and 1."""

@@ -10,7 +10,7 @@ from rollout.types import Group, StepScores
 from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory
 
-TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
+TASK = Task(id="t", dataset="lookup", question="6*7?", answer="42")
 
 
 class BusyError(Exception):

@@ -19,7 +19,7 @@ from rollout.types import Group, StepScores, Trajectory
 from tests.reward.test_step_text import completion, sampled
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
-TASK = Task(id="t", dataset="arith", question="6*7?", answer="42")
+TASK = Task(id="t", dataset="lookup", question="6*7?", answer="42")
 
 
 def make_turn(*, prompt=(1, 2), num_tokens=3, cut=False):

@@ -8,7 +8,7 @@ from reward.prm.step_text import step_texts
 from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
-FAMILIES = ("lookup", "two_lookup", "difference", "three_lookup", "chain", "arith", "branch")
+FAMILIES = ("lookup", "two_lookup", "difference", "three_lookup", "chain")
 
 
 def passage_of(item):
@@ -19,13 +19,12 @@ def passage_of(item):
 
 def play(plan):
     """Yield the turns of a plan with the results of the tools."""
-    names = {}
     for step in plan:
         match step.action:
             case "search":
                 yield decided("search", step.action_input, passage_of(step.action_input), thought=step.thought)
             case "code":
-                yield decided("code", step.action_input, str(result_of(step.action_input, names)))
+                yield decided("code", step.action_input, str(result_of(step.action_input)))
             case _:
                 yield decided(step.action, step.action_input, step.action_input)
 
@@ -66,7 +65,7 @@ def test_a_search_is_scored_by_its_result_in_any_order():
 
 @pytest.mark.parametrize("result", ["", "SyntaxError: invalid syntax", "3.5", "hello", "1" * 5000])
 def test_code_without_an_integer_is_wrong(result):
-    task, _ = solve("arith", 0)
+    task, _ = solve("lookup", 0)
     assert scores(task, decided("code", "1/0", result, error="runtime")) == [0.0]
 
 
@@ -81,16 +80,9 @@ def test_one_of_two_products_is_a_part_of_the_step():
     generated = generate("two_lookup", split="train", index=0, seed=0)
     first, second, code, answer = play(generated.plan)
     left, right = generated.plan[2].action_input.split("+")
-    parts = [decided("code", part, str(result_of(part, {}))) for part in (left, right)]
+    parts = [decided("code", part, str(result_of(part))) for part in (left, right)]
     assert scores(generated.task, first, second, *parts, code, answer) == [1.0, 1.0, 0.2, 0.2, 1.0, 1.0]
     assert scores(generated.task, first, second, parts[0], parts[0]) == [1.0, 1.0, 0.2, 0.1]
-
-
-def test_code_whose_variable_was_missing_is_right_later():
-    task, (first, second, answer) = solve("branch", 8)
-    too_early = decided("code", second.tool_call.arguments, "NameError: name 'x' is not defined", error="name")
-    assert scores(task, too_early, first, second, answer) == [0.0, 1.0, 1.0, 1.0]
-    assert scores(task, first, answer) == [1.0, 0.7]
 
 
 async def test_a_label_is_bound_to_the_text_of_its_step():

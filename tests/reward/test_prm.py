@@ -50,7 +50,7 @@ def make_turn(*, thought="w1", tool_input="w2", result="w3"):
 
 
 def make_steps(*turns, question="w7 w8", index=0):
-    task = Task(id=f"t{index}", dataset="arith", question=question, answer="42")
+    task = Task(id=f"t{index}", dataset="lookup", question=question, answer="42")
     return step_texts(make_trajectory(*turns, task=task, id=f"g/{index}", answer=None))
 
 

@@ -55,7 +55,7 @@ def make_steps(*, num_tasks=20, score=lambda label, rng: label):
     steps = []
     for number, attempt in itertools.product(range(num_tasks), range(4)):
         labels = [rng.choice((0.0, 0.2, 0.5, 0.7, 1.0)) for _ in range(3)]
-        task = Task(id=f"t{number}", dataset="arith", question="What?", answer="42")
+        task = Task(id=f"t{number}", dataset="lookup", question="What?", answer="42")
         answer = "42" if sum(labels) / 3 > 0.5 else "0"
         trajectory = make_trajectory(decided("answer", answer), task=task, id=f"g{number}/{attempt}", answer=answer)
         steps += [(trajectory, label, score(label, rng)) for label in labels]
@@ -86,7 +86,7 @@ def test_figures_are_in_their_intervals_and_do_not_depend_on_the_order():
 
 def make_one_step(index):
     answer = "42" if index % 2 else "0"
-    task = Task(id=f"t{index}", dataset="arith", question="What?", answer="42")
+    task = Task(id=f"t{index}", dataset="lookup", question="What?", answer="42")
     turn = decided("answer", answer, thought=f"thought {index}")
     return make_trajectory(turn, task=task, id=f"t{index}/0", answer=answer)
 

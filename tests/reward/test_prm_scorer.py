@@ -38,7 +38,7 @@ def score_of(step):
 
 
 def make_group(name, *, num_turns=(2, 1)):
-    task = Task(id=name, dataset="arith", question=name, answer="42")
+    task = Task(id=name, dataset="lookup", question=name, answer="42")
     trajectories = [
         make_trajectory(
             *(decided("think", f"{index}.{step}", "ok") for step in range(length)), task=task, id=f"{name}/{index}"

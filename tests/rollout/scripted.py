@@ -87,7 +87,7 @@ def decision(action, action_input, thought="t"):
 
 
 def make_task(question="What is 6*7?", answer="42"):
-    return Task(id="task-1", dataset="arith", question=question, answer=answer)
+    return Task(id="task-1", dataset="lookup", question=question, answer=answer)
 
 
 def make_agent(texts, *, tools=None, max_steps=3, format_retries=1, max_context_tokens=100_000, timeout_s=5):

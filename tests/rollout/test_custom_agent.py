@@ -207,7 +207,7 @@ async def test_the_calls_of_a_function_are_the_turns_of_one_dialogue_that_only_g
 
 async def test_an_agent_is_not_told_the_answer(functions):
     told = (await attempt(functions("knows"), "1", "2")).answer
-    assert told == "GivenTask(id='task-1', dataset='arith', question='What is 6*7?')"
+    assert told == "GivenTask(id='task-1', dataset='lookup', question='What is 6*7?')"
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def make_trajectory(question, *calls, answer="434", task_id=None, error=None):
             tool_result=ToolResult(text="", error=error),
         )
 
-    task = Task(id=task_id or question, dataset="arith", question=question, answer=answer)
+    task = Task(id=task_id or question, dataset="lookup", question=question, answer=answer)
     return Trajectory(
         id="t",
         group_id="g",
@@ -47,7 +47,7 @@ WOOL_SOLVED = make_trajectory(WOOL, ("search", "wool locks weight"), ("code", "3
 
 
 def ask(question, task_id="other"):
-    return Task(id=task_id, dataset="arith", question=question, answer="")
+    return Task(id=task_id, dataset="lookup", question=question, answer="")
 
 
 @pytest.fixture
