@@ -100,13 +100,18 @@ class PrmConfig(Config):
     """Where the PRM computes; `cuda` needs a GPU and the `gpu` extra."""
 
 
-class OutcomeConfig(Config):
+class AllWrongConfig(Config):
+    """Credit of groups in which no attempt is right."""
+
+    train_all_wrong: bool = False
+    """Train groups in which no attempt is right, too, next to a batch of groups with signal: every step gets an equal
+    negative advantage, and steps that score as right gain by their weight."""
+
+
+class OutcomeConfig(AllWrongConfig):
     """Credit by the outcome minus the group's mean, divided by the group's deviation unless centered (Dr. GRPO)."""
 
     type: Literal["outcome", "outcome_centered"] = "outcome"
-    train_all_wrong: bool = False
-    """Train groups in which no attempt is right, too, next to a batch of groups with signal: every step gets an equal
-    negative advantage."""
 
 
 class StepScoresConfig(Config):
@@ -125,16 +130,13 @@ class StepScoresConfig(Config):
         return self
 
 
-class OutcomeGatedConfig(StepScoresConfig):
+class OutcomeGatedConfig(AllWrongConfig, StepScoresConfig):
     """Credit by the outcome and, where outcomes differ, by a step's score against its siblings' in the same state."""
 
     type: Literal["outcome_gated"] = "outcome_gated"
     max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
     attempts end, which is measured in every batch, and none without this evidence."""
-    train_all_wrong: bool = False
-    """Train groups in which no attempt is right, too, next to a batch of groups with signal: every step gets an equal
-    negative advantage, and steps that score as right gain by their weight."""
 
 
 class ProcessConfig(StepScoresConfig):
@@ -161,7 +163,7 @@ class RewardConfig(Config):
 
     @property
     def trains_all_wrong(self) -> bool:
-        return not isinstance(self.credit, ProcessConfig) and self.credit.train_all_wrong
+        return isinstance(self.credit, AllWrongConfig) and self.credit.train_all_wrong
 
     @property
     def step_scores(self) -> StepScoresConfig | None:
