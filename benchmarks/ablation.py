@@ -52,7 +52,7 @@ OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
     "depth_cpu": (
         "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
-        "cold_start.lazy_share=0.8",
+        "cold_start.lazy_share=0.87",
         "max_empty_batches=300",
     ),
 }
