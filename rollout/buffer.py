@@ -25,6 +25,9 @@ from rollout.lifecycle import LIVE, Batch, GroupCounts, LiveGroup, Permit, Ref, 
 from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice
 from rollout.types import GroupSummary
 
+MOST_TRIED = 4
+"""Groups that may end for a batch, in batches. Then what is ready must do: where few groups have signal, several small
+steps teach more per sampled token than one of a full batch."""
 BIAS_WINDOW = 1000
 """Groups that ended last, for the bias metrics."""
 SHOWN_UNTRAINED = 4
@@ -380,8 +383,8 @@ class GroupBuffer:
         if self._counts[State.IN_BATCH] or not ready or (self._synchronous and self._counts[State.RUNNING]):
             return False
         # Queued groups of a synchronous run belong to a round that was cut off.
-        relaxes = self._guard.relaxes and not (self._synchronous and queued)
-        return ready >= self._config.batch_groups or relaxes or self._no_more_will_come()
+        tried = len(self._ended) >= MOST_TRIED * self._config.batch_groups and not (self._synchronous and queued)
+        return ready >= self._config.batch_groups or tried or self._no_more_will_come()
 
     def _no_more_will_come(self) -> bool:
         max_tasks, unfinished = self._config.max_tasks, self._counts[State.RUNNING] + self._counts[State.QUEUED]

@@ -49,8 +49,7 @@ def ending_of(outcomes: Sequence[float | None], totals: Sequence[float | None]) 
 class StarvationGuard:
     """Counts groups without signal since the last one with.
 
-    A third of the bound is worth a warning, at two thirds a smaller batch is better than none, at the bound the run
-    ends.
+    A third of the bound is worth a warning, at the bound the run ends.
     """
 
     def __init__(self, max_groups: int, num_without_signal: int) -> None:
@@ -70,10 +69,6 @@ class StarvationGuard:
     def warns(self) -> bool:
         """Judged by the longest row since the batch before: what ends a row is what fills the batch."""
         return self._most >= max(1, self._max_groups // 3)
-
-    @property
-    def relaxes(self) -> bool:
-        return self.num_without_signal >= max(1, 2 * self._max_groups // 3)
 
     @property
     def gives_up(self) -> bool:

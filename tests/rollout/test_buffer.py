@@ -194,17 +194,26 @@ async def test_stale_group_expires_and_its_task_is_drawn_again_until_its_attempt
     assert buffer.counts.ready == 1
 
 
-async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run():
-    buffer = make_buffer(batch_groups=3, pipeline_depth=0, max_empty_batches=1)
-    permits = await admit(buffer)
-    for permit, summary in zip(permits, (ready(), dropped(), dropped()), strict=True):
-        buffer.complete(permit.lease, b"", summary)
-    batch = await train(buffer, 1)
-    assert len(batch.refs) == 1
-    assert batch.warning
-    await fill(buffer, dropped(), version=1)
+@pytest.mark.parametrize("depth", [0, 1])
+async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run(depth):
+    buffer = make_buffer(pipeline_depth=depth, max_empty_batches=7)
+    batch = await now(buffer.next_batch(1))
+    endings = iter([*[dropped()] * 5, ready(), *[dropped()] * 2])
+    while not batch.done():
+        for permit in await admit(buffer, places=2):
+            buffer.complete(permit.lease, b"", next(endings))
+        await asyncio.sleep(0)
+    assert next(endings, None) is None
+    assert len((await batch).refs) == 1
+    assert (await batch).warning
+    buffer.mark_trained(1, 1)
+    for _ in range(5):
+        await fill(buffer, dropped(), version=1, places=2)
+    batch = await now(buffer.next_batch(2))
+    assert not batch.done()
+    await fill(buffer, dropped(), version=1, places=2)
     with pytest.raises(UserError):
-        await buffer.next_batch(2)
+        await batch
 
 
 @pytest.mark.parametrize("depth", [0, 1])
