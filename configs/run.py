@@ -140,7 +140,7 @@ class RunConfig(Config):
     num_steps: int = Field(default=12, ge=0)
     """Train steps (optimizer steps of the RL phase)."""
     batch_groups: int = Field(default=4, ge=1)
-    """Groups with signal per train step (B)."""
+    """Groups with signal per train step (B); fewer if less than a quarter of the groups have signal."""
     pipeline_depth: int = Field(default=1, ge=0)
     """Batches that rollouts may run ahead (D). 0 is synchronous and, for the planner on a CPU, bit-reproducible: sums
     on a GPU depend on the order in which its threads arrive."""
