@@ -2,11 +2,9 @@
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import ray
 
 from actors.cluster import Handle
@@ -15,12 +13,12 @@ from configs.api_keys import redact_output
 from configs.plugins import search_in
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, load_checkpoint, save_checkpoint
-from learner.credit import assign_credit, assign_wrong_credit, wrong_share
+from learner.credit import assign_credit
 from learner.learner import Learner
 from learner.optim import Ranks, join
 from learner.packing import build_batch, group_samples, samples_of
 from learner.types import StepResult
-from reward.prm.evidence import weight_of, wrong_weight_of
+from reward.prm.evidence import weight_of
 from rollout.codec import decode_group
 from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.lifecycle import Batch, Snapshot
@@ -81,25 +79,12 @@ class LearnerActor:
         self._learner.set_reference()
 
     def train_step(self, batch: Batch, *, weights: Mapping[str, float]) -> StepResult:
-        """Train on the groups of a batch, and those without a right attempt that ride along (`wrong_share`).
-
-        `weights` are those of step scores in the advantages, by family.
-        """
-        config = self._config
-        decoded = list(map(decode_group, ray.get([*batch.refs, *batch.wrong])))
-        groups, wrong = decoded[: len(batch.refs)], decoded[len(batch.refs) :]
-        for group in groups:
+        """Train on the groups of a batch. `weights` are those of step scores in the advantages, by family."""
+        config, samples = self._config, []
+        for group in map(decode_group, ray.get(list(batch.refs))):
             assign_credit(group, scheme=config.reward.credit.type, weight=weight_of(group, weights))
-        for group in wrong:
-            assign_wrong_credit(group, weight=wrong_weight_of(group, weights))
-        settings: Any = {"temperature": config.rollout.temperature, "version_ages": batch.version_ages}
-        samples = [sample for group in groups for sample in group_samples(group, **settings)]
-        riding = [sample for group in wrong for sample in group_samples(group, **settings)]
-        share = wrong_share(samples, riding)
-        samples += [replace(sample, advantages=np.float32(share) * sample.advantages) for sample in riding]
-        result = self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
-        metrics = {"credit/wrong_groups": float(len(wrong)), "credit/wrong_share": share} if wrong else {}
-        return replace(result, metrics={**result.metrics, **metrics}, wrong_share=share)
+            samples += group_samples(group, temperature=config.rollout.temperature, version_ages=batch.version_ages)
+        return self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
 
     def publish(self, sampling: Handle) -> int:
         """Send the current adapter to dynamic sampling; return its version."""

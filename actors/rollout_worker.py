@@ -51,11 +51,9 @@ class RolloutWorkerActor:
         score = self._scored if prm else None
         if source := config.reward.turn_scorer:
             score = CustomTurnScorer(source, limit_s=config.reward.timeout_s).score_group
-        reward = config.reward
-        process = reward.credit.type == "process"
+        process = config.reward.credit.type == "process"
         outcome = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens, process=process)
-        scores_wrong = reward.trains_all_wrong
-        self._judge = GroupJudge(outcome, score, scores_wrong=scores_wrong, transient=(PrmError, *PART_LOST))
+        self._judge = GroupJudge(outcome, score, transient=(PrmError, *PART_LOST))
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, sampling, index)
         self._courier = Courier(sampling)

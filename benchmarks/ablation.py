@@ -1,16 +1,15 @@
-"""Credit of groups without a right attempt, and credit by step scores, over seeds.
+"""Credit by step scores, against credit by outcomes, over seeds.
 
-    python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms drop,steps]
+    python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms outcome,plan]
 
 The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
-number of train steps of equally many groups with signal; groups without a right attempt are trained next to these, so
-that no arm makes more steps per sampled token. The families have equal shares and no task is repeated.
+number of train steps. The families have equal shares and no task is repeated.
 
-    drop, uniform             outcomes, without and with `reward.credit.train_all_wrong`
-    plan, steps               `outcome_gated` with the best scores that a PRM can learn, without and with it
+    outcome   outcomes alone
+    plan      `outcome_gated` with the best scores that a PRM can learn
     random, lenient, padding, operator_blind
-                              `steps` with scores that mislead (see `benchmarks.scorers`)
-    process                   the scores of `plan` and no outcomes
+              `outcome_gated` with scores that mislead (see `benchmarks.scorers`)
+    process   the scores of `plan` and no outcomes
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
@@ -20,7 +19,7 @@ all families until half of its attempts while sampling are right, at three train
 last 64 attempts at new tasks).
 
 Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated. The
-arms need the cold start of `drop`, which therefore comes first.
+arms need the cold start of `outcome`, which therefore comes first.
 """
 
 import argparse
@@ -37,16 +36,12 @@ from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
 
-GATED = 'type="outcome_gated", turn_scorer="benchmarks.scorers:{}"'
 ARMS = {
-    "drop": 'type="outcome"',
-    "uniform": 'type="outcome", train_all_wrong=true',
-    "plan": GATED.format("plan"),
-    "steps": GATED.format("plan") + ", train_all_wrong=true",
-    **{name: GATED.format(name) + ", train_all_wrong=true" for name in SCORERS if name != "plan"},
+    "outcome": 'type="outcome"',
+    **{scorer: f'type="outcome_gated", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
     "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
-BASE = "drop"
+BASE = "outcome"
 COMMON = ("envs.choice=mix", "evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
@@ -103,7 +98,6 @@ def row_of(folder: Path) -> dict[str, Any]:
         "tokens_to_half": to_half,
         "tokens": round(tokens),
         "attempts": round(sum(step["rollout/trajectories"] for step in steps)),
-        "wrong_groups": round(sum(step.get("credit/wrong_groups", 0.0) for step in steps)),
         "step_s": round(statistics.median(step["time/step_s"] for step in steps), 1),
     }
 
@@ -111,9 +105,9 @@ def row_of(folder: Path) -> dict[str, Any]:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return a line per recipe and arm.
 
-    The ratio is the geometric mean over the seeds and families in which this arm and `drop` get to half.
+    The ratio is the geometric mean over the seeds and families in which this arm and `outcome` get to half.
     """
-    lines = ["| recipe | arm | seeds | held out, by family | tokens to half, times fewer than drop |"]
+    lines = ["| recipe | arm | seeds | held out, by family | tokens to half, times fewer than outcome |"]
     lines.append("| --- | --- | --- | --- | --- |")
     for recipe, arm in sorted({(row["recipe"], row["arm"]) for row in rows}):
         own = {row["seed"]: row for row in rows if (row["recipe"], row["arm"]) == (recipe, arm)}

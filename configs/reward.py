@@ -100,15 +100,7 @@ class PrmConfig(Config):
     """Where the PRM computes; `cuda` needs a GPU and the `gpu` extra."""
 
 
-class AllWrongConfig(Config):
-    """Credit of groups in which no attempt is right."""
-
-    train_all_wrong: bool = False
-    """Train groups in which no attempt is right, too, next to a batch of groups with signal: every step gets an equal
-    negative advantage, and steps that score as right gain by their weight."""
-
-
-class OutcomeConfig(AllWrongConfig):
+class OutcomeConfig(Config):
     """Credit by the outcome minus the group's mean, divided by the group's deviation unless centered (Dr. GRPO)."""
 
     type: Literal["outcome", "outcome_centered"] = "outcome"
@@ -130,7 +122,7 @@ class StepScoresConfig(Config):
         return self
 
 
-class OutcomeGatedConfig(AllWrongConfig, StepScoresConfig):
+class OutcomeGatedConfig(StepScoresConfig):
     """Credit by the outcome and, where outcomes differ, by a step's score against its siblings' in the same state."""
 
     type: Literal["outcome_gated"] = "outcome_gated"
@@ -160,10 +152,6 @@ class RewardConfig(Config):
     called as name(task, answer) or name(task, answer, turns). None uses the data set's comparison."""
     timeout_s: MayChange[float] = Field(default=10.0, gt=0, le=3600)
     """Wall-clock limit of one call of a custom scorer; beyond it the attempt is unscored."""
-
-    @property
-    def trains_all_wrong(self) -> bool:
-        return isinstance(self.credit, AllWrongConfig) and self.credit.train_all_wrong
 
     @property
     def step_scores(self) -> StepScoresConfig | None:

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 
 from configs.reward import Credit as Scheme
-from learner.types import TrainingSample, sample_name
+from learner.types import sample_name
 from rollout.types import Group, GroupCredit, Spread, Trajectory, Turn, packed_floats
 
 EPS = 1e-6
@@ -17,10 +17,6 @@ MIN_STD = 1e-3
 VALID_FLOOR = 0.05
 GAIN_FLOOR, GAIN_CLIP = 0.15, 2.0
 """Least scale of a group's gains, and their bound in scales."""
-ALL_WRONG, RIGHT_STEP = -0.35, 2.0
-"""Advantage of the steps of a group without a right attempt, and what a score of 1 adds to it per unit of weight."""
-WRONG_SHARE = 0.5
-"""Most sum of absolute advantages of tokens in groups without a right attempt, relative to that of all others."""
 
 
 def group_normalized(rewards: Sequence[float | None]) -> list[float]:
@@ -174,33 +170,6 @@ def step_rewards(group: Group) -> list[list[float | None]]:
         ]
         for trajectory in group.trajectories
     ]
-
-
-def assign_wrong_credit(group: Group, *, weight: float, share: float = 1.0) -> None:
-    """Fill in the advantages of a group in which no attempt is right, times `share`.
-
-    Every step gets `ALL_WRONG`, and a step with a mapped score s above one half also RIGHT_STEP * weight * (2 s - 1).
-    The last step of an attempt never does, because it ended the attempt wrong. Steps that are not trainable and
-    trajectories without a total reward get 0.
-    """
-    totals = spread_of([total for total in group.totals if total is not None])
-    credit = GroupCredit(scheme="all_wrong", weight=weight, totals=totals)
-    for attempt, rewards in zip(group.trajectories, step_rewards(group), strict=True):
-        attempt.credit = credit
-        for turn, reward in zip(attempt.planner_turns, rewards, strict=True):
-            is_trained = attempt.total is not None and turn.trainable
-            is_right = reward is not None and turn is not attempt.planner_turns[-1]
-            turn.step_reward = reward
-            turn.outcome_part = share * ALL_WRONG if is_trained else 0.0
-            turn.process_part = share * RIGHT_STEP * weight * max(2 * (reward or 0.0) - 1, 0.0) if is_right else 0.0
-            turn.advantage = turn.outcome_part + turn.process_part
-    _note_same_steps(group)
-
-
-def wrong_share(others: Sequence[TrainingSample], wrong: Sequence[TrainingSample]) -> float:
-    """Return the factor by which advantages without a right attempt weigh `WRONG_SHARE` of all others at most."""
-    mass, bound = (float(sum(np.abs(one.advantages).sum() for one in samples)) for samples in (wrong, others))
-    return min(1.0, WRONG_SHARE * bound / mass) if mass else 1.0
 
 
 def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:

@@ -75,15 +75,13 @@ class StepResult:
     """What one train step did.
 
     `skipped` says in a sentence why the weights of `policy_version` are those of before, None where they are not.
-    `learner_logprobs` are those of the trained tokens before the update, float32 by the sample's name. `wrong_share`
-    bounded the advantages of groups without a right attempt.
+    `learner_logprobs` are those of the trained tokens before the update, float32 by the sample's name.
     """
 
     policy_version: int
     metrics: Mapping[str, float]
     skipped: str | None = None
     learner_logprobs: Mapping[str, np.ndarray] = field(default_factory=dict)
-    wrong_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

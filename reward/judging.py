@@ -73,8 +73,7 @@ class OutcomeReward:
 class GroupJudge:
     """Outcome rewards and, with `score_steps`, step scores.
 
-    Groups that will not be trained get no step scores, unless these are what the outcome is made of. With
-    `scores_wrong` those without a right attempt are trained.
+    Groups that the filter will drop get no step scores, unless these are what the outcome is made of.
     `transient` are the errors after which scoring is tried again. When the last try fails, every step of the group
     stays unscored, which trains it on its outcome alone and is counted (`prm/unscored_share`).
     """
@@ -84,13 +83,11 @@ class GroupJudge:
         outcome: OutcomeReward,
         score_steps: ScoreSteps | None = None,
         *,
-        scores_wrong: bool = False,
         transient: tuple[type[Exception], ...] = (),
         delays_s: tuple[float, ...] = RETRY_DELAYS_S,
     ) -> None:
         self._outcome = outcome
         self._score_steps = score_steps
-        self._scored = ("ready", "all_wrong") if scores_wrong else ("ready",)
         self._transient = transient
         self._delays_s = delays_s
 
@@ -101,7 +98,7 @@ class GroupJudge:
         rewards = await asyncio.gather(*(asyncio.to_thread(self._outcome.score, one) for one in group.trajectories))
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             trajectory.reward = reward
-        if self._outcome.process or ending_of(group.outcomes, group.totals) not in self._scored:
+        if self._outcome.process or ending_of(group.outcomes, group.totals) != "ready":
             return waited_s
         return await self._score(group)
 

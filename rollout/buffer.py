@@ -328,11 +328,8 @@ class GroupBuffer:
             group.ref = self._put(payload)
         elif payload:
             kept = [one for one in self._ended if one.ref is not None and one.state is not State.READY]
-            alike = [one for one in kept if self._rides(one) is self._rides(group)]
-            if self._rides(group) or len(alike) < SHOWN_UNTRAINED:
+            if len(kept) < SHOWN_UNTRAINED:
                 group.ref = self._put(payload)
-            if self._rides(group) and len(alike) >= self._config.batch_groups:
-                min(*alike, group, key=lambda one: one.ordinal).ref = None
         self._ended.append(group)
         self._recent.append(group)
         if group.draw.family is not None:
@@ -342,10 +339,6 @@ class GroupBuffer:
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:
             self._expire_if_stale(group)
-
-    def _rides(self, group: LiveGroup) -> bool:
-        """Return whether the group may be trained next to a batch though no attempt is right."""
-        return group.state is State.ALL_WRONG and self._config.reward.trains_all_wrong
 
     def _undo(self, groups: Sequence[LiveGroup]) -> None:
         """Queue groups that ended again, as if they had not run."""
@@ -404,8 +397,7 @@ class GroupBuffer:
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
-            wrong=tuple(group.ref for group in held if self._rides(group)),
-            untrained=tuple((one.state, one.reason, one.ref) for one in held if not self._rides(one)),
+            untrained=tuple((one.state, one.reason, one.ref) for one in held),
             rows=tuple(group.row(step) for group in (*dropped, *self._expired, *chosen)),
             version_ages=self._version_ages,
             facts=facts,

@@ -121,9 +121,6 @@ class Batch:
     step: int
     refs: tuple[Ref, ...]
     """In the order in which they were drawn."""
-    wrong: tuple[Ref, ...] = ()
-    """The newest groups without a right attempt, at most as many as a batch has, which are trained next to it. They
-    hold no place and count as filtered."""
     untrained: tuple[tuple[State, str, Ref], ...] = ()
     """Some other groups that ended without signal, for reading: state, reason, reference."""
     rows: tuple[GroupRow, ...] = ()

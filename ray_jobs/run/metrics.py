@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from actors.cluster import WORKER_GAUGES
 from envs.datasets.families import FAMILIES
-from reward.prm.evidence import ALL, EVIDENCE_FAMILIES
+from reward.prm.evidence import EVIDENCE_FAMILIES
 from rollout.concurrency import WorkerReading
 
 Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "number"]
@@ -87,11 +87,7 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
             for family in EVIDENCE_FAMILIES
         ),
         *((f"order_groups/{family}", "count", f"Groups behind prm/order/{family}") for family in EVIDENCE_FAMILIES),
-        *((f"weight/{family}", "number", f"Weight of step scores, {family}") for family in (*EVIDENCE_FAMILIES, ALL)),
-    ),
-    ("credit", "Credit"): (
-        ("wrong_groups", "count", "Groups without a right attempt that were trained next to the batch"),
-        ("wrong_share", "share", "Factor that bounded their advantages; 1 where they were small enough"),
+        *((f"weight/{family}", "number", f"Weight of step scores, {family}") for family in EVIDENCE_FAMILIES),
     ),
     ("bias", "Sampling bias"): (
         ("length_trained_over_drawn", "number", "Tokens of trained groups over all with signal; 1 is unbiased"),

@@ -14,14 +14,13 @@ from actors.cluster import Handle
 from configs.reward import Credit, OutcomeGatedConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES
-from learner.credit import assign_credit, assign_wrong_credit, note_learner_logprobs
+from learner.credit import assign_credit, note_learner_logprobs
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
-from reward.prm.evidence import step_weights, weight_of, wrong_weight_of
+from reward.prm.evidence import step_weights, weight_of
 from reward.statistics import rollout_metrics
 from rollout.codec import decode_group
 from rollout.concurrency import WorkerReading
-from rollout.filters import ending_of
 from rollout.lifecycle import Batch, GroupRow, State, Totals
 from rollout.types import Group, Trajectory
 
@@ -59,24 +58,19 @@ def step_metrics(
 
 def batch_groups(batch: Batch) -> Iterator[Group]:
     """Fetch the groups that a batch trains, when the first is asked for, and decode them one by one."""
-    yield from map(decode_group, ray.get([*batch.refs, *batch.wrong]))
+    yield from map(decode_group, ray.get(list(batch.refs)))
 
 
 def step_trajectories(
     batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, weights: Mapping[str, float]
 ) -> Iterator[Trajectory]:
-    """Yield the trajectories of the batch and of groups next to it with their credit, then those kept for reading."""
+    """Yield the trajectories of the batch with their credit, then those kept for reading."""
     trained = result.skipped is None
     for group in groups:
-        verdict = State.TRAINED if trained else State.REFUSED
-        if ending_of(group.outcomes, group.totals) == "all_wrong":
-            verdict = State.ALL_WRONG
-            assign_wrong_credit(group, weight=wrong_weight_of(group, weights), share=result.wrong_share)
-        else:
-            assign_credit(group, scheme=scheme, weight=weight_of(group, weights))
+        assign_credit(group, scheme=scheme, weight=weight_of(group, weights))
         for trajectory in group.trajectories:
             note_learner_logprobs(trajectory, result.learner_logprobs, batch.version_ages)
-            trajectory.step, trajectory.verdict = batch.step, verdict
+            trajectory.step, trajectory.verdict = batch.step, State.TRAINED if trained else State.REFUSED
             trajectory.trained_as = result.policy_version if trained else None
             trajectory.reason = result.skipped or ""
             yield trajectory

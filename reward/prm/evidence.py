@@ -13,8 +13,6 @@ from rollout.types import Group
 OTHER = "other"
 """Stands for all data sets that are not generated."""
 EVIDENCE_FAMILIES = (*FAMILIES, OTHER)
-ALL = "all_families"
-"""Stands for all families together."""
 FEWEST_GROUPS, NEWEST_GROUPS = 4, 40
 """Groups with evidence of a family: the fewest that give a weight, and at least how many of the newest count."""
 PRIOR_GROUPS = 3
@@ -32,38 +30,29 @@ def weight_of(group: Group, weights: Mapping[str, float]) -> float:
     return weights.get(family_of(group.trajectories[0].task.dataset), 0.0)
 
 
-def wrong_weight_of(group: Group, weights: Mapping[str, float]) -> float:
-    """Return the weight of the step scores of a group without a right attempt.
-
-    It is that of all families together if the group's family has no evidence: where no attempt is right, it cannot.
-    """
-    return weights.get(family_of(group.trajectories[0].task.dataset), weights.get(ALL, 0.0))
-
-
 def step_weights(rows: Sequence[Mapping[str, float]], full: float) -> dict[str, float]:
     """Return the weight of step scores by family, in [0, `full`], from the metrics of the train steps so far.
 
     The weight grows linearly with the lower end m - se of the mean share m of pairs in order, shrunk towards one half:
     from 0 at one half to `full` at one half plus `FULL`. se is that of a share, which bounds the one over groups from
-    above. Families with fewer than `FEWEST_GROUPS` groups are left out. `ALL` is the weight over all families.
+    above. Families with fewer than `FEWEST_GROUPS` groups are left out.
     """
     weights = {}
-    for name, families in {**{family: (family,) for family in EVIDENCE_FAMILIES}, ALL: EVIDENCE_FAMILIES}.items():
-        total, num = _newest(rows, families)
+    for family in EVIDENCE_FAMILIES:
+        total, num = _newest(rows, family)
         if num >= FEWEST_GROUPS:
             share = (PRIOR_GROUPS * 0.5 + total) / (PRIOR_GROUPS + num)
             low = share - math.sqrt(share * (1 - share) / num)
-            weights[name] = full * min(max((low - 0.5) / FULL, 0.0), 1.0)
+            weights[family] = full * min(max((low - 0.5) / FULL, 0.0), 1.0)
     return weights
 
 
-def _newest(rows: Sequence[Mapping[str, float]], families: Sequence[str]) -> tuple[float, int]:
-    """Return the sum of the newest shares of these families, and how many groups they are from."""
+def _newest(rows: Sequence[Mapping[str, float]], family: str) -> tuple[float, int]:
+    """Return the sum of the newest shares of a family, and how many groups they are from."""
     total, num = 0.0, 0
     for row in reversed(rows):
-        for family in families:
-            here = int(row.get(f"prm/order_groups/{family}", 0))
-            total, num = total + here * row.get(f"prm/order/{family}", 0.0), num + here
+        here = int(row.get(f"prm/order_groups/{family}", 0))
+        total, num = total + here * row.get(f"prm/order/{family}", 0.0), num + here
         if num >= NEWEST_GROUPS:
             break
     return total, num

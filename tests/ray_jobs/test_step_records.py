@@ -8,7 +8,7 @@ from learner.types import StepResult
 from ray_jobs.run.progress import group_rows, step_trajectories
 from rollout.codec import flat_record
 from rollout.lifecycle import State
-from rollout.types import Reward, StepScores
+from rollout.types import StepScores
 from tests.ray_jobs.view_world import make_batch, make_group, make_group_row
 
 Z = math.sqrt(0.5)
@@ -50,19 +50,6 @@ def test_learner_log_probs_of_trained_tokens():
     first, second = shown(group, logprobs={"g000000/0": np.array([-2.25, -2.5], dtype=np.float32)}, version_ages={2: 0})
     assert first["turns"][0]["learner_logprobs"] == [None, None, -2.25, -2.5]
     assert "learner_logprobs" not in second["turns"][0]
-
-
-def test_group_that_rides_along_keeps_its_verdict_and_shows_the_parts_of_its_advantages():
-    group = make_group(0, outcomes=(1.0, 0.0))
-    group.trajectories[0].reward = Reward(outcome=0.0, total=0.0)
-    first, second = shown(group, facts={"wrong_share": 0.5})
-    assert (first["verdict"], first["trained_as"]) == ("all_wrong", 4)
-    assert (first["credit"]["scheme"], first["credit"]["weight"]) == ("all_wrong", 0.5)
-    assert first["outcome_parts"] == [-0.175, -0.175]
-    # 0.5 * 2 * 0.5 * (2 * 0.905 - 1), and nothing for the step that ended the attempt.
-    assert first["process_parts"] == pytest.approx([0.405, 0.0])
-    assert first["advantages"] == pytest.approx([0.23, -0.175])
-    assert second["advantages"] == [-0.175]
 
 
 @pytest.mark.parametrize(("skipped", "state"), [(None, State.TRAINED), ("because", State.REFUSED)])

@@ -1,19 +1,11 @@
 import numpy as np
 import pytest
 
-from envs.types import Task
-from reward.prm.evidence import ALL, step_weights, wrong_weight_of
-from rollout.types import Group, Trajectory
+from reward.prm.evidence import step_weights
 
 
 def row(share, num, family="lookup"):
     return {f"prm/order/{family}": share, f"prm/order_groups/{family}": float(num)}
-
-
-def group_of(family):
-    task = Task(id="t", dataset=family, question="?", answer="1")
-    attempt = Trajectory(id="a", group_id="g", task=task, turns=(), answer="2", stop_reason="answered")
-    return Group(id="g", trajectories=(attempt,))
 
 
 def test_without_evidence_there_is_no_weight():
@@ -25,26 +17,14 @@ def test_without_evidence_there_is_no_weight():
 def test_weight_grows_with_the_lower_end_of_the_share_as_computed_by_hand():
     # 17 groups at 0.75, three at 0.5: m = 14.25 / 20 = 0.7125; se = sqrt(0.2048 / 17) = 0.1098.
     assert step_weights([row(0.75, 10), row(0.75, 7)], 0.5)["lookup"] == pytest.approx(0.5 * 0.1027 / 0.2, abs=1e-3)
-    assert step_weights([row(1.0, 40)], 0.5) == {"lookup": 0.5, ALL: 0.5}
-    assert step_weights([row(0.5, 40)], 0.5) == {"lookup": 0.0, ALL: 0.0}
+    assert step_weights([row(1.0, 40)], 0.5) == {"lookup": 0.5}
+    assert step_weights([row(0.5, 40)], 0.5) == {"lookup": 0.0}
 
 
 def test_families_are_judged_by_their_own_groups():
     weights = step_weights([row(0.95, 40) | row(0.2, 20, "difference") | row(1.0, 4, "chain")], 1.0)
     assert (weights["lookup"], weights["difference"]) == (1.0, 0.0)
     assert 0 < weights["chain"] < 1
-
-
-def test_a_family_without_a_right_attempt_has_the_weight_of_all_families():
-    weights = step_weights([row(0.0, 3) | row(1.0, 37, "chain")], 0.5)
-    assert weights == {"chain": 0.5, ALL: 0.5}
-    wrong = {family: group_of(family) for family in ("lookup", "chain", "difference")}
-    assert {family: wrong_weight_of(group, {"chain": 0.2, ALL: 0.4}) for family, group in wrong.items()} == {
-        "lookup": 0.4,
-        "chain": 0.2,
-        "difference": 0.4,
-    }
-    assert wrong_weight_of(wrong["lookup"], {}) == 0.0
 
 
 def test_only_the_newest_groups_count():

@@ -75,14 +75,6 @@ async def test_group_without_signal_is_not_sent_to_the_prm(answers):
     assert (prm.num_calls, digests_of(scored)) == (0, {None})
 
 
-async def test_group_without_a_right_attempt_is_scored_if_it_is_trained():
-    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=100)
-    for answers, num_calls in ((("1", None), 1), (("42", "42"), 0)):
-        prm = ScriptedPrm()
-        await GroupJudge(outcome, prm.score_group, scores_wrong=True).judge(make_group(*answers))
-        assert prm.num_calls == num_calls
-
-
 async def test_group_with_a_filtered_attempt_and_without_signal_is_not_sent_to_the_prm():
     prm, group = ScriptedPrm(), make_group("42", "1")
     right, wrong = group.trajectories

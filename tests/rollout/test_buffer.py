@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from configs.errors import UserError
-from configs.reward import OutcomeConfig, RewardConfig
 from configs.rollout import RolloutConfig
 from configs.run import RunConfig
 from reward.statistics import rollout_metrics
@@ -93,23 +92,6 @@ async def test_a_group_without_signal_frees_its_place_and_is_reported_once():
     assert batch.untrained == ((State.ALL_WRONG, "", b"dropped"),)
     assert (batch.rows[0].id, batch.rows[0].state) == ("g000000", State.ALL_WRONG)
     assert buffer.counts.all_wrong == 1
-
-
-@pytest.mark.parametrize(("trained", "wrong"), [(False, ()), (True, (b"g000002", b"g000004"))])
-async def test_newest_groups_without_a_right_attempt_ride_along_and_count_as_filtered(trained, wrong):
-    reward = RewardConfig(credit=OutcomeConfig(train_all_wrong=trained))
-    buffer = make_buffer(pipeline_depth=2, reward=reward)
-    permits = await admit(buffer)
-    for permit in (permits[4], permits[0], permits[2]):
-        buffer.complete(permit.lease, permit.group_id.encode(), dropped())
-    for permit in (permits[1], permits[3]):
-        buffer.complete(permit.lease, b"", dropped("all_right"))
-    await fill(buffer)
-    batch = await train(buffer, 1)
-    assert batch.wrong == wrong
-    assert len(batch.untrained) == (0 if trained else 3)
-    assert buffer.counts.all_wrong == 3
-    assert (await train(buffer, 2)).wrong == ()
 
 
 async def test_workers_get_equal_shares_and_old_weights_get_nothing():

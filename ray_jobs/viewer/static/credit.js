@@ -3,7 +3,6 @@
 import { h, number, signed } from "./dom.js";
 
 const EPS = "1e-6";
-const ALL_WRONG = -0.35;
 
 export function creditPanel(record, index, siblings) {
   const advantage = record.advantages?.[index];
@@ -27,7 +26,7 @@ function hasProcess(credit) {
 }
 
 function isScored(credit) {
-  return ["outcome_gated", "process", "all_wrong"].includes(credit?.scheme);
+  return ["outcome_gated", "process"].includes(credit?.scheme);
 }
 
 function score(record, index) {
@@ -68,13 +67,6 @@ function explanation(record, index, credit, siblings) {
     }
   }
   const mapped = record.step_rewards[index];
-  if (scheme === "all_wrong") {
-    const share = outcome / ALL_WRONG;
-    say(`No attempt of this group is right: every step gets ${signed(ALL_WRONG)}, and a step that scores s > 0.5 gains 2 w (2 s \u2212 1), unless it ends the attempt.`);
-    if (process) formula("2 w (2 s \u2212 1) = 2 \u00d7 ", number(weight), " \u00d7 ", signed(2 * mapped - 1));
-    if (share < 1) say(`The advantages of all such groups of the batch were multiplied by ${number(share)}: together they weigh at most half as much as the other groups.`);
-    formula(signed(outcome), " ", signed(process), " = ", h("b", {}, signed(record.advantages[index])));
-  }
   if (scheme === "outcome_gated") {
     const mean = record.state_means[index];
     if (mapped === null) say("Process: this step has no score, so this part is 0.");
@@ -89,7 +81,7 @@ function explanation(record, index, credit, siblings) {
     if (weight === 0) say("The weight w is 0 here: step scores of this family have not been shown to order decisions like the outcomes (metrics prm/order).");
   } else if (["outcome", "outcome_centered"].includes(scheme)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
-  } else if (!["process", "all_wrong"].includes(scheme)) {
+  } else if (scheme !== "process") {
     say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
   const same = record.same_steps?.[index] ?? [];
