@@ -12,8 +12,7 @@ export function creditPanel(record, index, siblings) {
     h("div", { class: "credit-head" },
       h("div", {}, h("span", { class: `big ${kind(advantage)}` }, signed(advantage)), h("span", { class: "soft" }, " advantage")),
       isScored(credit) ? score(record, index) : null),
-    credit ? [meter(record, index), explanation(record, index, credit, siblings)]
-      : h("p", { class: "soft" }, "This run was recorded before the parts of an advantage were written down."));
+    meter(record, index), explanation(record, index, credit, siblings));
 }
 
 function kind(value) {
@@ -22,11 +21,11 @@ function kind(value) {
 
 // Where outcomes alone were credited, a part that is always zero says nothing.
 function hasProcess(credit) {
-  return Boolean(credit) && !["outcome", "outcome_centered", "process"].includes(credit.scheme);
+  return credit.scheme === "outcome_gated";
 }
 
 function isScored(credit) {
-  return ["outcome_gated", "process"].includes(credit?.scheme);
+  return ["outcome_gated", "process"].includes(credit.scheme);
 }
 
 function score(record, index) {
@@ -81,8 +80,6 @@ function explanation(record, index, credit, siblings) {
     if (weight === 0) say("The weight w is 0 here: step scores of this family have not been shown to order decisions like the outcomes (metrics prm/order).");
   } else if (["outcome", "outcome_centered"].includes(scheme)) {
     say("Process: none; no step of this group was scored, or the recipe credits outcomes alone.");
-  } else if (scheme !== "process") {
-    say(`This run was recorded by an earlier release, with the credit ${scheme}, which this one does not have.`);
   }
   const same = record.same_steps?.[index] ?? [];
   if (same.length > 1) say(shared(same));
