@@ -35,15 +35,15 @@ def step_weights(rows: Sequence[Mapping[str, float]], full: float) -> dict[str, 
 
     The weight grows linearly with the lower end m - se of the mean share m of pairs in order, shrunk towards one half:
     from 0 at one half to `full` at one half plus `FULL`. se is that of a share, which bounds the one over groups from
-    above. Families with fewer than `FEWEST_GROUPS` groups are left out.
+    above. Families without any evidence are left out.
     """
     weights = {}
     for family in EVIDENCE_FAMILIES:
         total, num = _newest(rows, family)
-        if num >= FEWEST_GROUPS:
+        if num:
             share = (PRIOR_GROUPS * 0.5 + total) / (PRIOR_GROUPS + num)
             low = share - math.sqrt(share * (1 - share) / num)
-            weights[family] = full * min(max((low - 0.5) / FULL, 0.0), 1.0)
+            weights[family] = full * min(max((low - 0.5) / FULL, 0.0), 1.0) if num >= FEWEST_GROUPS else 0.0
     return weights
 
 
