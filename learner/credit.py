@@ -185,17 +185,16 @@ def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:
     Without step scores, or with weight 0, `outcome_gated` is `outcome` exactly. Trajectories without a total reward get
     zeros, and so do turns that are not trainable.
     """
-    is_gated = scheme == "outcome_gated"
-    parts = (group_normalized if is_gated or scheme == "outcome" else group_centered)(group.totals)
-    rewards = step_rewards(group)
+    normalize = group_normalized if scheme in ("outcome", "outcome_gated") else group_centered
+    parts, rewards = normalize(group.totals), step_rewards(group)
     states = [[turn.prompt for turn in trajectory.planner_turns] for trajectory in group.trajectories]
     means = state_means(states, rewards)
-    if is_gated and not any(reward is not None for steps in rewards for reward in steps):
-        scheme, is_gated = "outcome", False
-    if not is_gated:
-        weight, advantages = 0.0, [[part] * len(steps) for part, steps in zip(parts, rewards, strict=True)]
-    else:
+    if scheme == "outcome_gated" and all(reward is None for steps in rewards for reward in steps):
+        scheme = "outcome"
+    if scheme == "outcome_gated":
         advantages = outcome_gated(group.totals, states, rewards, weight=weight)
+    else:
+        weight, advantages = 0.0, [[part] * len(steps) for part, steps in zip(parts, rewards, strict=True)]
     totals = spread_of([total for total in group.totals if total is not None])
     credit = GroupCredit(scheme=scheme, weight=weight, totals=totals)
     columns = zip(group.trajectories, parts, rewards, means, advantages, strict=True)

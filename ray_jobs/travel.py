@@ -130,7 +130,7 @@ class Package:
         """Check that a module travels with the packages around it, or is installed."""
         places = [self.code, self.folder]
         files = [*_module_files(name, places), *_module_files(f"{name}.__main__", places)]
-        for file in map(Path, files):
+        for file in files:
             self.check_file(setting, file)
         if not files and not self.installs:
             elsewhere = [entry for entry in sys.path if Path(entry).resolve() not in (*places, Path.cwd())]

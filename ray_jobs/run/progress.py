@@ -66,11 +66,12 @@ def step_trajectories(
 ) -> Iterator[Trajectory]:
     """Yield the trajectories of the batch with their credit, then those kept for reading."""
     trained = result.skipped is None
+    verdict = State.TRAINED if trained else State.REFUSED
     for group in groups:
         assign_credit(group, scheme=scheme, weight=weight_of(group, weights))
         for trajectory in group.trajectories:
             note_learner_logprobs(trajectory, result.learner_logprobs, batch.version_ages)
-            trajectory.step, trajectory.verdict = batch.step, State.TRAINED if trained else State.REFUSED
+            trajectory.step, trajectory.verdict = batch.step, verdict
             trajectory.trained_as = result.policy_version if trained else None
             trajectory.reason = result.skipped or ""
             yield trajectory

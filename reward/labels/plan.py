@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-from envs.datasets.families import result_of
 from envs.datasets.generated import partial_results, plan_of
 from envs.types import Task, ToolCall
 from reward.labels import LabelError, StepLabel
@@ -61,8 +60,8 @@ class _Progress:
         plan = plan_of(task)
         self.items = {step.action_input for step in plan if step.action == "search"}
         (code,) = [step.action_input for step in plan if step.action == "code"]
-        self.value = result_of(code)
-        """Value to compute, which is the answer."""
+        self.value = int(task.answer)
+        """Value to compute."""
         self.parts = partial_results(code) - {self.value}
         """Intermediate results of this computation."""
         self.known: set[str | int] = set()
