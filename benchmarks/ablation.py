@@ -18,8 +18,8 @@ End points, fixed beforehand: the greedy solve rate of each family after RL, and
 all families until half of its attempts while sampling are right, at three train steps in a row (`solved/FAMILY`, the
 last 64 attempts at new tasks).
 
-Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated. The
-arms need the cold start of `outcome`, which therefore comes first.
+Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated;
+rows of earlier builds have arms of their own. The arms need the cold start of `outcome`, which therefore comes first.
 """
 
 import argparse
