@@ -5,7 +5,7 @@ Totals are computed from the rows of metrics.jsonl, so that a resumed run has th
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
+from statistics import fmean
 
 import ray
 from msgspec import structs
@@ -147,23 +147,13 @@ class Training:
     def facts(self, sampling: Handle, num_restarts: int) -> dict[str, object]:
         """Return the numbers of the RL phase."""
         totals: Totals = ray.get(sampling.totals.remote())
-        num_published, proofs = ray.get(sampling.proofs.remote())
-        latencies = [latency_s for _, latency_s in proofs]
         counted = ("drawn", "trained", "refused", "filtered", "failed", "expired", "lost")
-
-        def total(name: str) -> float:
-            return sum(row[name] for row in self.rows)
-
         return {
             "num_steps": self.num_steps,
             # A resumed run has read it as a float.
             "num_trajectories": int(totals.facts.get("trajectories", 0)),
-            "sampled_tokens": totals.facts.get("sampled_tokens", 0),
-            "packed_tokens": total("learner/packed_tokens"),
-            "learner_s": total("learner/step_s"),
-            "learner_wait_s": total("learner/wait_s"),
             "staleness": {
-                "mean": total("policy/age_mean") / max(len(self.rows), 1),
+                "mean": sum(row["policy/age_mean"] for row in self.rows) / max(len(self.rows), 1),
                 "max": max((row["policy/staleness_max"] for row in self.rows), default=0.0),
             },
             "groups": {
@@ -172,11 +162,7 @@ class Training:
                 "requeued": totals.num_retries,
                 "reasons": totals.reasons,
             },
-            "versions_published": num_published,
-            "versions_acked": len({version for version, _ in proofs}),
-            "sync_s": {"median": median(latencies) if latencies else None, "max": max(latencies, default=None)},
             "restarts": num_restarts,
-            "steps_skipped": int(total("policy/skipped")),
             # The same version sampled and scored the first batch, so that any gap is numerical.
             "logprob_gap_version0": self.rows[0]["policy/logprob_gap_abs"] if self.rows else None,
             **({"step_weights_at_end": self.weights} if self.full_weight else {}),

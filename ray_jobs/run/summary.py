@@ -50,28 +50,22 @@ def summarize(
 
     The policies before and after RL are compared on the tasks that both have scored.
     """
-    config, facts = run.config, dict(training)
     phases = {"start": run.console.phase_seconds["start"]}
     phases |= {name: phase["seconds"] for name, phase in run.folder.finished_phases.items()}
     train_wall_s = phases["reinforce"]
-    sampled, packed, learner_s = (facts.pop(name) for name in ("sampled_tokens", "packed_tokens", "learner_s"))
     means = mean_scores(before, after)
     return {
         "solve_rate_untouched": fmean(untouched.solved.values()) if untouched.solved else None,
         "num_untouched_tasks": len(untouched.solved),
         **_compared(before, after),
-        "by_dataset": _by_dataset(before, after, config.envs.mix),
+        "by_dataset": _by_dataset(before, after, run.config.envs.mix),
         "wall_s": sum(phases.values()),
         "train_wall_s": train_wall_s,
         "phases": phases,
-        "trajectories_per_s": facts["num_trajectories"] / train_wall_s,
-        "rollout_tokens_per_s": sampled / train_wall_s,
-        "learner_tokens_per_s": packed / max(learner_s, 1e-9),
-        **facts,
+        "trajectories_per_s": training["num_trajectories"] / train_wall_s,
+        **training,
         "cold_start": {**cold_start, "wall_s": phases["cold_start"]},
-        "pipeline_depth": config.pipeline_depth,
-        "credit": config.reward.credit.type,
-        "seed": config.seed,
+        "seed": run.config.seed,
         **({"mean_scores": means} if means else {}),
         **({"prm": read_json(run.folder.quality)} if run.folder.quality.exists() else {}),
     }

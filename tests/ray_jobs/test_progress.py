@@ -49,7 +49,7 @@ def test_counts_of_a_resumed_run_are_whole_numbers(monkeypatch):
     """The snapshot of its buffer holds them as floats."""
     totals = Totals(counts=GroupCounts(), facts={"trajectories": 1120.0}, reasons={}, num_retries=0)
     sampling = Mock()
-    sampling.totals.remote.return_value, sampling.proofs.remote.return_value = totals, (3, [])
+    sampling.totals.remote.return_value = totals
     monkeypatch.setattr(progress.ray, "get", lambda answer: answer)
     facts = Training.of(load_run_config(None), [], num_steps=2, scored=False).facts(sampling, num_restarts=1)
     assert str(facts["num_trajectories"]) == "1120"
