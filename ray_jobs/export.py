@@ -3,7 +3,6 @@
 import asyncio
 import importlib.metadata
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from contextlib import chdir
@@ -23,7 +22,7 @@ from rollout.chat import ChatFormat, reply_ends
 from rollout.engines.adapters import write_merged_model
 from rollout.engines.served import PLAIN_SAMPLING, OllamaEngine
 from rollout.files import file_digest, file_digests, named, whole_folder
-from rollout.model_files import weight_files, weights_in
+from rollout.model_files import weight_files
 
 MANIFEST = "export.json"
 
@@ -42,7 +41,6 @@ def run_export(source: str, recipe: Path | None, target: Path, *, formats: Seque
         model_path = resolve_model(config.model.path)
     if checkpoint:
         check_trained_alike(checkpoint, config, model_path)
-    _check_room(model_path, target, config, quantization if "gguf" in formats else None)
     with named(target), whole_folder(target) as partial:
         merged = partial / "hf"
         manifest: dict[str, object] = {"source": _origin(config, checkpoint, model_path), "gguf": None}
@@ -73,22 +71,6 @@ def find_source(source: str, recipe: Path | None) -> tuple[RunConfig, Path, Path
     if run := run_of(checkpoint):
         return saved_config(run), started_in(run), checkpoint
     raise UserError(f"{checkpoint} is in no run folder; pass the recipe that trained it: --recipe RECIPE")
-
-
-def _check_room(model_path: Path, target: Path, config: RunConfig, quantization: str | None) -> None:
-    """Raise UserError if the disk has no room for the merged model and a GGUF file in this quantization, if any."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    num = sum(math.prod(tensors.get_slice(name).get_shape()) for name, tensors in weights_in(model_path))
-    kinds = ["f32" if config.rollout.engine.precision == "float32" else "bf16", *filter(None, [quantization])]
-    sizes = (GGML_QUANT_SIZES[GGMLQuantizationType[kind.upper()]] for kind in kinds)
-    needed = num * sum(num_bytes / num_values for num_values, num_bytes in sizes)
-    place = next(folder for folder in target.absolute().parents if folder.exists())
-    if (free := shutil.disk_usage(place).free) < needed:
-        raise UserError(
-            f"the export to '{target}' takes about {needed / 2**30:.2f} GiB, and '{place}' has {free / 2**30:.2f} GiB "
-            "free; free space there, or choose another folder with --to"
-        )
 
 
 def _write_gguf(config: RunConfig, merged: Path, folder: Path, quantization: str) -> dict[str, object]:
