@@ -5,8 +5,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from itertools import chain, islice, repeat
@@ -206,26 +205,11 @@ class ViewedRun:
         self.metrics = MetricRows(folder / "metrics.jsonl")
         self.group_rows = LogRows(folder / "groups.jsonl", GroupRow)
         self._logs = (self.metrics, self.group_rows, self.trajectories)
-        self.faults: dict[str, str] = {}
-        """What is wrong with the run's files, by their names, for the page."""
 
     def refresh(self) -> None:
         """Read the new lines of all logs."""
         for log in self._logs:
-            with self._faults_of(log.path):
-                log.refresh()
-
-    @contextmanager
-    def _faults_of(self, path: Path) -> Iterator[None]:
-        """Note and log any error of reading a file; the rest of the run is shown without it."""
-        try:
-            yield
-            self.faults.pop(path.name, None)
-        except Exception as error:
-            fault = str(error) if isinstance(error, UserError) else f"{path.name} cannot be read: {raised(error)}"
-            if self.faults.get(path.name) != fault:
-                _log.warning("%s", fault)
-            self.faults[path.name] = fault
+            log.refresh()
 
     def state(self) -> Row:
         """Return the counts by which a page knows what to fetch again."""
@@ -238,7 +222,6 @@ class ViewedRun:
             "num_groups": len(self.group_rows.rows),
             "groups": Counter(row["state"] for row in self.group_rows.rows),
             "unreadable": sum(log.num_unreadable for log in self._logs),
-            "faults": list(self.faults.values()),
             "live": not (self.folder / "summary.json").exists() and time.time() - changed < 900.0,
         }
 
@@ -249,29 +232,21 @@ class ViewedRun:
             name: Counter(row[name] for row in rows if row[name] is not None)
             for name in ("phase", "verdict", "dataset")
         }
-        about: Row = {
+        config, summary = (read_json_if_there(self.folder / name) for name in ("config.json", "summary.json"))
+        return {
             "name": self.folder.resolve().name,
             "report": str(report) if report.exists() else None,
             "facets": facets | {"changed": len(self._changed())},
-            **{"settings": {}, "solved": {}, "held_out": []},
-        }
-        with self._faults_of(path := self.folder / "config.json"):
-            config = read_json_if_there(path)
-            about["settings"] = {
+            "settings": {
                 **{name: config.get(name) for name in ("seed", "num_steps", "pipeline_depth", "max_staleness")},
                 "model": config.get("model", {}).get("path"),
                 "credit": config.get("reward", {}).get("credit", {}).get("type"),
                 "objective": config.get("learner", {}).get("loss", {}).get("type"),
-            }
-        with self._faults_of(path := self.folder / "summary.json"):
-            summary = read_json_if_there(path)
-            rates = {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")}
-            about |= {
-                **{name: summary.get(name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
-                "solved": msgspec.convert(rates, dict[str, float | None]),
-                "held_out": [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None],
-            }
-        return about
+            },
+            **{name: summary.get(name) for name in ("verdict", "num_eval_tasks", "bottleneck")},
+            "solved": {name: summary.get(f"solve_rate_{name}") for name in ("untouched", "before", "after")},
+            "held_out": [asdict(rate) for rate in held_out_rates(summary) if rate.step is not None],
+        }
 
     def page(self, asked: Asked) -> Row:
         """Return a page of the selected trajectories; the phase `changed` are those after RL whose outcome changed."""
@@ -343,11 +318,10 @@ class ViewedRun:
         """Replace the prompt's token ids in each turn by its text, and add those of its tokens, if possible."""
         for turn in turns:
             prompt = turn.pop("prompt_token_ids")
-            with self._faults_of(self.folder / TOKENIZER):
-                if self._tokenizer is not None:
-                    text = self._tokenizer.decode(prompt, skip_special_tokens=False)
-                    turn["pieces"] = _pieces(self._tokenizer, turn["token_ids"])
-                    turn["prompt_text"] = text[:MAX_PROMPT_CHARS]
+            if self._tokenizer is not None:
+                text = self._tokenizer.decode(prompt, skip_special_tokens=False)
+                turn["pieces"] = _pieces(self._tokenizer, turn["token_ids"])
+                turn["prompt_text"] = text[:MAX_PROMPT_CHARS]
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer | None":

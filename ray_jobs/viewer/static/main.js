@@ -1,7 +1,7 @@
 // The frame: which view is shown, what keys do, and news from the run every so often.
 
 import { get, link, place } from "./api.js";
-import { h, visible } from "./dom.js";
+import { h } from "./dom.js";
 import { curves } from "./curves.js";
 import { group, groups } from "./groups.js";
 import { trajectories } from "./trajectories.js";
@@ -56,8 +56,7 @@ function status() {
   const broken = state.unreadable ? `, ${state.unreadable} unreadable lines` : "";
   const node = document.getElementById("status");
   node.classList.toggle("live", state.live);
-  const faults = state.faults.map((fault) => `; ${visible(fault)}`).join("");
-  const said = `${state.live ? "live, " : ""}${rows}${broken}${faults}`;
+  const said = `${state.live ? "live, " : ""}${rows}${broken}`;
   if (node.textContent !== said) node.textContent = said;
 }
 
@@ -141,4 +140,4 @@ async function start() {
   setTimeout(news, NEWS_MS);
 }
 
-start();
+start().catch((error) => main.replaceChildren(h("p", { class: "card problem", role: "alert" }, error.message)));
