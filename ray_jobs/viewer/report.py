@@ -10,23 +10,19 @@ from envs.sandbox import SandboxState
 from ray_jobs.run.summary import POLICIES, held_out_rates
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import LineChart, Point, Rate, answered, write_page
-from ray_jobs.viewer.run import read_json_if_there
 from rollout.codec import read_trajectories
-from rollout.files import read_records
+from rollout.files import read_json, read_records
 from rollout.filters import SOLVED
 from rollout.types import Trajectory, is_answer
 
 Row = Mapping[str, float]
+FILES = ("summary.json", "config.json", "metrics.jsonl", "trajectories.jsonl")
 _RATE = "held_out/solve_rate"
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` from the files of a run folder, of which some may be missing. Raises OSError."""
-    summary, config, provenance = (
-        read_json_if_there(run_dir / name) for name in ("summary.json", "config.json", "provenance.json")
-    )
-    logs = ("metrics.jsonl", "trajectories.jsonl")
-    metrics, trajectories = (run_dir / name for name in logs)
+    """Write `report.html` from the files of a finished run's folder. Raises OSError."""
+    summary, config, provenance = (read_json(run_dir / f"{name}.json") for name in ("summary", "config", "provenance"))
     rates, sandbox = held_out_rates(summary), provenance.get("sandbox")
     before, after = (summary.get(f"solve_rate_{name}") for name in ("before", "after"))
     gain = None if before is None or after is None else after - before
@@ -41,14 +37,14 @@ def write_report(run_dir: Path) -> Path:
         provenance=provenance,
         answer=answer,
         kind=kind,
-        charts=list(_charts(list(read_records(metrics)) if metrics.exists() else [], rates)),
+        charts=list(_charts(list(read_records(run_dir / "metrics.jsonl")), rates)),
         bars=rates,
         intervals={
             name: wilson_interval(round(row["after"] * row["num"]), row["num"])
             for name, row in summary.get("by_dataset", {}).items()
         },
-        outcomes=list(_outcomes(read_trajectories(trajectories) if trajectories.exists() else ())),
-        files=[name for name in ("summary.json", "config.json", *logs) if (run_dir / name).exists()],
+        outcomes=list(_outcomes(read_trajectories(run_dir / "trajectories.jsonl"))),
+        files=FILES,
         sandbox=SandboxState(**sandbox) if sandbox else None,
     )
 
