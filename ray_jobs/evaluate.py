@@ -57,7 +57,6 @@ def run_evaluation(
     config: RunConfig, tasks: Sequence[Task], *, adapter: Path | None, num_seeds: int, out: Path | None
 ) -> Path:
     """Evaluate, or continue an unfinished evaluation in the folder `out`, and return the report. Raises UserError."""
-    check_evaluation(config, num_seeds=num_seeds)
     console = Console()
     model_path = resolve_model(config.model.path) if config.backend.type == "vllm" else None
     if adapter and model_path:

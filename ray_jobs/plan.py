@@ -132,16 +132,11 @@ def _plain(card: str) -> str:
     return re.sub(r"nvidia|geforce|rtx|[^a-z0-9]", "", card.lower())
 
 
-def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None) -> RunPlan:
-    """Compute the memory of a run.
+def make_plan(config: RunConfig, *, card: str) -> RunPlan:
+    """Compute the memory of a run. `card` is the name or the GiB of the card for processes on `cuda`.
 
     With card.shared, learner, PRM and one engine are on one card, and each further engine on another. Otherwise each
     process is limited to its share of a card, because Ray may place others on the same one.
-
-    Args:
-        config: The run.
-        card: The name or the GiB of the card for processes on `cuda`.
-        machine_bytes: The memory for processes on a CPU; None is this machine's.
     """
     name, whole = find_card(card)
     trained = config.reward.prm_path
@@ -168,7 +163,7 @@ def make_plan(config: RunConfig, *, card: str, machine_bytes: int | None = None)
     for process in on_card:
         cards.append(Card(f"{process.share:g} of {name}", int(process.share * whole), (process,)))
     if on_cpu:
-        cards.append(Card("this machine", machine_bytes or memory_bytes(), tuple(on_cpu)))
+        cards.append(Card("this machine", memory_bytes(), tuple(on_cpu)))
     token = kv_token_bytes(shape, engine.precision, engine.tensor_parallel)
     block = kv_block(engine.device)
     tokens = kv_cache_bytes(engine) // (token * block) * block
@@ -349,20 +344,20 @@ def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing:
     return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
 
 
-def advice(config: RunConfig, *, card: str, machine_bytes: int | None = None) -> Mapping[str, object]:
+def advice(config: RunConfig, *, card: str) -> Mapping[str, object]:
     """Return the settings with which a run fits that does not, or that use what a run leaves of its engine's card.
 
     The first of SAVINGS that suffice are taken, then the size of the KV cache is adjusted. Empty if nothing is to be
     gained, or if no size of the cache that holds one longest sequence fits.
     """
     changes: dict[str, object] = {}
-    plan = make_plan(config, card=card, machine_bytes=machine_bytes)
+    plan = make_plan(config, card=card)
     for key, value in SAVINGS:
         if not plan.refusals:
             break
         try:
             saving = _changed(config, {key: value})
-            saved = make_plan(saving, card=card, machine_bytes=machine_bytes)
+            saved = make_plan(saving, card=card)
         except ValueError:
             continue  # The run cannot have this setting.
         if sum(min(0, one.free) for one in saved.cards) > sum(min(0, one.free) for one in plan.cards):
@@ -374,7 +369,7 @@ def advice(config: RunConfig, *, card: str, machine_bytes: int | None = None) ->
         enough = engine.max_num_seqs * engine.max_model_len * plan.kv_token_bytes / GIB
         size = min(engine.kv_cache_gib + spare_gib, math.ceil(enough / KV_STEP_GIB) * KV_STEP_GIB)
         changes["rollout.engine.kv_cache_gib"] = math.floor(size / KV_STEP_GIB) * KV_STEP_GIB
-        if size < KV_STEP_GIB or make_plan(_changed(config, changes), card=card, machine_bytes=machine_bytes).refusals:
+        if size < KV_STEP_GIB or make_plan(_changed(config, changes), card=card).refusals:
             return {}
     return changes
 

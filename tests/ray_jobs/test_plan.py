@@ -65,7 +65,7 @@ def test_cache_holds_whole_blocks():
 
 def test_a40_recipe_by_hand():
     """With two copies of the base weights; every figure in GiB, to two places."""
-    plan = make_plan(load_run_config(A40_RECIPE, TWO_COPIES), card="A40")
+    plan = plan_of_two_copies()
     engine, learner, prm = plan.cards[0].processes
     assert [round(part / GIB, 2) for part in engine.parts.values()] == [
         round(8_190_735_360 * 2 / GIB, 2),
@@ -97,13 +97,9 @@ def test_logits_of_a_step_that_scores_a_prompt():
     assert working == 512 * ((2 * 4096 + 3 * 12288) * 2 + 3 * 32 * 4) + logits
 
 
-def plan_of(recipe, *overrides, card="A40"):
-    return make_plan(load_run_config(RECIPES / f"{recipe}.toml", overrides), card=card, machine_bytes=24 * GIB)
-
-
 def plan_of_two_copies(*overrides, card="A40"):
     """Plan the recipe for one card with separate base weights for engine and learner."""
-    return plan_of("dapo_qwen3_8b_a40", *TWO_COPIES, *overrides, card=card)
+    return make_plan(load_run_config(A40_RECIPE, (*TWO_COPIES, *overrides)), card=card)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +161,7 @@ def test_advice_works_when_followed(model, card, checkpointing):
 
 def test_shared_base_weights_on_an_a40():
     """17.5 GiB / (144 KiB x 16) = 7964.4 blocks of 16 tokens."""
-    plan = plan_of("dapo_qwen3_8b_a40", "rollout.num_workers=2")
+    plan = make_plan(load_run_config(A40_RECIPE, ["rollout.num_workers=2"]), card="A40")
     assert plan.kv_tokens == 7964 * 16
     weights = {process.name: process.parts.get("weights") for process in plan.cards[0].processes}
     assert weights == {"base weights": 2 * 8_190_735_360, "engine": None, "learner": None, "PRM": 2 * 596_049_920}
