@@ -144,4 +144,4 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
         run.tell(f"no checkpoint of the train steps after {step} is left: they are repeated")
     rows = run.folder.rewind(step)
     scored = run.uses_prm or run.config.reward.turn_scorer is not None
-    return Training.of(run.config, rows, num_steps=step, scored=scored)
+    return Training(run.config, rows, num_steps=step, scored=scored)

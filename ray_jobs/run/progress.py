@@ -4,7 +4,7 @@ Totals are computed from the rows of metrics.jsonl, so that a resumed run has th
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from statistics import fmean
 
 import ray
@@ -89,26 +89,20 @@ def group_rows(batch: Batch, result: StepResult) -> list[GroupRow]:
     return [structs.replace(row, **end) if row.state is State.IN_BATCH else row for row in batch.rows]
 
 
-@dataclass(slots=True)
 class Training:
     """The metrics of the train steps so far, and the weight that step scores have earned by them."""
 
-    full_weight: float
-    """Of step scores that order decisions like the outcomes; 0 where no steps are scored."""
-    num_steps: int = 0
-    rows: list[Mapping[str, float]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> "Training":
-        """Return the training after these rows, with `num_steps` train steps behind it."""
+    def __init__(self, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> None:
+        """Continue after these rows, with `num_steps` train steps behind them; `scored` if steps are scored."""
         credit = config.reward.credit
-        full_weight = credit.max_weight if isinstance(credit, OutcomeGatedConfig) and scored else 0.0
-        return cls(full_weight=full_weight, num_steps=num_steps, rows=list(rows))
+        # Of step scores that order decisions like the outcomes.
+        self._full_weight = credit.max_weight if isinstance(credit, OutcomeGatedConfig) and scored else 0.0
+        self.num_steps, self.rows = num_steps, list(rows)
 
     @property
     def weights(self) -> dict[str, float]:
         """Return the weight of step scores in the next train step, by family."""
-        return step_weights(self.rows, self.full_weight) if self.full_weight else {}
+        return step_weights(self.rows, self._full_weight) if self._full_weight else {}
 
     def add(self, step: int, row: Mapping[str, float]) -> list[str]:
         """Add a train step; return messages about step scores that it gave their first weight, or took their last."""
@@ -165,6 +159,6 @@ class Training:
             "restarts": num_restarts,
             # The same version sampled and scored the first batch, so that any gap is numerical.
             "logprob_gap_version0": self.rows[0]["policy/logprob_gap_abs"] if self.rows else None,
-            **({"step_weights_at_end": self.weights} if self.full_weight else {}),
+            **({"step_weights_at_end": self.weights} if self._full_weight else {}),
             "bottleneck": verdict(average_shares(self.rows)) if self.rows else None,
         }

@@ -12,7 +12,7 @@ def test_step_scores_earn_their_weight_and_lose_it_and_say_so():
     good = {"prm/order/lookup": 0.95, "prm/order_groups/lookup": 5.0}
     bad = {"prm/order/lookup": 0.4, "prm/order_groups/lookup": 30.0}
     config = load_run_config(None, ["reward.credit=outcome_gated"])
-    training = Training.of(config, [{"step": 1} | good], num_steps=1, scored=True)
+    training = Training(config, [{"step": 1} | good], num_steps=1, scored=True)
     assert 0 < training.weights["lookup"] < 0.5
     assert training.add(2, good | {"prm/order_groups/lookup": 40.0}) == []
     assert training.weights == {"lookup": 0.5}
@@ -24,7 +24,7 @@ def test_step_scores_earn_their_weight_and_lose_it_and_say_so():
 
 def test_outcome_credit_has_no_step_weights():
     rows = [{"step": 1, "prm/order/lookup": 0.9, "prm/order_groups/lookup": 40.0}]
-    assert Training.of(load_run_config(None), rows, num_steps=1, scored=False).weights == {}
+    assert Training(load_run_config(None), rows, num_steps=1, scored=False).weights == {}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_outcome_credit_has_no_step_weights():
 @pytest.mark.parametrize("name", ["rollout/failed_share", "rollout/unscored_share"])
 def test_a_share_of_attempts_without_an_answer_that_rises_is_told(name, shares, told):
     rows = [{"step": step, name: share} for step, share in enumerate(shares, 1)]
-    warnings = Training.of(load_run_config(None), rows, num_steps=len(rows), scored=False).rises()
+    warnings = Training(load_run_config(None), rows, num_steps=len(rows), scored=False).rises()
     assert [name in one for one in warnings] == [True] * told
 
 
@@ -51,5 +51,5 @@ def test_counts_of_a_resumed_run_are_whole_numbers(monkeypatch):
     sampling = Mock()
     sampling.totals.remote.return_value = totals
     monkeypatch.setattr(progress.ray, "get", lambda answer: answer)
-    facts = Training.of(load_run_config(None), [], num_steps=2, scored=False).facts(sampling, num_restarts=1)
+    facts = Training(load_run_config(None), [], num_steps=2, scored=False).facts(sampling, num_restarts=1)
     assert str(facts["num_trajectories"]) == "1120"
