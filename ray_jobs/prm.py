@@ -1,7 +1,6 @@
 """The process reward model (PRM): collected trajectories, labels of their steps, and its training."""
 
 import asyncio
-import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.run.task_checks import prm_tasks
+from ray_jobs.viewer.pages import shown
 from reward.judge_client import Bill
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import StepJudge, judge_name, rubric_of
@@ -290,8 +290,7 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
         phase.facts.update(digest=digest, num_steps=len(data.train))
     spearman, auroc = quality["spearman_within_group"], quality["auroc_outcome"]
     run.console.note(
-        f"PRM on held-out tasks: Spearman within group {_number(spearman)}, AUROC of the outcome {_number(auroc)}, "
-        f"highest canary {_number(_highest(quality['canaries'].values()))}"
+        f"PRM on held-out tasks: Spearman within group {shown(spearman)}, AUROC of the outcome {shown(auroc)}"
     )
 
 
@@ -312,11 +311,3 @@ def run_train_prm(config: RunConfig) -> None:
             learn_prm(run, collected, labels)
     use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
     run.console.note(f"PRM: {folder.prm}; use it with {use_it}\nquality: {folder.quality}")
-
-
-def _highest(scores: Iterable[float | None]) -> float | None:
-    return max((score for score in scores if score is not None), default=None)
-
-
-def _number(value: float | None) -> str:
-    return "not defined" if value is None or not math.isfinite(value) else f"{value:.2f}"
