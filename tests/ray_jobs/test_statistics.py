@@ -5,7 +5,6 @@ import pytest
 
 from ray_jobs.statistics import (
     compare_means,
-    compare_paired,
     items_needed,
     mcnemar_exact,
     newcombe_interval,
@@ -39,21 +38,6 @@ def test_gain_interval_is_newcombes_method_10():
     below^2 = 0.21897^2 - 2*phi*0.21897*0.20070 + 0.20070^2; above^2 = 0.15452^2 - 2*phi*0.15452*0.20070 + 0.20070^2.
     """
     assert newcombe_interval(8, 2, 6, 4) == pytest.approx((0.2 - 0.28043, 0.2 + 0.23956), abs=2e-5)
-
-
-@pytest.mark.parametrize("compare", [compare_paired, compare_means])
-def test_different_tasks_on_both_sides_are_rejected(compare):
-    with pytest.raises(ValueError):
-        compare([1.0], [1.0, 0.5])
-
-
-def test_means_of_one_try_compare_as_right_and_wrong():
-    before, after = [0, 0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 1, 0, 1, 1]
-    means, plain = compare_means(before, after), compare_paired(before, after)
-    assert (means.only_before, means.only_after) == (plain.only_before, plain.only_after) == (1, 5)
-    assert means.p == pytest.approx(plain.p, rel=1e-12)
-    assert plain.p == mcnemar_exact(1, 5)
-    assert means.gain == plain.gain == 0.5
 
 
 def test_large_losses_against_small_gains_are_no_gain():
@@ -105,21 +89,6 @@ def drawn(rng, count, *, seeds=(3, 3), gain=0.0):
         - sum(rng.random() < rate for _ in range(seeds[0])) / seeds[0]
         for rate in rates
     ]
-
-
-@pytest.mark.parametrize(
-    ("differences", "p"),
-    [
-        # Sums 5/3, 1, 1, 1/3 and their opposites: all 8 are at least 1/3 away from 0.
-        ([1 / 3, 1 / 3, -1.0], 1.0),
-        # All of one sign: that and its opposite, of 8. Items that do not differ say nothing.
-        ([1 / 3, 2 / 3, 1.0], 0.25),
-        ([1 / 3, 2 / 3, 1.0, 0.0, 0.0], 0.25),
-        ([0.0] * 7, 1.0),
-    ],
-)
-def test_p_by_hand(differences, p):
-    assert sign_flip(differences)[0] == p
 
 
 @pytest.mark.parametrize("seeds", [(3, 3), (7, 7), (2, 5), (1, 1)])
