@@ -1,4 +1,4 @@
-"""Checks before a start: models, cards, the run folder, keys, tools and the sandbox."""
+"""Checks before a start: models, cards, keys, tools and the sandbox."""
 
 import json
 
@@ -11,7 +11,6 @@ from configs.errors import UserError
 from configs.loading import load_run_config
 from envs.sandbox import SandboxRefusedError, SandboxState
 from ray_jobs.run import model_folder, preflight
-from ray_jobs.run.origin import check_same_run
 from ray_jobs.run.preflight import check_before_acting, check_before_start
 from rollout.engines.adapters import write_merged_model
 from tests.rollout.chat_templates import GEMMA2, MISTRAL_V03, ROLES, tokenizer_of
@@ -110,10 +109,11 @@ def refusal(config):
 
 
 def test_valid_configuration_passes(config, model, sandbox, tmp_path):
+    check_before_acting(config(), draws_tasks=True)
     ready = check_before_start(config())
     assert (ready.model_path, ready.sandbox.tier) == (model, "landlock")
     assert not (tmp_path / "runs").exists()
-    assert len(sandbox) == 1
+    assert len(sandbox) == 2
 
 
 # --- models -------------------------------------------------------------------------------------------
@@ -257,20 +257,3 @@ def test_sandbox_is_required_for_the_code_tool_only(config, monkeypatch):
         with pytest.raises(UserError, match=r"envs\.actions"):
             check(config(NO_COLD_START))
     assert check_before_start(config('envs.actions=["search", "answer"]', NO_COLD_START)).sandbox is None
-
-
-# --- run folder ---------------------------------------------------------------------------------------
-
-
-def test_run_folder_is_of_the_same_run(config, tmp_path):
-    folder = tmp_path / "runs" / "run"
-    folder.mkdir(parents=True)
-    (folder / "config.json").touch()
-    with pytest.raises(UserError, match=r"config\.json"):
-        check_same_run(config(), folder)
-    (folder / "config.json").write_text(config().model_dump_json())
-    check_same_run(config(), folder)
-    with pytest.raises(UserError, match="seed"):
-        check_same_run(config("seed=7"), folder)
-    check_before_start(config())
-    check_before_acting(config(), draws_tasks=True)
