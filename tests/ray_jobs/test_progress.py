@@ -1,11 +1,7 @@
-from unittest.mock import Mock
-
 import pytest
 
 from configs.loading import load_run_config
-from ray_jobs.run import progress
 from ray_jobs.run.progress import Training
-from rollout.lifecycle import GroupCounts, Totals
 
 
 def test_step_scores_earn_their_weight_and_lose_it_and_say_so():
@@ -43,13 +39,3 @@ def test_a_share_of_attempts_without_an_answer_that_rises_is_told(name, shares, 
     rows = [{"step": step, name: share} for step, share in enumerate(shares, 1)]
     warnings = Training(load_run_config(None), rows, num_steps=len(rows), scored=False).rises()
     assert [name in one for one in warnings] == [True] * told
-
-
-def test_counts_of_a_resumed_run_are_whole_numbers(monkeypatch):
-    """The snapshot of its buffer holds them as floats."""
-    totals = Totals(counts=GroupCounts(), facts={"trajectories": 1120.0}, reasons={}, num_retries=0)
-    sampling = Mock()
-    sampling.totals.remote.return_value = totals
-    monkeypatch.setattr(progress.ray, "get", lambda answer: answer)
-    facts = Training(load_run_config(None), [], num_steps=2, scored=False).facts(sampling, num_restarts=1)
-    assert str(facts["num_trajectories"]) == "1120"

@@ -15,14 +15,6 @@ def open_board(folder, name="tb"):
     return events
 
 
-def test_scalars_can_be_read_back(tmp_path):
-    with make_folder(tmp_path) as folder:
-        folder.log_metrics(7, {"rollout/solve_rate": 0.5, "custom/number": 1.0})
-    events = open_board(folder.path)
-    assert [(event.step, event.value) for event in events.Scalars("rollout/solve_rate")] == [(7, 0.5)]
-    assert [event.value for event in events.Scalars("custom/number")] == [1.0]
-
-
 def test_rewind_hides_later_steps_and_unfinished_phases(tmp_path, monkeypatch):
     # TensorBoard reads files of one second in the order of their numbers as texts.
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
