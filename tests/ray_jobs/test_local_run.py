@@ -1,15 +1,19 @@
-"""The phases as commands in this process; an engine is loaded only when it is needed."""
+"""The phases of a PRM, as commands in this process and in a resumed run; an engine is loaded only when it is needed."""
 
 import json
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from evaluating import config_for
 
 from configs.errors import UserError
+from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from ray_jobs.prm import CollectedGroups, run_collect, run_label, run_train_prm
-from reward.labels import read_labels
+from ray_jobs.prm import CollectedGroups, collect, label, learn_prm, run_collect, run_label, run_train_prm
+from ray_jobs.run.folder import RunPaths
+from reward.labels import StepLabel, append_label, read_labels
+from reward.prm.step_text import step_texts
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
@@ -119,3 +123,20 @@ def test_train_prm_command_writes_the_quality(tmp_path, rollouts, monkeypatch, c
     quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())
     assert (quality["digest"], quality["num_tasks_held_out"]) == ("d1", 1)
     assert f"reward.credit.prm_path={tmp_path}/r/prm" in capsys.readouterr().out
+
+
+def test_finished_phases_are_read_from_the_run_folder(tmp_path):
+    trajectories = tuple(make_trajectory(decided("answer", "-1"), id=f"g0/{number}", answer="-1") for number in (0, 1))
+    folder, loaded = RunPaths(tmp_path), []
+    CollectedGroups(folder.collected).add(Group(id="g0", trajectories=trajectories))
+    known = StepLabel.of(step_texts(trajectories[0])[0], labeller="plan", score=0.5)
+    append_label(folder.labels, known)
+    # There is no engine and no labeller: any work would fail.
+    prm = SimpleNamespace(load=loaded.append)
+    run = SimpleNamespace(config=RunConfig(), folder=folder, prm=prm, finished=lambda phase: {})
+    collected = collect(run)
+    labels = label(run, collected)
+    learn_prm(run, collected, labels)
+    assert [trajectory.id for trajectory in collected] == ["g0/0", "g0/1"]
+    assert labels == [known]
+    assert loaded == [folder.prm]
