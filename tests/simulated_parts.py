@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VOCABULARY = 150_000
 NUM_GROUPS = 4096
-Fate = Literal["signal", "all_right", "all_wrong", "failed"]
+Fate = Literal["signal", "all_right", "all_wrong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,10 @@ class GroupShape:
     tasks: LognormalTasks = LognormalTasks(median_s=0.2, sigma=0.8)
     num_turns: int = 5
     turn_tokens: int = 50
-    prompt_tokens: int = 150
-    result_tokens: int = 30
 
 
 DEFAULT_SHAPE = GroupShape()
+PROMPT_TOKENS, RESULT_TOKENS = 150, 30
 
 
 class SimulatedEngine:
@@ -117,18 +116,12 @@ class SimulatedWorker:
         num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(fate, 0)
         # One of the siblings takes the whole time.
         paces = [1.0] + [rng.uniform(0.3, 1.0) for _ in range(group_size - 1)]
-        trajectories = await asyncio.gather(
-            *(
-                self._play(
-                    task,
-                    f"{group_id}/{index}",
-                    seconds=seconds * pace,
-                    answer=None if fate == "failed" else _answer(task, right=index < num_right),
-                )
-                for index, pace in enumerate(paces)
-            )
+        answers = [_answer(task, right=index < num_right) for index in range(group_size)]
+        played = (
+            self._play(task, f"{group_id}/{index}", seconds=seconds * pace, answer=answer)
+            for index, (pace, answer) in enumerate(zip(paces, answers, strict=True))
         )
-        return Group(id=group_id, trajectories=tuple(trajectories))
+        return Group(id=group_id, trajectories=tuple(await asyncio.gather(*played)))
 
     async def demonstrate(self, tasks: Sequence[Any]) -> list[Trajectory]:
         """Without a model there is nothing to imitate."""
@@ -137,16 +130,16 @@ class SimulatedWorker:
     def close(self) -> None:
         """Nothing is open."""
 
-    async def _play(self, task: Task, trajectory_id: str, *, seconds: float, answer: str | None) -> Trajectory:
+    async def _play(self, task: Task, trajectory_id: str, *, seconds: float, answer: str) -> Trajectory:
         shape, rng = self._shape, random.Random(trajectory_id)
-        prompt, turns = _tokens(task.id, shape.prompt_tokens), []
+        prompt, turns = _tokens(task.id, PROMPT_TOKENS), []
         for number in range(shape.num_turns):
             version = self.engine.policy_version
             await asyncio.sleep(seconds / shape.num_turns)
             last = number == shape.num_turns - 1
-            call = ToolCall(name="answer", arguments=answer or "") if last else ToolCall(name="search", arguments="it")
+            call = ToolCall(name="answer", arguments=answer) if last else ToolCall(name="search", arguments="it")
             turn = _turn(prompt, call, rng, shape.turn_tokens, version, seconds / shape.num_turns)
-            prompt = prompt + turn.token_ids + _tokens(trajectory_id, shape.result_tokens)
+            prompt = prompt + turn.token_ids + _tokens(trajectory_id, RESULT_TOKENS)
             turns.append(turn)
         return Trajectory(
             id=trajectory_id,
@@ -154,7 +147,7 @@ class SimulatedWorker:
             task=task,
             turns=tuple(turns),
             answer=answer,
-            stop_reason="infrastructure" if answer is None else "answered",
+            stop_reason="answered",
         )
 
 
