@@ -13,7 +13,6 @@ from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
 from envs.types import Task
 from ray_jobs.held_out import side_by_side
-from ray_jobs.run.console import sentence
 from ray_jobs.run.folder import locked, write_json
 from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
@@ -96,7 +95,8 @@ def collect_groups(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
             num_malformed=sum(trajectory.num_format_errors for trajectory in collected),
             num_right=sum(outcome_of(trajectory) == SOLVED for trajectory in collected),
         )
-    run.console.note(sentence("collected", phase.facts))
+    counts = ", ".join(f"{name.removeprefix('num_')} {count}" for name, count in phase.facts.items())
+    run.console.note(f"collected: {counts}")
 
 
 def run_collect(config: RunConfig, adapter: Path | None) -> None:
@@ -211,16 +211,14 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[StepLa
         labeller, steps = labeller_of(run, collected), _steps_of(collected)
         with run.phase("label", total=len(steps)) as phase:
             labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
-            facts: dict[str, object] = {"labeller": config.type, "num_labels": len(labels)}
-            facts |= {"num_unlabelled": len(failures), "first_failures": failures[:3]}
-            phase.facts.update(facts)
+            phase.facts.update(labeller=config.type, num_labels=len(labels), first_failures=failures[:3])
             if isinstance(labeller, StepJudge):
                 bill = labeller.client.spent
                 phase.facts["spent"] = asdict(bill)
-        run.console.note(sentence("labelled", facts))
         labelled = [step for step in steps if _place(step) in labels]
         took = _work(config, labelled, bill)
-        run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}")
+        failed = f"; the first failure: {failures[0]}" if failures else ""
+        run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}{failed}")
     return list(read_labels(run.folder.labels))
 
 

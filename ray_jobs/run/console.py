@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
@@ -138,12 +138,6 @@ class Console:
                 # A wait that has just started is not a silence.
                 since = f"nothing happened for {duration(quiet_s)}, " if quiet_s >= SILENCE_S else ""
                 print_plain(self._console, f"{since}waiting for {waiting[0]}{self.late()}")
-
-
-def sentence(done: str, facts: Mapping[str, object]) -> str:
-    """Return the facts of a phase in one line."""
-    said = (f"{name.removeprefix('num_').replace('_', ' ')} {value}" for name, value in facts.items() if value != [])
-    return f"{done}: {', '.join(said)}"
 
 
 def duration(seconds: float) -> str:
