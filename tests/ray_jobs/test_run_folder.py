@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from evaluating import model_in
 
 from configs.errors import UserError
 from configs.learner import ModelConfig
@@ -168,20 +169,14 @@ def trained(tmp_path, monkeypatch):
     return train
 
 
-def model_in(folder):
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return folder
-
-
 def test_checkpoint_with_another_scale_or_base_is_rejected(trained, tmp_path):
-    base, other = model_in(tmp_path / "home" / "base"), model_in(tmp_path / "other")
-    checkpoint = trained("model.path=base", "model.lora_alpha=64")
+    (tmp_path / "home").mkdir()
+    base, other = model_in(tmp_path / "home"), model_in(tmp_path)
+    checkpoint = trained("model.path=model", "model.lora_alpha=64")
     for model, folder, named in (
-        (ModelConfig(path="home/base", lora_alpha=64), base, None),
-        (ModelConfig(path="home/base"), base, r"model\.lora_alpha"),
-        (ModelConfig(path="other", lora_alpha=64), other, r"model\.path"),
+        (ModelConfig(path="home/model", lora_alpha=64), base, None),
+        (ModelConfig(path="home/model"), base, r"model\.lora_alpha"),
+        (ModelConfig(path="model", lora_alpha=64), other, r"model\.path"),
     ):
         with pytest.raises(UserError, match=named) if named else nullcontext():
             check_trained_alike(checkpoint, RunConfig(model=model), folder)
