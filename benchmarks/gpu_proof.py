@@ -92,10 +92,10 @@ class Stage:
     def cap(self) -> None:
         """Limit this process to the memory of the planned card."""
         if not self.rehearsal:
-            from ray_jobs.plan import card_bytes
+            from ray_jobs.plan import find_card
 
             total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, card_bytes(CARD) / total))
+            torch.cuda.set_per_process_memory_fraction(min(1.0, find_card(CARD)[1] / total))
 
     def memory(self, config: Any, process: str) -> dict[str, float]:
         """Return the GiB that the plan gives a process and the GiB that this one reserved, both without CUDA itself."""
