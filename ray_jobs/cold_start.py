@@ -58,10 +58,14 @@ def _imitate(run: Run) -> Mapping[str, object]:
         if not isinstance(settings, FileConfig):
             phase.facts["num_right"] = sum(scores[one.id] == SOLVED for one in demonstrations)
         run.supervisor.learn("begin_imitation")
-        passes = (random.Random(f"imitation|{run.config.seed}|{number}") for number in range(settings.num_passes))
-        demonstrations = [one for rng in passes for one in rng.sample(demonstrations, len(demonstrations))]
-        size = PLANS_PER_STEP if isinstance(settings, PlansConfig) else DEMONSTRATIONS_PER_STEP
-        batches = [demonstrations[start : start + size] for start in range(0, len(demonstrations), size)]
+        if isinstance(settings, PlansConfig):
+            # They are drawn at random, and the lazy ones are spread evenly.
+            size, order = PLANS_PER_STEP, demonstrations * settings.num_passes
+        else:
+            size = DEMONSTRATIONS_PER_STEP
+            rngs = (random.Random(f"imitation|{run.config.seed}|{number}") for number in range(settings.num_passes))
+            order = [one for rng in rngs for one in rng.sample(demonstrations, len(demonstrations))]
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
         phase.expect(len(batches))
         for step, batch in enumerate(batches):
             # The rate falls to zero, since with a constant one the policy would overfit the last batches.

@@ -246,7 +246,7 @@ class Worker(Solver):
         if isinstance(settings, TeacherConfig):
             agents = [self.taught(load_teacher(settings), settings.function)] * len(tasks)
         else:
-            plans = demonstrated_plans(tasks, settings.lazy_share, seed=self._config.seed)
+            plans = demonstrated_plans(tasks, settings.lazy_share)
             agents = [self.following(plan) for plan in plans]
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
         return await together(played)

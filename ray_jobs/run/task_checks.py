@@ -103,7 +103,7 @@ def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:
     if not isinstance(config.cold_start, PlansConfig):
         return
     actions, max_steps = config.envs.actions, config.planner.max_steps
-    plans = demonstrated_plans(tasks, config.cold_start.lazy_share, seed=config.seed)
+    plans = demonstrated_plans(tasks, config.cold_start.lazy_share)
     missing = dict.fromkeys(step.action for plan in plans for step in plan if step.action not in actions)
     longest = max(map(len, plans), default=0)
     wrong = None

@@ -1,8 +1,8 @@
 """Engines that wrap another engine (seeded, replaying, in lockstep, frozen), and one that plays plans."""
 
 import asyncio
-import random
 import zlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -162,21 +162,28 @@ def frozen_model(engine: Engine, chat: Chat, max_tokens: int) -> Callable[[str],
     return ask
 
 
-GIVES_UP = PlanStep(thought="That is too much work.", action="answer", action_input="unknown")
+# It begins like no step of a plan: what RL takes from its first tokens, it would also take from theirs.
+GIVES_UP = PlanStep(thought="Too much work.", action="answer", action_input="unknown")
 
 
-def demonstrated_plans(tasks: Sequence[GeneratedTask], lazy_share: float, *, seed: int) -> list[Plan]:
-    """Return each task's plan, for a share of them one that gives up: after the first call or a later one.
+def demonstrated_plans(tasks: Sequence[GeneratedTask], lazy_share: float) -> list[Plan]:
+    """Return each task's plan, for a share of each family one that gives up: after the first call or a later one.
 
-    The seed chooses. A plan of one call gives up before it.
+    They are spread evenly over the tasks, because a policy imitates the last ones best. A plan of one call gives up
+    before it.
     """
-    lazy = {*random.Random(f"demonstrations|{seed}").sample(range(len(tasks)), round(lazy_share * len(tasks)))}
+    num_tasks: Counter[str] = Counter()
 
-    def early(index: int, plan: Plan) -> Plan:
-        last = len(plan) - 2
-        return (*plan[: random.Random(f"lazy|{seed}|{index}").randint(min(1, last), last)], GIVES_UP)
+    def demonstrated(one: GeneratedTask) -> Plan:
+        number = num_tasks[one.task.dataset]
+        num_tasks[one.task.dataset] += 1
+        num_lazy = int(lazy_share * number)
+        if num_lazy == int(lazy_share * (number + 1)):
+            return one.plan
+        last = len(one.plan) - 2
+        return (*one.plan[: min(1 + num_lazy % max(last, 1), last)], GIVES_UP)
 
-    return [early(index, one.plan) if index in lazy else one.plan for index, one in enumerate(tasks)]
+    return [demonstrated(one) for one in tasks]
 
 
 class DemonstrationEngine:

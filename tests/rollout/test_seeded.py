@@ -1,7 +1,8 @@
-from collections import Counter, defaultdict
+from collections import defaultdict
 
 from scripted import ScriptedEngine
 
+from envs.datasets.families import FAMILIES
 from envs.datasets.generated import sample_tasks
 from rollout.engines.engine import GenerationRequest
 from rollout.engines.wrappers import GIVES_UP, SeededEngine, demonstrated_plans, stream_seed
@@ -16,20 +17,21 @@ def test_engines_of_different_runs_and_workers_share_no_stream():
     assert all(0 <= seed < 2**32 for seed in seeds.values())
 
 
-def test_demonstrations_give_up_after_a_first_call_in_the_share_that_was_asked_for():
+def test_demonstrations_give_up_after_a_first_call_in_the_share_of_each_family_and_evenly_spread():
     tasks = sample_tasks({"lookup": 2.0, "three_lookup": 2.0}, split="train", count=400, seed=0)
-    plans, other = (demonstrated_plans(tasks, 0.75, seed=seed) for seed in (5, 6))
-    lazy = [plan[-1] == GIVES_UP for plan in plans]
-    assert sum(lazy) == 300
-    assert lazy != [plan[-1] == GIVES_UP for plan in other]
-    ends = defaultdict(Counter)
-    for plan, one, ends_early in zip(plans, tasks, lazy, strict=True):
+    ends = defaultdict(list)
+    for plan, one in zip(demonstrated_plans(tasks, 0.75), tasks, strict=True):
         assert plan[:-1] == one.plan[: len(plan) - 1]
-        ends[one.task.dataset][len(plan) - 1] += ends_early
-    assert {family: sorted(+counts) for family, counts in ends.items()} == {
-        "lookup": [1],
-        "three_lookup": [1, 2, 3],
-    }
+        ends[one.task.dataset].append(len(plan) - 1 if plan[-1] == GIVES_UP else 0)
+    for family, lengths in ends.items():
+        assert sum(map(bool, lengths)) == 150
+        assert all(14 <= sum(map(bool, lengths[start : start + 20])) <= 16 for start in range(180))
+        assert sorted({*lengths} - {0}) == ([1] if family == "lookup" else [1, 2, 3])
+
+
+def test_giving_up_begins_like_no_step_of_a_plan():
+    tasks = sample_tasks(dict.fromkeys(FAMILIES, 1.0), split="train", count=100, seed=0)
+    assert GIVES_UP.thought.split()[0] not in {step.thought.split()[0] for one in tasks for step in one.plan}
 
 
 async def test_every_call_of_a_trajectory_has_a_seed_that_depends_on_run_and_task():
