@@ -22,7 +22,7 @@ from rollout.filters import (
     version_ages,
 )
 from rollout.lifecycle import LIVE, Batch, GroupCounts, LiveGroup, Permit, Ref, Snapshot, State, Totals, sum_of_facts
-from rollout.task_choice import Draw, DrawOf, FamilyOutcomes, Outcome, TaskChoice
+from rollout.task_choice import Draw, FamilyOutcomes, Outcome, TaskChoice
 from rollout.types import GroupSummary
 
 MOST_TRIED = 4
@@ -57,7 +57,7 @@ class GroupBuffer:
         self,
         config: RunConfig,
         *,
-        choice: TaskChoice | None = None,
+        choice: TaskChoice,
         put: Callable[[bytes], Ref] = lambda payload: payload,
     ) -> None:
         self._config = config
@@ -186,7 +186,6 @@ class GroupBuffer:
         self._recent: deque[LiveGroup] = deque(maxlen=BIAS_WINDOW)
         self._num_rounds = 0
         self._left_in_round = 0
-        self._draw_of: DrawOf = lambda task: Draw()
         self._counts = Counter({State(name): num for name, num in snapshot.counts.items()})
         self._next_task, self._next_ordinal = snapshot.next_task, snapshot.next_ordinal
         self._outcomes = FamilyOutcomes(snapshot.outcomes)
@@ -255,7 +254,7 @@ class GroupBuffer:
             return
         self._left_in_round = available
         # A synchronous round is chosen from the outcomes at its beginning.
-        if self._choice and not (self._synchronous and self._counts[State.RUNNING]):
+        if not (self._synchronous and self._counts[State.RUNNING]):
             self._draw_of = self._choice.by(self._outcomes.latest, self._open_tasks)
         queued = self._in_state(State.QUEUED) if self._counts[State.QUEUED] else []
         waiting = iter(sorted(queued, key=lambda group: group.task))
@@ -332,10 +331,9 @@ class GroupBuffer:
                 group.ref = self._put(payload)
         self._ended.append(group)
         self._recent.append(group)
-        if group.draw.family is not None:
-            task, differed = group.draw.played(group.task), group.state in (State.READY, State.OVERLONG)
-            outcome = Outcome(task, summary.right, summary.scored, differed, group.draw.visit)
-            self._outcomes.add(group.draw.family, group.ordinal, outcome)
+        task, differed = group.draw.played(group.task), group.state in (State.READY, State.OVERLONG)
+        outcome = Outcome(task, summary.right, summary.scored, differed, group.draw.visit)
+        self._outcomes.add(group.draw.family, group.ordinal, outcome)
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:
             self._expire_if_stale(group)
@@ -346,8 +344,7 @@ class GroupBuffer:
             self._move(group, State.QUEUED)
             self._ended.remove(group)
             self._recent.remove(group)
-            if group.draw.family is not None:
-                self._outcomes.remove(group.draw.family, group.ordinal)
+            self._outcomes.remove(group.draw.family, group.ordinal)
             group.ref, group.summary = None, None
         self._guard = self._new_guard()
 
@@ -393,7 +390,7 @@ class GroupBuffer:
         dropped = [group for group in self._ended if group.state not in kept]
         held = sorted((one for one in dropped if one.ref is not None), key=lambda group: group.ordinal)
         facts = sum_of_facts(self._ended)
-        drawn = Counter(group.draw.family for group in self._ended if group.draw.family is not None)
+        drawn = Counter(group.draw.family for group in self._ended)
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
@@ -401,7 +398,7 @@ class GroupBuffer:
             rows=tuple(group.row(step) for group in (*dropped, *self._expired, *chosen)),
             version_ages=self._version_ages,
             facts=facts,
-            families=dict.fromkeys(self._choice.names if self._choice else (), 0) | dict(drawn),
+            families=dict.fromkeys(self._choice.names, 0) | dict(drawn),
             solved=self._outcomes.solve_rates(),
             bias=bias_metrics(
                 [(group.state, group.summary.duration_s, group.num_tokens) for group in self._recent if group.summary]

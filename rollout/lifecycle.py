@@ -100,7 +100,7 @@ class GroupRow(Struct, kw_only=True):
 
     id: str
     task_number: int
-    family: str | None
+    family: str
     repeats: int | None
     state: State
     attempt: int

@@ -37,12 +37,12 @@ class Outcome(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The family of a task, None where its number decides, and the number of the earlier task that it repeats.
+    """The family of a task, and the number of the earlier task that it repeats.
 
     `visit` counts the groups that asked the task, this one included.
     """
 
-    family: str | None = None
+    family: str
     repeats: int | None = None
     visit: int = 1
 

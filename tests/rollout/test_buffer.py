@@ -13,7 +13,7 @@ from configs.run import RunConfig
 from reward.statistics import rollout_metrics
 from rollout.buffer import GroupBuffer
 from rollout.lifecycle import Snapshot, State
-from rollout.task_choice import Draw, LearnableChoice
+from rollout.task_choice import Draw, FixedChoice, LearnableChoice
 from rollout.types import GroupSummary
 
 
@@ -24,7 +24,10 @@ def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
     return RunConfig.model_construct(**known, **settings)
 
 
-def make_buffer(batch_groups=2, pipeline_depth=1, choice=None, **settings):
+FIXED = FixedChoice(names=("a",), family_of=lambda task: "a")
+
+
+def make_buffer(batch_groups=2, pipeline_depth=1, choice=FIXED, **settings):
     return GroupBuffer(make_config(batch_groups, pipeline_depth, **settings), choice=choice)
 
 
@@ -152,7 +155,7 @@ async def test_synchronous_round_of_a_lost_worker_is_played_again_as_a_whole():
 
 
 async def test_synchronous_batch_waits_for_the_end_of_the_round():
-    buffer = make_buffer(batch_groups=1, pipeline_depth=0, choice=None)
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0)
     (permit,) = await admit(buffer)
     batch = await now(buffer.next_batch(1))
     buffer.complete(permit.lease, b"x", ready())
