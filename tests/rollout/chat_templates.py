@@ -61,27 +61,18 @@ MISTRAL_V03 = (
 {%- endfor %}"""
 )
 
-_GEMMA_TURNS = """
-{%- for m in messages %}
-  {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\\n' }}
-  {{- (prefix if loop.first else '') + m.content | trim + '<end_of_turn>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 GEMMA2 = (
     "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     + ALTERNATE
-    + "{% set prefix = '' %}"
-    + _GEMMA_TURNS
-)
-GEMMA3 = (
-    """{{ bos_token }}
-{%- if messages[0].role == 'system' %}{% set prefix = messages[0].content + '\\n\\n' %}{% set messages = messages[1:] %}
-{%- else %}{% set prefix = '' %}{% endif %}"""
-    + ALTERNATE
-    + _GEMMA_TURNS
+    + """
+{%- for m in messages %}
+  {{- '<start_of_turn>' + ('model' if m.role == 'assistant' else 'user') + '\\n' }}
+  {{- m.content | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 )
 
-ROLES = {"chatml": CHATML, "qwen3": QWEN3, "llama2": LLAMA2, "llama3": LLAMA3, "gemma3": GEMMA3}
+ROLES = {"chatml": CHATML, "qwen3": QWEN3, "llama2": LLAMA2, "llama3": LLAMA3}
 """Templates with a place for the system's words."""
 NO_ROLE = {"mistral v0.3": MISTRAL_V03, "gemma2": GEMMA2}
 """Templates that refuse them, or move them from turn to turn."""
