@@ -193,10 +193,10 @@ class OllamaEngine(_ServedEngine):
                 keep_alive=KEEP_ALIVE,
             )
         )
-        if reply.message.content is None:
+        text = reply.message.content
+        if text is None:
             raise self._failure("the reply holds no text")
-        thinking, answer = parse_reply(reply.message.content)
-        if reply.message.thinking or thinking is not None:
+        if reply.message.thinking or text != without_thinking(text):
             raise BackendError(
                 f"{self._config.base_url}: '{self._config.model}' thinks although `think` is false; serve it with the "
                 "template of its export (`agentflow serve`), or update Ollama"
@@ -207,7 +207,7 @@ class OllamaEngine(_ServedEngine):
         if reason == "length" and (reply.eval_count or 0) < request.max_tokens:
             raise ContextFullError(f"{self._config.base_url}: the context length cut the reply")
         return TextCompletion(
-            text=answer,
+            text=text,
             finish_reason="length" if reason == "length" else "stop",
             num_prompt_tokens=reply.prompt_eval_count or 0,
             num_tokens=reply.eval_count or 0,
@@ -274,7 +274,7 @@ class OpenAiEngine(_ServedEngine):
         if reason != "stop" and reason != "length":
             raise self._failure(f"the reply is not finished (finish_reason {reason!r})")
         return TextCompletion(
-            text=parse_reply(text)[1] if isinstance(text, str) else "",
+            text=without_thinking(text) if isinstance(text, str) else "",
             finish_reason=reason,
             num_prompt_tokens=getattr(usage, "prompt_tokens", None) or 0,
             num_tokens=getattr(usage, "completion_tokens", None) or 0,
@@ -294,8 +294,8 @@ def chat_messages(request: GenerationRequest) -> list[dict[str, str]]:
     return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in request.messages]
 
 
-def parse_reply(text: str) -> tuple[str | None, str]:
-    """Separate a reply into thinking, None without a block of it, and answer, empty if the thinking never ended.
+def without_thinking(text: str) -> str:
+    """Return a reply without a block of thinking; empty if the thinking never ended.
 
     Only a block at the start is thinking: a tag that a later JSON string quotes is text. The opening tag may be missing
     (the template wrote it into the prompt), and so may the closing one (the reply was cut).
@@ -304,5 +304,5 @@ def parse_reply(text: str) -> tuple[str | None, str]:
     body = text[opening.end() :] if opening else text
     inside, closing, answer = body.partition(_CLOSING)
     if closing and (opening or not inside.lstrip().startswith("{")):
-        return inside.strip(), answer.lstrip()
-    return (body.strip(), "") if opening else (None, text)
+        return answer.lstrip()
+    return "" if opening else text

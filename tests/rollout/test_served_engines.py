@@ -15,7 +15,7 @@ from rollout.agent.planner import planner_grammar, planner_schema
 from rollout.chat import Chat
 from rollout.engines import served
 from rollout.engines.engine import BackendError, ContextFullError, EngineError, GenerationRequest
-from rollout.engines.served import OllamaEngine, OpenAiEngine, parse_reply
+from rollout.engines.served import OllamaEngine, OpenAiEngine
 from rollout.types import Message, TextCompletion
 from tests.changed import replace
 from tests.envs import local_server
@@ -318,18 +318,22 @@ async def test_model_of_ollama_that_thinks_is_refused(reply):
         await engine.generate(request_of())
 
 
+QUOTED = '{"thought":"the page says <think>x</think>","action":"think","action_input":""}'
+
+
 @pytest.mark.parametrize(
-    ("reply", "left"),
+    ("text", "answer"),
     [
-        (completion(f"<think>\n\n</think>\n\n{REPLY}"), (REPLY, "stop")),
-        (completion(f"Six sevens.</think>{REPLY}"), (REPLY, "stop")),
-        (completion("<think>Six sev", finish_reason="length"), ("", "length")),
+        *((text, text) for text in (REPLY, "", "plain words", QUOTED)),
+        *((f"<think>\n\n</think>\n\n{REPLY}", REPLY), (f"\n<think>\nsix sevens\n</think>\n\n{REPLY}", REPLY)),
+        *((f"six sevens\n</think>\n\n{REPLY}", REPLY), (f"</think>{REPLY}", REPLY)),
+        *(("<think>\nsix sevens are", ""), ("<think>", "")),
     ],
 )
-async def test_thinking_of_an_openai_server_is_removed_and_leaves_no_answer_where_it_never_ended(reply, left):
-    with openai_over(ok(reply)) as (_, engine):
+async def test_thinking_of_an_openai_server_is_removed_and_leaves_no_answer_where_it_never_ended(text, answer):
+    with openai_over(ok(completion(text, finish_reason="length"))) as (_, engine):
         found = await engine.generate(request_of())
-    assert (found.text, found.finish_reason) == left
+    assert (found.text, found.finish_reason) == (answer, "length")
 
 
 async def test_reply_at_the_token_limit_is_cut_and_a_shorter_one_ran_out_of_context():
@@ -338,25 +342,3 @@ async def test_reply_at_the_token_limit_is_cut_and_a_shorter_one_ran_out_of_cont
     shorter = said("{", done_reason="length", eval_count=63)
     with ollama_over(shorter) as (_, engine), pytest.raises(ContextFullError):
         await engine.generate(request_of())
-
-
-QUOTED = '{"thought":"the page says <think>x</think>","action":"think","action_input":""}'
-
-
-@pytest.mark.parametrize(
-    ("text", "thinking", "answer"),
-    [
-        (REPLY, None, REPLY),
-        (f"<think>\n\n</think>\n\n{REPLY}", "", REPLY),
-        (f"\n<think>\nsix sevens\n</think>\n\n{REPLY}", "six sevens", REPLY),
-        (f"six sevens\n</think>\n\n{REPLY}", "six sevens", REPLY),
-        (f"</think>{REPLY}", "", REPLY),
-        ("<think>\nsix sevens are", "six sevens are", ""),
-        ("<think>", "", ""),
-        ("", None, ""),
-        ("plain words", None, "plain words"),
-        (QUOTED, None, QUOTED),
-    ],
-)
-def test_reply_is_separated_into_thinking_and_answer(text, thinking, answer):
-    assert parse_reply(text) == (thinking, answer)
