@@ -60,7 +60,7 @@ class PrmScorer:
 
 @ray.remote
 class PrmActor(Watched):
-    """Holds the process reward model, with the weights in `trained` if there are any, as after a restart."""
+    """Holds the process reward model, with the weights in `trained` if there are any, as in a resumed run."""
 
     def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
         redact_output()
@@ -82,11 +82,6 @@ class PrmActor(Watched):
     async def heartbeat(self) -> Pulse:
         """Return the pulse of the scorer, whose thread may hang while this actor answers."""
         return self._scorer.pulse
-
-    async def load(self, folder: Path) -> str:
-        """Load the weights of a trained PRM; return their digest."""
-        self._prm.load(folder)
-        return self._prm.digest
 
     async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
         """Train, always from the untrained model, and yield the loss of every optimizer step."""
@@ -125,9 +120,6 @@ class RemotePrm:
 
     def save(self, folder: Path, facts: Mapping[str, object]) -> str:
         return str(ray.get(self._actor.save.remote(folder, facts)))
-
-    def load(self, folder: Path) -> str:
-        return str(ray.get(self._actor.load.remote(folder)))
 
     def score(self, steps: Iterable[StepText]) -> list[float | None]:
         return list(ray.get(self._actor.score.remote(list(steps))))

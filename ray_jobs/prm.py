@@ -274,7 +274,6 @@ def _work(config: LabelConfig, steps: Sequence[StepText], bill: Bill) -> str:
 def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
     """Train the PRM on the tasks that are not held out, save it, and write down its quality on the others."""
     if run.finished("train_prm") is not None:
-        run.prm.load(run.folder.prm)
         return
     data = prm_data(collected, labels_of(run.config.label, labels))
     total, prm = num_batches(data.train, num_epochs=run.config.prm.num_epochs), run.prm

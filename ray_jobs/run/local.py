@@ -85,10 +85,6 @@ class LocalPrm:
         self._prm.save(folder, **facts)
         return self._prm.digest
 
-    def load(self, folder: Path) -> str:
-        self._prm.load(folder)
-        return self._prm.digest
-
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:

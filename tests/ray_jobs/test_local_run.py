@@ -127,16 +127,14 @@ def test_train_prm_command_writes_the_quality(tmp_path, rollouts, monkeypatch, c
 
 def test_finished_phases_are_read_from_the_run_folder(tmp_path):
     trajectories = tuple(make_trajectory(decided("answer", "-1"), id=f"g0/{number}", answer="-1") for number in (0, 1))
-    folder, loaded = RunPaths(tmp_path), []
+    folder = RunPaths(tmp_path)
     CollectedGroups(folder.collected).add(Group(id="g0", trajectories=trajectories))
     known = StepLabel.of(step_texts(trajectories[0])[0], labeller="plan", score=0.5)
     append_label(folder.labels, known)
-    # There is no engine and no labeller: any work would fail.
-    prm = SimpleNamespace(load=loaded.append)
-    run = SimpleNamespace(config=RunConfig(), folder=folder, prm=prm, finished=lambda phase: {})
+    # There is no engine, no labeller and no PRM: any work would fail.
+    run = SimpleNamespace(config=RunConfig(), folder=folder, finished=lambda phase: {})
     collected = collect(run)
     labels = label(run, collected)
     learn_prm(run, collected, labels)
     assert [trajectory.id for trajectory in collected] == ["g0/0", "g0/1"]
     assert labels == [known]
-    assert loaded == [folder.prm]
