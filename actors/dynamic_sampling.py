@@ -52,9 +52,6 @@ class DynamicSampling(Watched):
         self._proofs: list[tuple[int, float]] = []
         """Version of each proof, and the seconds from its publication to the proof."""
 
-    def __repr__(self) -> str:
-        return "DynamicSampling"
-
     async def pid(self) -> int:
         return os.getpid()
 

@@ -112,9 +112,6 @@ class BaseWeightsActor(Watched):
         redact_output()
         self._weights = build()
 
-    def __repr__(self) -> str:
-        return "BaseWeights"
-
     async def export(self) -> ExportedBase:
         """Return handles with which one other process reads the weights."""
         return self._weights.export()

@@ -72,9 +72,6 @@ class PrmActor(Watched):
         if trained.exists():
             self._prm.load(trained)
 
-    def __repr__(self) -> str:
-        return "PRM"
-
     async def sees(self, check: Callable[[], bool]) -> bool:
         """Return the result of a check in this process, for example whether it sees the run folder."""
         return check()
