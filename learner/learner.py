@@ -67,7 +67,7 @@ class Learner:
 
         The step size rises over `warmup_steps` and, with `num_steps`, falls linearly to zero after that many steps.
         """
-        self.optimizer.reset(learning_rate)
+        self.optimizer.reset()
         self._learning_rate = learning_rate
         self._warmup_steps = warmup_steps
         self._num_steps = num_steps
@@ -109,14 +109,14 @@ class Learner:
             policy_version=self.policy_version, metrics=metrics, skipped=skipped, learner_logprobs=logprobs
         )
 
-    def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float | None = None) -> StepResult:
+    def imitate_step(self, samples: Sequence[TrainingSample], *, learning_rate: float) -> StepResult:
         """Do one supervised update on the mean negative log-likelihood of the trained tokens, without a new version.
 
         `learning_rate` is the step size from now on. Raises UserError if the gradient is not finite: unlike samples,
         the same demonstrations would come again.
         """
         started = time.perf_counter()
-        self._learning_rate = self._learning_rate if learning_rate is None else learning_rate
+        self._learning_rate = learning_rate
         num_tokens = sum(sample.num_loss_tokens for sample in samples)
 
         def loss(prepared: Prepared) -> tuple[Tensor, dict[str, float]]:

@@ -86,11 +86,9 @@ class LocalAdamW(torch.optim.AdamW):
         """Drop the gradient without changing weights and moments."""
         self.zero_grad(set_to_none=True)
 
-    def reset(self, learning_rate: float) -> None:
+    def reset(self) -> None:
         """Set the moments to zero."""
         self.state.clear()
-        for group in self.param_groups:
-            group["lr"] = learning_rate
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load moments of any device, and keep this device's choice of kernel."""
@@ -216,8 +214,7 @@ class ShardedAdamW:
             self._zero.averaged_gradients[group] = None
         self._has_gradient = False
 
-    def reset(self, learning_rate: float) -> None:
-        self._zero.set_lr(learning_rate)
+    def reset(self) -> None:
         for flat in self._flats():
             for moment in self._zero.optimizer.state[flat].values():
                 moment.zero_()
@@ -227,20 +224,19 @@ class ShardedAdamW:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         step = self._zero.optimizer.state[self._flats()[0]]["step"]
-        groups = [group | {"lr": self._zero.param_groups[0]["lr"]} for group in self._defaults]
         if not float(step):
-            return {"state": {}, "param_groups": groups}
+            return {"state": {}, "param_groups": self._defaults}
         state = {
             index: {"step": step.clone()}
             | {name: safe_get_full_optimizer_state(parameter, name).cpu() for name in MOMENTS}
             for index, parameter in enumerate(self._parameters)
         }
-        return {"state": state, "param_groups": groups}
+        return {"state": state, "param_groups": self._defaults}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
-        self.reset(state["param_groups"][0]["lr"])
+        self.reset()
         if not state["state"]:
             return
         for flat in self._flats():

@@ -185,4 +185,4 @@ def test_imitation_with_a_gradient_that_is_not_finite_is_an_error(learner):
     with torch.no_grad():
         learner.policy.trainable_parameters()[0][0, 0] = math.nan
     with pytest.raises(UserError, match=r"cold_start\.learning_rate"):
-        learner.imitate_step(sampled_by(learner))
+        learner.imitate_step(sampled_by(learner), learning_rate=1e-2)
