@@ -41,7 +41,6 @@ MAX_RESTARTS = 5
 LOOK_EVERY_S = 1.0
 LONGEST_TICK_S = 5.0
 """Time in which the driver itself was stopped counts for no part."""
-RESIZE_EVERY_S = 5.0
 ROOM_WAIT_S = 5.0
 """A dead worker's room is free again within this time, unless its node was lost."""
 GRACE_S = 15.0
@@ -113,7 +112,6 @@ class Supervisor:
         """Workers that have no room yet, with the time since when."""
         self._had_workers_at = time.monotonic()
         self._wanted = WantedWorkers(config, folder / "workers", note)
-        self._resized_at = time.monotonic()
         self._rolling_out = False
         self._prm_digest: str | None = None
         self._lock = threading.Lock()
@@ -277,8 +275,7 @@ class Supervisor:
         if lost := {index: reason for index, part in self._workers.items() if (reason := part.look(tick))}:
             self._replace_workers(lost)
         self._end_stopped_workers()
-        if time.monotonic() - self._resized_at >= RESIZE_EVERY_S and self._rolling_out:
-            self._resized_at = time.monotonic()
+        if self._rolling_out:
             self._resize()
         self._start_missing_workers()
 

@@ -192,8 +192,7 @@ def test_run_ends_where_no_worker_has_room(tmp_path):
 # --- the number of workers -----------------------------------------------------------------------
 
 
-def test_workers_join_and_are_drained_and_then_ended_as_the_file_says(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "RESIZE_EVERY_S", -1.0)
+def test_workers_join_and_are_drained_and_then_ended_as_the_file_says(tmp_path):
     stage, path = Stage(tmp_path, nodes=("n0",)), tmp_path / "workers"
     stage.supervisor._rolling_out = True
     path.write_text("3")
