@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 SNAPSHOT = "groups.json"
 _SET_ASIDE = "unusable-"
-SCHEMA = 3
 NO_GROUPS = Snapshot()
 
 
@@ -100,8 +99,6 @@ def newest_checkpoint(parent: Path, *, set_aside: bool = False) -> tuple[Checkpo
             return Checkpoint(folder=folder, step=read_manifest(folder)["step"]), faults
         except UserError as error:
             faults.append(str(error))
-        except KeyError as missing:
-            faults.append(f"{folder} is not a planner's checkpoint: its {MANIFEST} has no {missing}")
         if set_aside:
             shutil.rmtree(folder.with_name(_SET_ASIDE + folder.name), ignore_errors=True)
             with suppress(OSError):
@@ -125,5 +122,5 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 def write_manifest(folder: Path, **facts: object) -> None:
     """Write the hash of every file in `folder`, and these facts."""
-    manifest = {"schema": SCHEMA, **facts, "files": file_digests(folder)}
+    manifest = {**facts, "files": file_digests(folder)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2))

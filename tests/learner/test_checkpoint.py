@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tiny import make_learner, save_tiny_model
 
 from configs.errors import UserError
-from learner.checkpoint import newest_checkpoint, save_checkpoint, write_manifest
+from learner.checkpoint import newest_checkpoint, save_checkpoint
 from learner.types import Adapter
 
 
@@ -30,15 +30,13 @@ class FakeLearner:
         return Adapter(policy_version=self.num_steps_done, data=data, digest=hashlib.sha256(data).hexdigest())
 
 
-def test_checkpoint_that_is_not_a_planners_is_passed_over(tmp_path):
-    for name, facts in (("v000001", {"step": 1}), ("v000002", {"kind": "prm"})):
-        (tmp_path / name).mkdir()
-        write_manifest(tmp_path / name, **facts)
-    (tmp_path / "v000003").mkdir()
-    (tmp_path / "v000003" / "manifest.json").write_text("[]")
+def test_damaged_checkpoint_is_passed_over(tmp_path):
+    for step in (1, 2):
+        save_checkpoint(FakeLearner(step), tmp_path, keep=2)
+    (tmp_path / "v000002" / "manifest.json").write_text("[]")
     for set_aside in (False, True):
         checkpoint, faults = newest_checkpoint(tmp_path, set_aside=set_aside)
-        assert (checkpoint.folder.name, checkpoint.step, len(faults)) == ("v000001", 1, 2)
+        assert (checkpoint.folder.name, checkpoint.step, len(faults)) == ("v000001", 1, 1)
     assert not (tmp_path / "v000002").exists()
 
 
