@@ -21,7 +21,7 @@ from torch import Tensor
 
 from configs.learner import LearnerConfig
 from learner.backbone import Backbone
-from learner.packing import share_out
+from learner.packing import num_distinct_tokens
 from learner.types import TrainingSample
 
 Value = TypeVar("Value")
@@ -180,9 +180,11 @@ class ShardedAdamW:
         return self.ranks.rank == 0
 
     def share(self, microbatches: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        shares = share_out(microbatches, self.ranks.size)
-        share = shares[self.ranks.rank]
-        return [*share, *[()] * (max(map(len, shares)) - len(share))]
+        # Every rank deals in the same order, so that ranks that synchronize in a pass have one of similar size.
+        largest_first = sorted(microbatches, key=num_distinct_tokens, reverse=True)
+        share = largest_first[self.ranks.rank :: self.ranks.size]
+        num_passes = -(-len(microbatches) // self.ranks.size)
+        return [*share, *[()] * (num_passes - len(share))]
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self._has_gradient = True

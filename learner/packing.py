@@ -1,4 +1,4 @@
-"""Training samples from trajectories, and their microbatches: split by length, packed into rows, shared among ranks."""
+"""Training samples from trajectories, and their microbatches: split by length and packed into rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -130,23 +130,6 @@ def build_batch(samples: Sequence[TrainingSample], *, microbatch_tokens: int) ->
         num_masked_tokens=sum(sample.num_masked_tokens for sample in samples),
         max_age=max((sample.max_age for sample in trained), default=0),
     )
-
-
-def share_out(
-    microbatches: Sequence[Sequence[TrainingSample]], num_ranks: int
-) -> tuple[tuple[Sequence[TrainingSample], ...], ...]:
-    """Return the microbatches of each rank, largest first. The result is the same on every rank.
-
-    The next largest goes to the rank with the fewest distinct tokens so far, so that the passes of ZeRO stages that
-    synchronize in each are of similar size.
-    """
-    shares: list[list[Sequence[TrainingSample]]] = [[] for _ in range(num_ranks)]
-    loads = [0] * num_ranks
-    for rows in sorted(microbatches, key=num_distinct_tokens, reverse=True):
-        lightest = loads.index(min(loads))
-        shares[lightest].append(rows)
-        loads[lightest] += num_distinct_tokens(rows)
-    return tuple(tuple(share) for share in shares)
 
 
 def num_distinct_tokens(rows: Sequence[TrainingSample]) -> int:

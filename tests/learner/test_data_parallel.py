@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ranks
@@ -12,7 +13,7 @@ from tiny import sample, save_tiny_model
 
 from learner import optim
 from learner.checkpoint import load_checkpoint, newest_checkpoint
-from learner.packing import num_distinct_tokens, pack, share_out, split_microbatches
+from learner.packing import num_distinct_tokens, pack, split_microbatches
 
 ROOT = Path(__file__).parents[2]
 SIZE = 2
@@ -93,16 +94,21 @@ def test_checkpoints_are_resumed_by_another_number_of_processes(
     assert (ranks.one_more_step(learner)["weights"] - together[0]["twice", stage]["weights"]).abs().max() < 1e-5
 
 
-def lengths(share):
-    return [len(rows[0].token_ids) for rows in share]
-
-
-def test_microbatches_are_shared_by_tokens():
-    microbatches = [(sample(range(length), [1]),) for length in (2, 9, 3, 8, 4)]
-    assert [lengths(share) for share in share_out(microbatches, 2)] == [[9, 3, 2], [8, 4]]
-    assert [lengths(share) for share in share_out(microbatches, 1)] == [[9, 8, 4, 3, 2]]
-    assert [lengths(share) for share in share_out(microbatches[:2], 4)] == [[9], [2], [], []]
-    assert share_out([], 2) == ((), ())
+@pytest.mark.parametrize(
+    ("lengths", "shares"),
+    [
+        ((2, 9, 3, 8, 4), [[9, 4, 2], [8, 3, 0]]),
+        ((2, 9, 3, 8, 4), [[9, 8, 4, 3, 2]]),
+        ((2, 9), [[9], [2], [0], [0]]),
+        ((), [[], []]),
+    ],
+)
+def test_ranks_have_equally_many_passes_of_similar_size(lengths, shares):
+    microbatches = [(sample(range(length), [1]),) for length in lengths]
+    for rank, expected in enumerate(shares):
+        one = SimpleNamespace(ranks=optim.Ranks(rank=rank, size=len(shares)))
+        found = optim.ShardedAdamW.share(one, microbatches)
+        assert [sum(len(row.token_ids) for row in rows) for rows in found] == expected
 
 
 def test_tokens_of_a_microbatch_are_those_of_its_packed_row():
