@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import combinations
+from statistics import fmean, stdev
 
 import numpy as np
 
@@ -45,12 +46,9 @@ def group_centered(rewards: Sequence[float | None]) -> list[float]:
     scored = [float(reward) for reward in rewards if reward is not None]
     if not all(math.isfinite(reward) for reward in scored):
         raise ValueError(f"rewards must be finite, got {list(rewards)}")
-    if len(scored) < 2:
+    if len(scored) < 2 or stdev(scored) < MIN_STD:
         return [0.0] * len(rewards)
-    mean = math.fsum(scored) / len(scored)
-    std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in scored) / (len(scored) - 1))
-    if std < MIN_STD:
-        return [0.0] * len(rewards)
+    mean = fmean(scored)
     return [0.0 if reward is None else reward - mean for reward in rewards]
 
 
@@ -195,8 +193,9 @@ def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:
         advantages = outcome_gated(group.totals, states, rewards, weight=weight)
     else:
         weight, advantages = 0.0, [[part] * len(steps) for part, steps in zip(parts, rewards, strict=True)]
-    totals = spread_of([total for total in group.totals if total is not None])
-    credit = GroupCredit(scheme=scheme, weight=weight, totals=totals)
+    scored = [total for total in group.totals if total is not None]
+    mean, std = fmean(scored) if scored else 0.0, stdev(scored) if len(scored) > 1 else 0.0
+    credit = GroupCredit(scheme=scheme, weight=weight, totals=Spread(num=len(scored), mean=mean, std=std))
     columns = zip(group.trajectories, parts, rewards, means, advantages, strict=True)
     for trajectory, part, steps, bases, values in columns:
         trajectory.credit = credit
@@ -205,15 +204,6 @@ def assign_credit(group: Group, *, scheme: Scheme, weight: float) -> None:
             turn.outcome_part, turn.advantage = (part, value) if turn.trainable else (0.0, 0.0)
             turn.process_part = turn.advantage - turn.outcome_part
     _note_same_steps(group)
-
-
-def spread_of(values: Sequence[float]) -> Spread:
-    """Return mean and deviation of plain numbers, in any order."""
-    num = len(values)
-    if num < 2:
-        return Spread(num=num, mean=values[0] if values else 0.0, std=0.0)
-    mean = math.fsum(values) / num
-    return Spread(num=num, mean=mean, std=math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (num - 1)))
 
 
 def note_learner_logprobs(
