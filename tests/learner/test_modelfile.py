@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from jinja2 import Template
 from tiny_export import save_tiny_export_model
 
 from ray_jobs.gguf import go_template
@@ -10,30 +11,15 @@ SYSTEM, TASK, REPLY, RESULT = "Solve.", "Task: 6*7?\nStep 1 of 2.", '{"thought":
 
 
 def rendered(template, messages):
-    """Render the part of Go's template language that the templates use: range, if, else if, eq and a field."""
+    """Render the part of Go's template language that the template uses, translated to Jinja's."""
     body = template.removeprefix("{{ range $i, $m := .Messages }}").removesuffix("{{ end }}")
-    parts = re.split(r"(\{\{ .*? \}\})", body)
-    return "".join(one_message(parts, index, message) for index, message in enumerate(messages))
-
-
-def one_message(parts, index, message):
-    written, taken = [], [[True, True]]
-    for part in parts:
-        if found := re.fullmatch(r"\{\{ (else )?if eq \$(m\.Role|i) (\S+) \}\}", part):
-            otherwise, what, value = found.groups()
-            holds = message["role"] == value.strip('"') if what == "m.Role" else index == int(value)
-            if not otherwise:
-                taken.append([holds, holds])
-            else:
-                taken[-1] = [holds and not taken[-1][1], taken[-1][1] or holds]
-        elif part == "{{ else }}":
-            taken[-1] = [not taken[-1][1], True]
-        elif part == "{{ end }}":
-            taken.pop()
-        elif all(on for on, _ in taken):
-            written.append(message["content"] if part == "{{ $m.Content }}" else part)
-    assert len(taken) == 1
-    return "".join(written)
+    for name, other in (("$m.Role", "role"), ("$m.Content", "content"), ("$i", "index")):
+        body = body.replace(name, other)
+    body = re.sub(r"\{\{ if eq (\S+) (\S+) \}\}", r"{% if \1 == \2 %}", body)
+    body = re.sub(r"\{\{ else if eq (\S+) (\S+) \}\}", r"{% elif \1 == \2 %}", body)
+    body = body.replace("{{ else }}", "{% else %}").replace("{{ end }}", "{% endif %}")
+    jinja = Template(body, keep_trailing_newline=True)
+    return "".join(jinja.render(index=index, **message) for index, message in enumerate(messages))
 
 
 @pytest.fixture(scope="module")
