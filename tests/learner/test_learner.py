@@ -132,6 +132,15 @@ def test_one_prompt_that_was_sampled_in_two_ways_has_a_distribution_for_each(mod
     assert alone[1][2] < 0 or other.grammar_spans
 
 
+def test_gradient_checkpointing_changes_no_gradient(model_path):
+    batch = build_batch(make_samples(), microbatch_tokens=1000)
+    kept, computed_again = (
+        gradient_of(make_learner(model_path, gradient_checkpointing=again), batch) for again in (False, True)
+    )
+    assert kept.abs().max() > 0
+    assert torch.allclose(computed_again, kept, atol=1e-7, rtol=1e-5)
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_base_that_was_trained_with_dropout_gives_the_same_numbers_in_every_pass(tmp_path, architecture, checkpointing):
