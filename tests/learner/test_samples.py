@@ -39,13 +39,6 @@ def switching_trajectory():
     return make_trajectory(first, make_turn([1, 2, 11, 12, 13, 14, 9], [15, 16], version=5))
 
 
-def test_every_trained_token_carries_the_age_of_the_weights_that_sampled_it():
-    ages = {3: 1, 4: 1, 5: 0}
-    (sample,) = samples_of(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
-    assert sample.ages.tolist() == [-1, -1, 1, 1, 1, 1, -1, 0, 0]
-    assert (sample.max_age, sample.num_masked_tokens) == (1, 0)
-
-
 @pytest.mark.parametrize(
     ("ages", "trained", "masked"),
     [
@@ -57,6 +50,8 @@ def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_
     (sample,) = samples_of(switching_trajectory(), [0.5, 1.0], temperature=1.0, version_ages=ages)
     assert sample.loss_mask.nonzero()[0].tolist() == trained
     assert sample.num_masked_tokens == masked
+    versions = [None, None, 3, 3, 4, 4, None, 5, 5]
+    assert sample.ages[trained].tolist() == [ages[versions[position]] for position in trained]
     for array, outside in ((sample.ages, -1), (sample.advantages, 0), (sample.rollout_logprobs, 0)):
         assert set(array[~sample.loss_mask].tolist()) <= {outside}
     assert sample.rollout_logprobs[trained] == pytest.approx([-0.1 * sample.token_ids[i] for i in trained])
