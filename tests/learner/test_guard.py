@@ -85,15 +85,6 @@ def optimizer_tensors(learner):
     return [value.clone() for state in learner.optimizer.state_dict()["state"].values() for value in state.values()]
 
 
-def test_step_after_a_skipped_one_is_the_same_as_without_it(learner, model_path):
-    other = make_learner(model_path, learning_rate=1e-2)
-    samples = sampled_by(learner)
-    train(learner, [with_logprob(samples[0], 4, math.nan)])
-    for one in (learner, other):
-        train(one, samples)
-    assert learner.adapter().digest == other.adapter().digest
-
-
 # 3,200 tokens of which 85% are decided, as in a planner's JSON; the others were sampled with probability e^-1.
 ROLLOUT = torch.zeros(32, 100)
 ROLLOUT[:, ::7] = -1.0
