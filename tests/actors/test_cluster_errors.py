@@ -1,7 +1,6 @@
-import ray
 from ray.exceptions import RayActorError
 
-from actors.cluster import is_lost, reason_of
+from actors.cluster import reason_of
 
 
 def died(*lines):
@@ -15,8 +14,3 @@ def test_reason_is_the_cause_of_a_failed_call_or_what_the_constructor_of_an_acto
     error.cause = ValueError("the disk is full\nat line 7")
     assert reason_of(error) == "the disk is full"
     assert reason_of(ValueError()) == "ValueError"
-
-
-def test_actor_is_not_lost_where_it_called_one_that_is():
-    assert is_lost(died("dead"))
-    assert not is_lost(ray.exceptions.RayTaskError("publish", "", died("dead")).as_instanceof_cause())
