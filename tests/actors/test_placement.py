@@ -31,15 +31,6 @@ def test_nothing_is_shared_over_several_cards_or_none(change):
     assert not on_cards("card.shared=true", change).shares_card
 
 
-def test_trainers_may_grow_their_memory_in_place_and_the_holder_of_shared_base_weights_not():
-    card, cpu = launch.training_env(2, "cuda"), launch.training_env(2, "cpu")
-    assert card["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert not [name for name in card if name.startswith("MALLOC_")]  # a model passes through here on its way to a card
-    assert int(cpu["MALLOC_TRIM_THRESHOLD_"]) == 64 * 2**30
-    assert launch.base_env("cuda")["PYTORCH_ALLOC_CONF"] == "expandable_segments:False"
-    assert "PYTORCH_ALLOC_CONF" not in launch.thread_env(2) | launch.base_env("cpu")
-
-
 def test_part_claims_a_core_and_an_engine_over_several_cards_all_of_them_on_one_node():
     config = load_run_config(None, [])
     assert [launch.worker_bundle(config)] == launch.learner_bundles(config) == [{"CPU": 1.0}]
