@@ -1,5 +1,7 @@
 """Start of a run's parts on clusters that have no room, or nodes that do not see the run folder."""
 
+from unittest.mock import Mock
+
 import pytest
 import ray
 from stage import end_actors, local_ray, make_config, open_stage
@@ -8,7 +10,6 @@ from actors import launch
 from actors.launch import Builders, Launcher
 from configs.errors import UserError
 from ray_jobs.run import run as run_module
-from rollout.engines.engine import Pulse
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
@@ -36,26 +37,6 @@ def test_rank_that_does_not_see_the_run_folder_ends_the_start(tmp_path):
         pass
 
 
-class RecordedPrm:
-    """Records the options with which the PRM's actor is started."""
-
-    def __init__(self):
-        self.given = {}
-
-    def options(self, **given):
-        self.given = given
-        return self
-
-    def remote(self, *_):
-        return SilentPrm.remote()
-
-
-@ray.remote(num_cpus=0)
-class SilentPrm:
-    async def heartbeat(self):
-        return Pulse()
-
-
 @pytest.fixture
 def launcher_for(tmp_path):
     launchers = []
@@ -73,10 +54,10 @@ def launcher_for(tmp_path):
 
 def test_prm_without_a_card_is_where_the_driver_is(launcher_for, monkeypatch):
     """Regression: Ray puts an actor that claims nothing on any node, also where the run folder is not."""
-    prm = RecordedPrm()
+    prm = Mock()
     monkeypatch.setattr(launch, "PrmActor", prm)
     launcher_for("prm.device=cpu").start_prm()
-    strategy = prm.given["scheduling_strategy"]
+    strategy = prm.options.call_args.kwargs["scheduling_strategy"]
     assert (strategy.node_id, strategy.soft) == (ray.get_runtime_context().get_node_id(), True)
 
 
