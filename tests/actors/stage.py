@@ -4,7 +4,6 @@ import io
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.run import Run, start_parts
 from ray_jobs.train import reinforce
 from rollout.files import read_records
+from tests.faults.audit import faults_of, steps_of
 from tests.faults.job import PARTS, part_of
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker, trained_counts
 
@@ -177,23 +177,14 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
     return value
 
 
-def steps_of(folder: Path) -> list[int]:
-    """Return the train steps in metrics.jsonl."""
-    path = folder / "metrics.jsonl"
-    return [row["step"] for row in read_records(path) if "policy/loss" in row] if path.exists() else []
-
-
-def groups_of(folder: Path, *states: str) -> list[dict[str, Any]]:
-    """Return the rows of groups.jsonl in the order of drawing, those in one of these states if some are given."""
-    rows = sorted(read_records(folder / "groups.jsonl"), key=lambda row: row["id"])
-    return [row for row in rows if not states or row["state"] in states]
-
-
-def newest_adapter(folder: Path) -> bytes:
-    """Return the weights of the newest checkpoint."""
+def trained_once(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the trained groups, on each of which the newest weights were trained once, and on no other."""
+    rows = [row for row in read_records(folder / "groups.jsonl") if row["state"] == "trained"]
     checkpoint, _ = newest_checkpoint(folder / "checkpoints")
     assert checkpoint is not None
-    return (checkpoint.folder / "adapter.safetensors").read_bytes()
+    weights = (checkpoint.folder / "adapter.safetensors").read_bytes()
+    assert trained_counts(weights) == {int(row["id"][1:]): 1 for row in rows}
+    return rows
 
 
 def check_law(folder: Path, facts: Any) -> dict[str, int]:
@@ -203,13 +194,6 @@ def check_law(folder: Path, facts: Any) -> dict[str, int]:
     every trained group and on no other.
     """
     groups: dict[str, int] = facts["groups"]
-    ends = ("trained", "refused", "filtered", "failed", "expired", "lost", "live_at_end")
-    assert groups["drawn"] == sum(groups[name] for name in ends), groups
-    steps = steps_of(folder)
-    assert steps == list(range(1, len(steps) + 1))
-    rows = groups_of(folder)
-    assert max(Counter(row["id"] for row in rows).values()) == 1
-    trained = [int(row["id"][1:]) for row in rows if row["state"] == "trained"]
-    assert len(trained) == groups["trained"]
-    assert trained_counts(newest_adapter(folder)) == dict.fromkeys(trained, 1)
+    assert faults_of(folder, groups) == []
+    trained_once(folder)
     return groups

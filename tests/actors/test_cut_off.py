@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from stage import ROOT, WAIT_S, groups_of, newest_adapter, steps_of, wait_until
+from stage import ROOT, WAIT_S, steps_of, trained_once, wait_until
 
 from tests.faults.audit import differences
 from tests.faults.job import Job
-from tests.simulated_parts import trained_counts
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 
@@ -63,23 +62,20 @@ def kill_all(job):
     job.kill("driver", job.process.pid)
 
 
-def check_trained_once(folder):
-    """Check that the newest weights were trained once on all groups that count as trained; return their tasks."""
-    rows = groups_of(folder, "trained")
-    assert trained_counts(newest_adapter(folder)) == {int(row["id"][1:]): 1 for row in rows}
-    return sorted(row["task_number"] for row in rows)
+def trained_tasks(folder):
+    return sorted(row["task_number"] for row in trained_once(folder))
 
 
 def test_run_that_is_cut_off_again_and_again_trains_the_tasks_of_an_undisturbed_one(tmp_path):
     options = (f"max_tasks={NUM_TASKS}", "num_steps=100", "learner.checkpoint_every=3")
     undisturbed = play(tmp_path / "undisturbed", *options)
-    expected = check_trained_once(finish(undisturbed))
+    expected = trained_tasks(finish(undisturbed))
     job = play(tmp_path / "cut_off", *options)
     for step in (1, 4, 8):
         wait_for_step(job, step)
         kill_all(job)
         job.ensure_running()
-    assert check_trained_once(finish(job)) == expected
+    assert trained_tasks(finish(job)) == expected
     assert 0 < len(expected) < NUM_TASKS
 
 

@@ -1,7 +1,7 @@
 """Checks of a run folder for lost or repeated work, and its comparison with another run."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ def steps_of(folder: Path) -> list[int]:
     return [row["step"] for row in read_records(path) if "policy/loss" in row] if path.exists() else []
 
 
-def faults_of(folder: Path) -> list[str]:
-    """Return what is wrong with a finished run: the law of counts, and work that happened twice."""
-    groups = read_json(folder / "summary.json")["groups"]
+def faults_of(folder: Path, groups: Mapping[str, int] | None = None) -> list[str]:
+    """Return what is wrong with a finished run: the law of counts, and work that happened twice.
+
+    `groups` are the counts of its groups, by default those in its summary.
+    """
+    groups = groups or read_json(folder / "summary.json")["groups"]
     rows = list(read_records(folder / "groups.jsonl"))
     steps = steps_of(folder)
     checks = {
