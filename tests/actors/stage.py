@@ -150,12 +150,7 @@ def end_actors() -> None:
 
 def processes(part: str) -> list[psutil.Process]:
     """Return the processes of a part, among the descendants of this one."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if part_of(" ".join(process.cmdline())) == part:
-                found.append(process)
-    return found
+    return [process for process in psutil.Process().children(recursive=True) if part_of(process) == part]
 
 
 def kill(part: str) -> list[int]:
@@ -178,7 +173,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
 
 
 def trained_once(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of the trained groups, on each of which the newest weights were trained once, and on no other."""
+    """Return the rows of the trained groups. Fails unless the newest weights were trained once on exactly these."""
     rows = [row for row in read_records(folder / "groups.jsonl") if row["state"] == "trained"]
     checkpoint, _ = newest_checkpoint(folder / "checkpoints")
     assert checkpoint is not None

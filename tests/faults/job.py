@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 PARTS = {"rollout": "RolloutWorkerActor", "prm": "PrmActor", "learner": "Learner", "sampling": "DynamicSampling"}
 """Text in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"
@@ -73,15 +75,15 @@ class Job:
             return {}
         assert self.process is not None
         found = {EVERYTHING: [self.process.pid]}
-        for pid in (one for root in (self.process.pid, *self.others()) for one in descendants(root)):
-            if part := part_of(title_of(pid)):
-                found.setdefault(part, []).append(pid)
+        for process in (one for root in (self.process.pid, *self.others()) for one in descendants(root)):
+            if part := part_of(process):
+                found.setdefault(part, []).append(process.pid)
         return found
 
     def kill(self, part: str, pid: int) -> None:
         """Kill one process, or with the driver everything that it started."""
         assert self.process is not None
-        hit = [pid, *descendants(pid)] if part == EVERYTHING else [pid]
+        hit = [pid, *(one.pid for one in descendants(pid))] if part == EVERYTHING else [pid]
         for one in hit:
             send(one, signal.SIGKILL)
         if part == EVERYTHING:
@@ -109,8 +111,12 @@ class Job:
             time.sleep(LOOK_S)
 
 
-def part_of(title: str) -> str | None:
-    """Return the part of a Ray process with this title. While an actor starts, its name is in front of its class."""
+def part_of(process: psutil.Process) -> str | None:
+    """Return the part that is a process of Ray. While an actor starts, its name is in front of its class."""
+    try:
+        title = " ".join(process.cmdline())
+    except psutil.Error:
+        return None
     return next((part for part, name in PARTS.items() if title.startswith("ray::") and name in title), None)
 
 
@@ -120,16 +126,8 @@ def send(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def descendants(pid: int) -> list[int]:
-    children: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            children += map(int, task.read_text().split())
-    return [one for child in children for one in (child, *descendants(child))]
-
-
-def title_of(pid: int) -> str:
+def descendants(pid: int) -> list[psutil.Process]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []

@@ -77,7 +77,7 @@ class Machines:
         """The machine that was added last goes down, with all that runs there, if it has not gone down by itself."""
         lost = self._started.pop()
         if lost.poll() is None:
-            for pid in (*descendants(lost.pid), lost.pid):
+            for pid in (*(one.pid for one in descendants(lost.pid)), lost.pid):
                 send(pid, signal.SIGKILL)
             lost.wait()
 
