@@ -22,7 +22,7 @@ from doubles import (
     worker_with,
 )
 from ray.cluster_utils import Cluster
-from stage import check_law, doubles_found, kill, make_config, open_stage, processes, wait_until
+from stage import check_law, doubles_found, kill, make_config, open_stage, wait_until
 
 from actors import heartbeat, rollout_worker
 from actors.cluster import start_ray
@@ -35,20 +35,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
 NUM_TASKS = 12
 ALL_TASKS = (f"max_tasks={NUM_TASKS}", "num_steps=50")
 """The run ends when all tasks have ended, so that a lost one would show."""
-SOON = ("cluster.answer_s=12",)
-
-
-@pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(heartbeat, "BEAT_EVERY_S", 1.0)
-
-
-def stop(part):
-    """SIGSTOP the processes of a part."""
-    victims = processes(part)
-    assert victims
-    for one in victims:
-        one.suspend()
 
 
 def finish(stage, training, *, restarts, failed=0):
@@ -113,27 +99,11 @@ def test_task_that_no_worker_survives_fails_and_the_others_are_trained(tmp_path,
         finish(stage, stage.reinforce(), restarts=restarts, failed=1)
 
 
-# --- parts that live and do nothing --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("part", ["rollout", "learner"])
-@pytest.mark.usefixtures("cluster", "soon")
-def test_part_that_is_stopped_is_killed_and_replaced(tmp_path, part):
-    learner = partial(GatedLearner, folder=tmp_path, step=3)
-    build = partial(WatchedWorker, folder=tmp_path)
-    config = make_config(tmp_path, *ALL_TASKS, *SOON)
-    with open_stage(config, build_worker=build, build_learner=learner) as stage:
-        training = stage.reinforce()
-        wait_until(lambda: events(tmp_path, "gated"))
-        stop(part)
-        open_gate(tmp_path)
-        finish(stage, training, restarts=1)
-
-
-@pytest.mark.usefixtures("cluster", "soon")
-def test_worker_whose_engine_hangs_is_replaced_though_it_answers(tmp_path):
-    build = partial(worker_with, SleepingEngine, folder=tmp_path)
-    with open_stage(make_config(tmp_path, *ALL_TASKS, *SOON), build_worker=build) as stage:
+@pytest.mark.usefixtures("cluster")
+def test_worker_whose_engine_hangs_is_replaced_though_it_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_EVERY_S", 1.0)
+    config = make_config(tmp_path, *ALL_TASKS, "cluster.answer_s=12")
+    with open_stage(config, build_worker=partial(worker_with, SleepingEngine, folder=tmp_path)) as stage:
         finish(stage, stage.reinforce(), restarts=1)
 
 
