@@ -242,23 +242,12 @@ def samples_of(batch) -> Iterator[Any]:
     return (sample for microbatch in batch.microbatches for sample in microbatch)
 
 
-class AttemptingWorker(WatchedWorker):
-    """Notes when the attempts of an evaluation begin and end."""
+class DyingInAttemptWorker(WatchedWorker):
+    """Notes when the attempts of an evaluation begin. Its process ends over the third of them, or the fourth, once."""
 
     async def attempt(self, task, trajectory_id, **options):
         note(self.folder, "attempt", task=task.id, phase=options["group_id"], version=self.engine.policy_version)
         group = await SimulatedWorker.run_group(self, task, trajectory_id, 2)
-        self.meet_death()
-        note(self.folder, "attempted", task=task.id)
-        return group.trajectories[0]
-
-    def meet_death(self) -> None:
-        """Not here."""
-
-
-class DyingInAttemptWorker(AttemptingWorker):
-    """Its process ends over the third attempt of an evaluation, or the fourth, once."""
-
-    def meet_death(self):
         if len(events(self.folder, "attempt")) >= 3 and first_time(self.folder, "death"):
             os._exit(1)
+        return group.trajectories[0]
