@@ -1,11 +1,9 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny import sample
 
 from learner.packing import pack, split_microbatches
-
-calm = settings(deadline=None)
 
 
 def reads(row):
@@ -21,7 +19,6 @@ def test_siblings_share_their_common_prefix_once():
     assert row.parents.tolist() == [-1, 0, 1, 2, 1]
 
 
-@calm
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=6))
 def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(sequences):
     row = pack([sample(ids, []) for ids in sequences])
@@ -33,7 +30,6 @@ def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(seque
             assert row.positions[node] == position
 
 
-@calm
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=10), st.integers(8, 30))
 def test_microbatches_hold_every_sample_once_and_keep_to_their_size(sequences, max_tokens):
     samples = [sample(ids, [], name=str(index)) for index, ids in enumerate(sequences)]
