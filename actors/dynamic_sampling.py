@@ -5,7 +5,6 @@ It owns encoded groups and adapters in Ray's object store, so that workers and l
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 
 import ray
@@ -47,10 +46,7 @@ class DynamicSampling(Watched):
         self._last_version = -1
         """Highest version number that was given to a learner or that a learner began to publish."""
         self._newer = asyncio.Event()
-        self._published_at: dict[int, float] = {}
         self._digests: dict[int, str] = {}
-        self._proofs: list[tuple[int, float]] = []
-        """Version of each proof, and the seconds from its publication to the proof."""
 
     async def pid(self) -> int:
         return os.getpid()
@@ -109,8 +105,7 @@ class DynamicSampling(Watched):
         ref = await asyncio.to_thread(ray.put, adapter.data)
         if self._newest and version <= self._newest[0]:
             raise ValueError(f"version {version} was published before; the newest is {self._newest[0]}")
-        self._published_at[version], self._digests[version] = time.monotonic(), adapter.digest
-        self._newest = version, (ref,)
+        self._digests[version], self._newest = adapter.digest, (version, (ref,))
         self._newer.set()
         self._newer = asyncio.Event()
 
@@ -129,10 +124,4 @@ class DynamicSampling(Watched):
             )
         if read_back.fault:
             raise UserError(f"worker {worker}, version {policy_version}: {read_back.fault}")
-        latency_s = round(time.monotonic() - self._published_at[policy_version], 4)
-        self._proofs.append((policy_version, latency_s))
         self._buffer.prove(worker, policy_version)
-
-    async def proofs(self) -> tuple[int, list[tuple[int, float]]]:
-        """Return the number of published versions; and of each proof the version, and the seconds since publication."""
-        return len(self._digests), self._proofs
