@@ -1,4 +1,4 @@
-"""Quality of a PRM on steps that it was not trained on: agreement with labels and outcomes, junk."""
+"""Quality of a PRM on steps that it was not trained on: agreement with labels and outcomes."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.errors import UserError
-from reward.prm.decoys import canaries
 from reward.prm.step_text import StepText
 from reward.prm.training import PrmData
 from reward.scorers import outcome_of
@@ -19,7 +18,6 @@ Array = npt.NDArray[np.float64]
 Statistic = Callable[..., float | None]
 Score = Callable[[Sequence[StepText]], Sequence[float | None]]
 
-NUM_CANARY_CONTEXTS = 8
 RIGHT = 0.5
 """Steps with a higher label count as right where right steps are separated from wrong ones."""
 
@@ -133,10 +131,9 @@ def _places(names: Iterable[str]) -> list[list[int]]:
 
 
 def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Score, seed: int) -> dict[str, Any]:
-    """Return the quality report on the held-out steps, and the highest score of each junk decision as `canaries`."""
+    """Return the quality report on the held-out steps that have a score, and the number of the others."""
     by_id = {trajectory.id: trajectory for trajectory in trajectories}
-    held_out = [labelled.step for labelled in data.held_out]
-    found = list(zip(data.held_out, score(held_out), strict=True))
+    found = list(zip(data.held_out, score([labelled.step for labelled in data.held_out]), strict=True))
     scored = [(labelled, value) for labelled, value in found if value is not None]
     report = quality_report(
         [by_id[labelled.step.trajectory_id] for labelled, _ in scored],
@@ -145,13 +142,4 @@ def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Sc
         baseline=float(np.mean([labelled.label for labelled in data.train])),
         seed=seed,
     )
-    junk: defaultdict[str, list[float]] = defaultdict(list)
-    for context in [step for step in held_out if step.step == 0][:NUM_CANARY_CONTEXTS]:
-        decisions = canaries(context)
-        for name, value in zip(decisions, score(list(decisions.values())), strict=True):
-            junk[name] += [] if value is None else [value]
-    return {
-        **report,
-        "num_unscored": len(found) - len(scored),
-        "canaries": {name: max(values, default=None) for name, values in junk.items()},
-    }
+    return {**report, "num_unscored": len(found) - len(scored)}

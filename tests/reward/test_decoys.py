@@ -1,8 +1,7 @@
 import re
 
-from reward.prm.decoys import CANARIES, canaries, junk_steps, spoilt_steps
+from reward.prm.decoys import junk_steps, spoilt_steps
 from reward.prm.step_text import StepText
-from tests.changed import replace
 
 
 def make_step(task, step=0, *, decision=None):
@@ -33,24 +32,6 @@ def place(step):
     return step.trajectory_id, step.task_id, step.step, step.num_steps, step.problem, step.context
 
 
-# Canaries.
-
-
-def test_every_canary_is_in_the_context_of_the_step():
-    step = STEPS[5]
-    decisions = canaries(step)
-    assert set(decisions) == set(CANARIES)
-    for canary in decisions.values():
-        assert place(canary) == place(step)
-        assert canary.text.startswith(step.text.removesuffix(step.decision) + "Step 3\nThought: ")
-
-
-def test_braces_in_a_problem_are_kept():
-    latex = r"Find \frac{a}{b} for {n} and {problem}."
-    step = replace(STEPS[0], problem=f"Problem: {latex}\n")
-    assert f"Thought: {latex}\n" in canaries(step)["copied problem"].decision
-
-
 # Junk.
 
 
@@ -59,16 +40,14 @@ def test_amount_of_junk_is_the_share_of_the_steps():
     assert [len(junk_steps(STEPS, share=share, seed=0)) for share in (0.0, 0.1, 0.15, 1.0)] == [0, 3, 4, 30]
 
 
-def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision_and_no_canary():
+def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision():
     places = set(map(place, STEPS))
-    canary_bodies = {body(canary) for step in STEPS for canary in canaries(step).values()}
     for seed in range(50):
         junk_of_seed = junk_steps(STEPS, share=1.0, seed=seed)
         assert junk_of_seed == junk_steps(STEPS, share=1.0, seed=seed)
         for junk in junk_of_seed:
             assert place(junk) in places
             assert junk.decision.startswith(f"Step {junk.step + 1}\n")
-            assert body(junk) not in canary_bodies
             assert f"about {junk.task_id.removeprefix('t')}." not in junk.decision
             assert not ("Action: search" in junk.decision and "iron bolts" in junk.decision.rpartition("Input: ")[2])
 
@@ -78,9 +57,7 @@ def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision_and_no
 
 def test_junk_of_a_reply_is_a_reply():
     replies = [make_reply(f"{task} crates weigh {47 * task} kg", task) for task in range(10)]
-    junk = [*junk_steps(replies, share=2.0, seed=0), *canaries(replies[0]).values()]
-    assert all(step.is_reply for step in junk)
-    assert canaries(replies[0])["empty answer"].decision == "Step 1\nReply: Done.\nI do not know\n"
+    assert all(step.is_reply for step in junk_steps(replies, share=2.0, seed=0))
 
 
 def test_a_spoilt_reply_differs_in_one_digit_even_if_it_imitates_a_decision():

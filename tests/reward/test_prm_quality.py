@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from envs.types import Task
-from reward.prm.decoys import CANARIES
 from reward.prm.quality import auroc, clustered_interval, evaluate_prm, quality_report, spearman
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
@@ -91,7 +90,7 @@ def make_one_step(index):
     return make_trajectory(turn, task=task, id=f"t{index}/0", answer=answer)
 
 
-def test_evaluation_scores_held_out_steps_and_junk():
+def test_evaluation_scores_held_out_steps():
     trajectories = [make_one_step(index) for index in range(8)]
     steps = [LabelledStep(step=step_texts(each)[0], label=float(index % 2)) for index, each in enumerate(trajectories)]
     data = PrmData(train=tuple(steps[:4]), held_out=tuple(steps[4:]))
@@ -102,6 +101,4 @@ def test_evaluation_scores_held_out_steps_and_junk():
         seed=0,
     )
     assert (report["num_steps"], report["num_unscored"], report["auroc_outcome"]) == (3, 1, 1.0)
-    assert set(report["canaries"]) == set(CANARIES)
-    assert all(value == 0 for value in report["canaries"].values())
     assert math.isclose(report["mse_baseline"], 0.25)
