@@ -1,6 +1,5 @@
 """Statistics of the rollouts since the last batch, over all drawn groups and not only the kept ones."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
@@ -13,8 +12,8 @@ SATURATED = 0.02
 Facts = dict[str, float]
 """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
 
-`prm_*` are over steps with a PRM score; their lengths are in characters of the decision. `order/FAMILY` adds up
-`share_in_order` of the `order_groups/FAMILY` groups that have it.
+`prm_*` are over steps with a PRM score. `order/FAMILY` adds up `share_in_order` of the `order_groups/FAMILY` groups
+that have it.
 """
 
 
@@ -45,15 +44,7 @@ def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         metrics["prm/unscored_share"] = sums["prm_unscored"] / asked
     if not steps:
         return metrics
-    score, length = sums["prm_score"] / steps, sums["prm_length"] / steps
-    variance = (sums["prm_score_squared"] / steps - score**2) * (sums["prm_length_squared"] / steps - length**2)
-    covariance = sums["prm_score_length"] / steps - score * length
-    metrics |= {
-        "prm/score": score,
-        "prm/saturated_share": sums["prm_saturated"] / steps,
-        # Pearson's; 0 where one side does not vary.
-        "prm/length_correlation": covariance / math.sqrt(variance) if variance > 1e-9 else 0.0,
-    }
+    metrics |= {"prm/score": sums["prm_score"] / steps, "prm/saturated_share": sums["prm_saturated"] / steps}
     for family in EVIDENCE_FAMILIES:
         if num := sums[f"order_groups/{family}"]:
             metrics |= {f"prm/order/{family}": sums[f"order/{family}"] / num, f"prm/order_groups/{family}": float(num)}
@@ -85,16 +76,12 @@ def group_facts(group: Group) -> Facts:
     if all(trajectory.prm_digest is None for trajectory in trajectories):
         return facts
     order, family = share_in_order(group), family_of(trajectories[0].task.dataset)
-    pairs = [(turn.score, float(len(turn.text))) for turn in turns if turn.score is not None]
+    scores = [turn.score for turn in turns if turn.score is not None]
     return {
         **facts,
-        "prm_steps": len(pairs),
-        "prm_unscored": len(turns) - len(pairs),
-        "prm_saturated": sum(not SATURATED <= score <= 1 - SATURATED for score, _ in pairs),
-        "prm_score": sum(score for score, _ in pairs),
-        "prm_score_squared": sum(score**2 for score, _ in pairs),
-        "prm_length": sum(length for _, length in pairs),
-        "prm_length_squared": sum(length**2 for _, length in pairs),
-        "prm_score_length": sum(score * length for score, length in pairs),
+        "prm_steps": len(scores),
+        "prm_unscored": len(turns) - len(scores),
+        "prm_saturated": sum(not SATURATED <= score <= 1 - SATURATED for score in scores),
+        "prm_score": sum(scores),
         **({} if order is None else {f"order/{family}": order, f"order_groups/{family}": 1}),
     }

@@ -81,7 +81,6 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("score", "share", "Mean score that the process reward model gave a step"),
         ("unscored_share", "share", "Steps for which the PRM gave no usable score"),
         ("saturated_share", "share", "Scores within 0.02 of 0 or 1"),
-        ("length_correlation", "number", "Correlation of score and decision length"),
         *(
             (f"order/{family}", "share", f"Pairs of decisions in one state that scores order as they ended, {family}")
             for family in EVIDENCE_FAMILIES
