@@ -143,8 +143,7 @@ def labeller_of(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> Label
     if isinstance(settings, JudgeLabelConfig):
         return _judge_of(run, settings)
     if isinstance(settings, MonteCarloLabelConfig):
-        continue_from, policy = run.rollouts.continue_from, run.policy
-        return MonteCarloLabeller(collected, continue_from, continuations=settings.continuations, policy=policy)
+        return MonteCarloLabeller(collected, run.rollouts.continue_from, continuations=settings.continuations)
     return PlanLabeller(collected)
 
 

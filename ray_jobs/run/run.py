@@ -45,11 +45,6 @@ class Run:
         return self.supervisor.sampling
 
     @property
-    def policy(self) -> dict[str, object]:
-        """Return what identifies the policy that `rollouts` samples: versions of this run on this model."""
-        return {"model": self.config.model.path}
-
-    @property
     def prm(self) -> RemotePrm:
         return RemotePrm(self.supervisor.prm)
 

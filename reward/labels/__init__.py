@@ -1,8 +1,7 @@
 """Labels of steps: their type, their file, and their estimate by continuations (Monte Carlo)."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import msgspec
@@ -76,19 +75,10 @@ class MonteCarloLabeller:
 
     name = "monte_carlo"
 
-    def __init__(
-        self,
-        trajectories: Iterable[Trajectory],
-        continue_from: ContinueFrom,
-        *,
-        continuations: int,
-        policy: Mapping[str, object] = MappingProxyType({}),
-    ) -> None:
-        """`policy` identifies the policy that continues; it is recorded in each label."""
+    def __init__(self, trajectories: Iterable[Trajectory], continue_from: ContinueFrom, *, continuations: int) -> None:
         self._trajectories = {trajectory.id: trajectory for trajectory in trajectories}
         self._continue_from = continue_from
         self._continuations = continuations
-        self._policy = policy
 
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step. Raise LabelError if there is no continuation, or if one has no score."""
@@ -102,8 +92,4 @@ class MonteCarloLabeller:
                 f"{len(votes)} of {len(ends)} continuations of {trajectory.id} after its first {step.step + 1} turns "
                 "have a score; label it again"
             )
-        # Replayed turns are not trainable; only the new ones identify the policy that continued.
-        new_turns = (turn for end in ends for turn in end.planner_turns if turn.trainable)
-        versions = sorted({version for turn in new_turns for version in turn.token_versions})
-        details = {**self._policy, "continuations": self._continuations, "policy_versions": versions}
-        return StepLabel.of(step, labeller=self.name, score=sum(votes) / len(votes), votes=votes, details=details)
+        return StepLabel.of(step, labeller=self.name, score=sum(votes) / len(votes), votes=votes)

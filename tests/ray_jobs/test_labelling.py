@@ -159,7 +159,7 @@ async def test_a_refused_key_or_a_judge_without_verdicts_stops_the_pass(path, re
 
 def labeller(receipts, **settings):
     rollouts = SimpleNamespace(continue_from=None)
-    run = SimpleNamespace(config=RunConfig(**settings), rollouts=rollouts, policy={})
+    run = SimpleNamespace(config=RunConfig(**settings), rollouts=rollouts)
     run.folder = SimpleNamespace(receipts=receipts)
     return labeller_of(run, [])
 
@@ -198,7 +198,7 @@ def test_a_run_reports_and_records_the_cost_of_the_judge(tmp_path):
         judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
         config, console = RunConfig(label={"type": "judge", "judge": judge}), SimpleNamespace(note=lines.append)
         run = SimpleNamespace(config=config, console=console, folder=RunPaths(tmp_path), phase=phase)
-        run.finished, run.policy = lambda name: None, {"model": "demo"}
+        run.finished = lambda name: None
         run.rollouts = SimpleNamespace(continue_from=None)
         trajectories = [make_trajectory(decided("answer", "1"), id="g/0")]
         estimate_labels(run, trajectories)
