@@ -26,7 +26,7 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ JOB = (
     "learner.schedule=constant",
 )
 """Changes to the demo recipe. Most demonstrations are right, so that the cold-started policy uses its tools."""
-RATES = ("trained_per_s", "steady_per_s", "finished_per_s")
 
 
 def settings_of(mode: str) -> list[str]:
@@ -70,10 +69,6 @@ class Arm:
     folder: Path
     trained_per_s: float
     """Trained trajectories per second of the RL phase."""
-    steady_per_s: float
-    """The same without the first train step."""
-    finished_per_s: float
-    """Finished trajectories, including filtered groups."""
     learner_wait: float
     """Share of the loop's time in which the learner waits for a batch."""
     staleness: float
@@ -116,14 +111,10 @@ def main() -> None:
 def read_arm(folder: Path, group_size: int) -> Arm:
     """Read the RL phase of a finished run."""
     phase: dict[str, Any] = json.loads((folder / "phases.json").read_text())["reinforce"]
-    facts, seconds, rows = phase["facts"], phase["seconds"], train_steps(folder)
-    trained = facts["groups"]["trained"] * group_size
-    later_s = sum(row["time/step_s"] for row in rows[1:])
+    facts, rows = phase["facts"], train_steps(folder)
     return Arm(
         folder=folder,
-        trained_per_s=trained / seconds,
-        steady_per_s=trained * (len(rows) - 1) / len(rows) / later_s if later_s else float("nan"),
-        finished_per_s=facts["num_trajectories"] / seconds,
+        trained_per_s=facts["groups"]["trained"] * group_size / phase["seconds"],
         learner_wait=sum(row["learner/wait_s"] for row in rows) / sum(row["time/step_s"] for row in rows),
         staleness=facts["staleness"]["mean"],
     )
@@ -132,31 +123,25 @@ def read_arm(folder: Path, group_size: int) -> Arm:
 def table(arms: dict[tuple[str, str], list[Arm]]) -> str:
     """Return one row per kind of tools and mode, medians and ranges over the repetitions."""
     lines = [
-        "| tools | mode | trained/s | without first step | finished/s | learner waits | staleness | held-out |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| tools | mode | trained/s | learner waits | staleness | held-out |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for (kind, mode), found in arms.items():
         solved = [one for arm in found for one in evaluation_in(arm.folder, "eval_after").solved.values()]
         low, high = wilson_interval(sum(solved), len(solved))
-        rates = [spread([getattr(arm, name) for arm in found]) for name in RATES]
+        rate = spread([arm.trained_per_s for arm in found])
         waits = statistics.median(arm.learner_wait for arm in found)
         staleness = statistics.median(arm.staleness for arm in found)
         held_out = f"{statistics.mean(solved):.1%} of {len(solved)} ({low:.1%} to {high:.1%})"
-        lines.append(f"| {kind} | {mode} | {' | '.join(rates)} | {waits:.0%} | {staleness:.2f} | {held_out} |")
+        lines.append(f"| {kind} | {mode} | {rate} | {waits:.0%} | {staleness:.2f} | {held_out} |")
     return "\n".join(lines)
 
 
 def comparison(fast: Sequence[Arm], slow: Sequence[Arm]) -> str:
     """Return the ratios within a repetition, and the paired comparison of the policies."""
-
-    def ratio(rate: Callable[[Arm], float]) -> str:
-        return spread([rate(one) / rate(other) for one, other in zip(fast, slow, strict=True)])
-
+    ratios = [one.trained_per_s / other.trained_per_s for one, other in zip(fast, slow, strict=True)]
     policies = compare_after_rl([arm.folder for arm in slow], [arm.folder for arm in fast])
-    return (
-        f"{ratio(lambda arm: arm.trained_per_s)}x trained trajectories/s, "
-        f"{ratio(lambda arm: arm.steady_per_s)}x without each run's first step; held-out: {policies.verdict}"
-    )
+    return f"{spread(ratios)}x trained trajectories/s; held-out: {policies.verdict}"
 
 
 def spread(values: Sequence[float]) -> str:
