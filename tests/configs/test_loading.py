@@ -23,7 +23,13 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same_recipe(recipe, tmp
 
 @pytest.mark.parametrize(
     "override",
-    ["evaluation.num_tasks=7", 'envs.mix={"a.b/c d"=1}', 'output_dir="😀 \\"\\t\\u007f"', "envs.data_path=a#b"],
+    [
+        "evaluation.num_tasks=7",
+        'envs.mix={"a.b/c d"=1}',
+        'output_dir="😀 \\"\\t\\u007f"',
+        "envs.data_path=a#b",
+        'envs.tools.a={source="mcp:python server.py#find", description="look it up"}',
+    ],
 )
 def test_rendered_configuration_loads_back_for_any_value(override, tmp_path):
     config = load_run_config(None, [override])
@@ -44,21 +50,12 @@ def test_recipe_may_begin_with_a_byte_order_mark(tmp_path):
         assert load_run_config(tmp_path / name).name == "e"
 
 
-def test_a_path_may_begin_with_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(
-        'output_dir = "~/runs"\nenvs = { data_path = "~/q.jsonl" }\nagent.memory = { path = "~/m", type = "folder" }'
-    )
-    config = load_run_config(recipe, ["envs.web.blocked_questions=~/b.txt", "reward.credit.prm_path=~/prm", "name=a"])
-    assert config.run_path == tmp_path / "runs" / "a"
-    paths = (
-        config.envs.data_path,
-        config.planner.memory.path,
-        config.envs.web.blocked_questions,
-        config.reward.prm_path,
-    )
-    assert paths == tuple(str(tmp_path / name) for name in ("q.jsonl", "m", "b.txt", "prm"))
+def test_a_path_may_begin_with_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    memory = 'agent.memory={type="folder", path="~/m"}'
+    config = load_run_config(None, ["output_dir=~/runs", "name=a", "envs.data_path=~/q.jsonl", memory])
+    assert config.run_path == Path("/home/me/runs/a")
+    assert (config.envs.data_path, config.planner.memory.path) == ("/home/me/q.jsonl", "/home/me/m")
 
 
 def test_the_last_override_wins(tmp_path):
@@ -76,10 +73,7 @@ def test_the_last_override_wins(tmp_path):
         ("seed.x=1", "seed"),
         ("learner=1", "learner"),
         ("learner.loss.type=x", "learner.loss"),
-        ("learner.correction_band=[1.5, 2]", "learner.correction_band.0"),
         ("backend.base_url=here", "backend.base_url"),
-        ("rollout.group_size=1", "rollout.group_size"),
-        ("learner.learning_rate=-1", "learner.learning_rate"),
         ("learner.learning_rate=1e400", "learner.learning_rate"),
         ("learner.learning_rate=false", "learner.learning_rate"),
         ("name=true", "name"),
@@ -99,7 +93,6 @@ def test_the_last_override_wins(tmp_path):
         ("envs.mix={lookup=nan}", "envs.mix"),
         ('envs.web.allowed_hosts=["wiki.local"]', "envs.web.allowed_hosts.0"),
         ('envs.web.blocked_hosts=["https://a.example"]', "envs.web.blocked_hosts.0"),
-        ('envs.web.blocked_hosts=["*.a.example"]', "envs.web.blocked_hosts.0"),
         ("envs.base_generator.model=m", "envs.base_generator.base_url"),
         ('agent.memory={type="folder", path=""}', "agent.memory.path"),
         ("agent=5", "agent"),
@@ -108,8 +101,6 @@ def test_the_last_override_wins(tmp_path):
         ("envs.mix=own_text", "envs.mix"),
         ("reward.scorer=text", "reward.scorer"),
         ("reward.scorer=my_reward.py:score", "reward.scorer"),
-        ("envs.datasets.a.source=my_data.py:rows", "envs.datasets.a.source"),
-        ("envs.tools.a.source=weigh", "envs.tools.a.source"),
         ("load_in_4bit=true", "load_in_4bit"),
         ("seed", "override 'seed'"),
     ],
@@ -160,16 +151,6 @@ def test_missing_and_broken_recipes_are_named(tmp_path):
         (tmp_path / name).write_text(content)
         with pytest.raises(UserError, match=name):
             load_run_config(tmp_path / name)
-
-
-def test_custom_tools_survive_a_printed_recipe(tmp_path):
-    actions = 'envs.actions=["weather", "lookup", "answer"]'
-    lookup = 'envs.tools.lookup={source="mcp:python server.py#find", description="look it up"}'
-    config = load_run_config(None, [actions, "envs.tools.weather.source=my_tools:Weather", lookup])
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(render_config(config))
-    # Their modules are searched next to the recipe.
-    assert load_run_config(recipe) == config.model_copy(update={"code_path": str(tmp_path)})
 
 
 def test_a_built_in_recipe_is_found_by_name_unless_a_file_has_this_name(tmp_path, monkeypatch):
