@@ -1,8 +1,6 @@
 """The scorers: tables of right and wrong answers, properties, and hostile texts."""
 
-import os
 import re
-import resource
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -108,26 +106,6 @@ MATH_WRONG = [
 ]
 MATH_WRONG += [("4/5", "1\\frac{4}{5}"), ("1\\frac{4}{5}", "4/5"), ("-1\\frac{4}{5}", "-1/5")]
 MATH_WRONG += [("-1\\frac{4}{5}", "-4/5"), ("1\\frac{4}", "9/5"), ("\\frac12", "12"), ("\\frac123", "1/23")]
-AIME_RIGHT = [
-    *cases("204", "204", " 204 ", "204\n", "\t204\r\n", "0204", "000204", "204.0", "0204.0", "$204$", "$ 204 $"),
-    *cases("204", "$204.0$", "$$204$$", "\\boxed{204}", "\\boxed{ 204 }", " \\boxed{204} ", "\\boxed{204.0}"),
-    *cases("204", "\\boxed{0204}", "$\\boxed{204}$", "$ \\boxed{204} $", "$$\\boxed{204}$$"),
-    *cases("073", "73", "073"),
-    *cases("73", "073", "\\boxed{073}"),
-    *cases("0", "0", "000", "$0$"),
-    *cases("000", "0.0"),
-    *cases("007", "7"),
-    *cases("999", "999"),
-]
-AIME_WRONG = [
-    *cases("204", "", " ", "205", "2 04", "20 4", "100+104", "\\boxed{100+104}", "2^2*51", "408/2", "204, 205"),
-    *cases("204", "204 or 205", "204 204", "\\boxed{204}\\boxed{204}", "\\boxed{203} \\boxed{204}", "204 minutes"),
-    *cases("204", "204^\\circ", "204°", "204%", "x=204", "x = 204", "The answer is 204", "204.5"),
-    *cases("204", "0xcc", "-204", "²⁰⁴", "\\boxed{204", "204}"),
-    *cases("204", "\\boxed204", "204$", "$$204$", "$$$204$$$", "\\fbox{204}"),
-    *cases("204", "{204}", "'204'", "[204]", "two hundred and four", "2_04", "204\x00", "0" * 70 + "204"),
-    *cases("204", "204" * 1000),
-]
 GAME24_RIGHT = [
     *cases(HAND, "(10-4)*(13-9)", "(10 - 4) * (13 - 9)", "(13-9)*(10-4)", "(10-4)×(13-9)", "(10−4)×(13−9)"),
     *cases(HAND, "(10-4)*(13-9) = 24", "(10-4)*(13-9)=24", "(10-4)*(13-9)= 24 ", "  (10-4)*(13-9)\n"),
@@ -155,18 +133,25 @@ GAME24_WRONG += [("12*1+12", (1, 1, 2, 12)), ("4!*1*1*1", (1, 1, 1, 4)), ("4*-6*
 GAME24_WRONG += [("24/(1-1)", (1, 1, 24)), ("4*6+1//1-1", (1, 1, 1, 4, 6)), ("49//2", (2, 49)), ("7%4*8", (4, 7, 8))]
 GAME24_WRONG += [("8*3.0000000001", (3, 8))]
 INTEGER_RIGHT = [
-    *cases("1888", "1888", " 1888\n", "+1888", "01888", "1,888", "+1,888", "\t1888", "1888 "),
-    *cases("-60", "-60"),
-    *cases("0", "-0"),
+    *cases("204", "204", "\t204\r\n", "000204", "+204", "204.", "204.00", "2.04e2", "$ 204 $", "$$204$$"),
+    *cases("204", " \\boxed{ 204.0 } ", "$$\\boxed{0204}$$", "\\boxed{\\boxed{204}}", "٢٠٤", "２04", "204\u200b"),
+    *cases("1888", "1,888", "+1,888", "$1888$", "1888.0", "1.888e3", "１８８８"),
+    *cases("-60", "-60", "−60"),
+    *cases("0", "-0", "000", "$0$"),
+    *cases("000", "0.0"),
+    *cases("073", "73", "073"),
 ]
 INTEGER_WRONG = [
-    *cases("1888", "", "1889", "-1888", "--1888", "+-1888", "1 888", "18,88", "1,8,8,8", "1888,"),
-    *cases("1888", ",1888", "1,888,", "1_888", "1888 kg", "37*48+112", "1888 or 1889", "x = 1888"),
-    *cases("1888", "0x760", "−1888", "None", "1888" * 100),
+    *cases("204", "", " ", "205", "2 04", "100+104", "\\boxed{100+104}", "2^2*51", "408/2", "204, 205", "204 or 205"),
+    *cases("204", "204 204", "\\boxed{204}\\boxed{204}", "\\boxed{203} \\boxed{204}", "204 minutes", "204^\\circ"),
+    *cases("204", "204°", "204%", "x=204", "The answer is 204", "204.5", "0xcc", "-204", "²⁰⁴", "\\boxed{204", "204}"),
+    *cases("204", "\\boxed204", "204$", "$$204$", "$$$204$$$", "\\fbox{204}", "{204}", "'204'", "[204]", "2_04"),
+    *cases("204", "two hundred and four", "None", "204\x00", "0" * 70 + "204", "204" * 1000),
+    *cases(
+        "1888", "1889", "-1888", "−1888", "--1888", "+-1888", "1 888", "18,88", "1,8,8,8", "1888,", ",1888", "1,888,"
+    ),
     *cases("-60", "60"),
 ]
-AIME_RIGHT += cases("204", "204.", "204.00", "2.04e2", "+204", "٢٠٤", "２04", "204\u200b", "\\boxed{\\boxed{204}}")
-INTEGER_RIGHT += cases("1888", "1888.0", "$1888$", "\\boxed{1888}", "1.888e3", "１８８８") + cases("-60", "−60")
 GAME24_RIGHT += [*cases(HAND, "(１０−4)·(13-9)", "$(10-4)\\times(13-9)$"), ("4·6·1·1", (1, 1, 4, 6))]
 CHOICE_RIGHT += cases(
     CHOICE, "Ｃ", "**C**", "option c", "Answer: C", "[C]", "$\\textbf{(C)}$", "**C.** colorectal cancer"
@@ -196,7 +181,7 @@ RIGHT = {
     score_gaia: GAIA_RIGHT,
     score_math: MATH_RIGHT,
     is_solution: GAME24_RIGHT,
-    score_integer: INTEGER_RIGHT + AIME_RIGHT,
+    score_integer: INTEGER_RIGHT,
 }
 WRONG = {
     exact_match: SHORT_WRONG,
@@ -204,7 +189,7 @@ WRONG = {
     score_gaia: GAIA_WRONG,
     score_math: MATH_WRONG,
     is_solution: GAME24_WRONG,
-    score_integer: INTEGER_WRONG + AIME_WRONG,
+    score_integer: INTEGER_WRONG,
 }
 
 
@@ -339,20 +324,6 @@ def test_check_beyond_its_limit_is_unscored_and_neither_it_nor_a_dead_process_co
     assert score_math("9*3", "27") == 1.0
     close()
     assert score_math("9*3", "27") == 1.0
-
-
-def test_answers_are_checked_in_a_process_with_more_than_a_thousand_open_files():
-    close()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        assert score_math("9*3", "27") == 1.0
-    finally:
-        for file in files:
-            os.close(file)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        close()
 
 
 @settings(max_examples=60, deadline=None)
