@@ -33,14 +33,10 @@ def make_trajectory(index, *completions, malformed=()):
     return Trajectory(id=f"g/{index}", group_id="g", task=TASK, turns=tuple(turns), answer="42", stop_reason="answered")
 
 
-def make_reward(total):
-    return Reward(outcome=total, total=total, parts={} if total is None else {"outcome": total})
-
-
 def make_scored(*trajectories, totals=(1.0, 0.0), raw=None):
     group = Group(id="g", trajectories=trajectories)
     for trajectory, total in zip(trajectories, totals, strict=True):
-        trajectory.reward = make_reward(total)
+        trajectory.reward = Reward(outcome=total, total=total)
     if raw is not None:
         StepScores(raw=raw, prm_digest="d").write_to(group)
     return group

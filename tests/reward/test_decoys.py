@@ -32,19 +32,12 @@ def place(step):
     return step.trajectory_id, step.task_id, step.step, step.num_steps, step.problem, step.context
 
 
-# Junk.
-
-
-def test_amount_of_junk_is_the_share_of_the_steps():
-    # Of 30 steps; 0.15 of them are 4.5, and half-way rounds to the even number.
-    assert [len(junk_steps(STEPS, share=share, seed=0)) for share in (0.0, 0.1, 0.15, 1.0)] == [0, 3, 4, 30]
-
-
 def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision():
     places = set(map(place, STEPS))
     for seed in range(50):
-        junk_of_seed = junk_steps(STEPS, share=1.0, seed=seed)
-        assert junk_of_seed == junk_steps(STEPS, share=1.0, seed=seed)
+        junk_of_seed = junk_steps(STEPS, share=0.5, seed=seed)
+        assert junk_of_seed == junk_steps(STEPS, share=0.5, seed=seed)
+        assert len(junk_of_seed) == 15
         for junk in junk_of_seed:
             assert place(junk) in places
             assert junk.decision.startswith(f"Step {junk.step + 1}\n")

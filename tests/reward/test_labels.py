@@ -5,19 +5,16 @@ from reward.labels import LabelError, MonteCarloLabeller, StepLabel, append_labe
 from reward.prm.step_text import step_texts
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
-
-def make_label(step=0, **changes):
-    values = {
-        "trajectory_id": "g1/0",
-        "task_id": "t1",
-        "step": step,
-        "labeller": "judge:one",
-        "text_digest": "d" * 64,
-        "score": 0.7,
-        "votes": (0.5, 0.9, 0.7),
-        "details": {"reason": "Finds it.", "criteria": {"correct": 2}},
-    }
-    return StepLabel(**(values | changes))
+LABEL = StepLabel(
+    trajectory_id="g1/0",
+    task_id="t1",
+    step=0,
+    labeller="judge:one",
+    text_digest="d" * 64,
+    score=1 / 3,
+    votes=(0.5, 0.9, 0.7),
+    details={"reason": 'a "quote",\na newline, \u2028 and 苹果', "criteria": {"correct": 2}},
+)
 
 
 @pytest.fixture
@@ -26,14 +23,13 @@ def path(tmp_path):
 
 
 def test_labels_are_read_as_written(path):
-    labels = [make_label(), make_label(score=1 / 3, details={"reason": 'a "quote",\na newline, \u2028 and 苹果'})]
-    for label in labels:
-        append_label(path, label)
-    assert list(read_labels(path)) == labels
+    for _ in range(2):
+        append_label(path, LABEL)
+    assert list(read_labels(path)) == [LABEL, LABEL]
 
 
 def test_labels_of_another_schema_are_rejected(path):
-    append_label(path, make_label())
+    append_label(path, LABEL)
     path.write_text(path.read_text().replace('"score"', '"mark"'))
     with pytest.raises(UserError, match=r"labels\.jsonl"):
         list(read_labels(path))

@@ -14,19 +14,8 @@ def of_task(number):
     return replace(EPISODE, id=f"g{number}/0", group_id=f"g{number}", task=task)
 
 
-def labels_of(trajectory, **changes):
-    return [
-        StepLabel(
-            trajectory_id=step.trajectory_id,
-            task_id=step.task_id,
-            step=step.step,
-            labeller="scripted",
-            text_digest=step.digest,
-            score=0.5,
-            **changes,
-        )
-        for step in step_texts(trajectory)
-    ]
+def labels_of(trajectory):
+    return [StepLabel.of(step, labeller="scripted", score=0.5) for step in step_texts(trajectory)]
 
 
 def tasks_of(steps):
