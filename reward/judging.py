@@ -61,13 +61,11 @@ class OutcomeReward:
         trained = [turn for turn in trajectory.planner_turns if turn.trainable]
         if self._overlong == "filter" and any(turn.truncated for turn in trained):
             return Reward(outcome=outcome, total=None)
-        parts = {"outcome": outcome}
-        if self._overlong == "soft":
-            longest = max((turn.num_tokens for turn in trained), default=0)
-            parts["overlong"] = soft_overlong_penalty(
-                longest, max_length=self._max_turn_tokens, cache_length=self._cache_tokens
-            )
-        return Reward(outcome=outcome, total=sum(parts.values()), parts=parts)
+        if self._overlong != "soft":
+            return Reward(outcome=outcome, total=outcome)
+        longest = max((turn.num_tokens for turn in trained), default=0)
+        penalty = soft_overlong_penalty(longest, max_length=self._max_turn_tokens, cache_length=self._cache_tokens)
+        return Reward(outcome=outcome, total=outcome + penalty)
 
 
 class GroupJudge:

@@ -200,8 +200,7 @@ class Reward(Struct, kw_only=True, frozen=True):
     outcome: float | None
     """Raw accuracy, for filters and reports. None where the trajectory could not be scored."""
     total: float | None
-    """The sum of `parts`, for training. None also where a rule keeps it out of training."""
-    parts: dict[str, float] = {}
+    """The reward for training, with penalties. None also where a rule keeps it out of training."""
 
 
 class Spread(Struct, kw_only=True, frozen=True):

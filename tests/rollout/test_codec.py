@@ -58,7 +58,7 @@ def trajectories(draw):
         turns=tuple(turns),
         answer=draw(st.none() | TEXTS),
         stop_reason="answered",
-        reward=draw(st.none() | st.just(Reward(outcome=1.0, total=0.5, parts={"outcome": 1.0, "overlong": -0.5}))),
+        reward=draw(st.none() | st.just(Reward(outcome=1.0, total=0.5))),
         credit=GroupCredit(scheme="outcome", weight=0.0, totals=Spread(num=1, mean=1.0, std=0.0)),
     )
 
