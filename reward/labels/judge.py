@@ -70,7 +70,6 @@ def rubric_of(actions: Sequence[str], custom: Mapping[str, str]) -> str:
     return _RUBRIC.replace("{actions}", ", ".join(f"{name} ({known[name]})" for name in actions))
 
 
-RUBRIC = rubric_of(("think", "search", "code", "answer"), {})
 QUESTION = "<step>\n{text}</step>\nGrade the last step by what could be known when it was decided."
 
 
@@ -123,13 +122,11 @@ class StepJudge:
     They are never requested again, and their cost counts against the budget.
     """
 
-    def __init__(
-        self, config: JudgeConfig, *, receipts: Path, client: ChatClient | None = None, rubric: str = RUBRIC
-    ) -> None:
+    def __init__(self, config: JudgeConfig, *, receipts: Path, rubric: str) -> None:
         self.name = judge_name(config)
         self._config = config
         self._rubric = rubric
-        self.client = client or ChatClient(config, section="label.judge")
+        self.client = ChatClient(config, section="label.judge")
         # Before the first request, so that a file that cannot be written is found before money is spent.
         receipts.parent.mkdir(parents=True, exist_ok=True)
         receipts.touch()

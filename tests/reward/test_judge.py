@@ -32,7 +32,8 @@ def verdict(score, *, written=100, **fields):
 
 def judge_of(server, path, **settings):
     """Return a judge that keeps the order of a script: one vote after the other."""
-    return StepJudge(judge_config(server, **{"max_retries": 1, "max_concurrency": 1, **settings}), receipts=path)
+    config = judge_config(server, **{"max_retries": 1, "max_concurrency": 1, **settings})
+    return StepJudge(config, receipts=path, rubric="Grade it.")
 
 
 @pytest.fixture
