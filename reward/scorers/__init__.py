@@ -43,18 +43,15 @@ def score_answer(task: Task, answer: str | None, turns: Sequence[Turn] = ()) -> 
     Raises OwnCodeError if a custom scorer cannot be loaded, and ScoringError if it fails.
     """
     name = task.scorer
-    if name is None and task.dataset not in _SCORERS:
-        raise ValueError(f"no scorer for data set {task.dataset!r}; known: {', '.join(_SCORERS)}")
-    if name is not None and ":" not in name and name not in NAMED:
+    if name is not None and ":" in name:
+        return own_score(task, answer, turns) if is_answer(answer) else 0.0
+    if name is not None and name not in NAMED:
         raise OwnCodeError(
             f"unknown scorer '{name}' of task '{task.id}'; use {', '.join(NAMED)}, or module:name"
             f"{did_you_mean(name, NAMED)}"
         )
-    if not is_answer(answer):
-        return 0.0
-    if name is not None and ":" in name:
-        return own_score(task, answer, turns)
-    return (_SCORERS[task.dataset] if name is None else NAMED[name])(answer, task.answer)
+    compare = _SCORERS[task.dataset] if name is None else NAMED[name]
+    return compare(answer, task.answer) if is_answer(answer) else 0.0
 
 
 def outcome_of(trajectory: Trajectory) -> float | None:

@@ -355,12 +355,6 @@ def test_every_generated_task_is_scored_by_its_own_answer(family):
     assert score_answer(task, str(int(task.answer) + 1)) == 0.0
 
 
-def test_an_unknown_data_set_is_rejected_even_without_an_answer():
-    task = Task(id="t", dataset="gsm8k", question="?", answer="1")
-    with pytest.raises(ValueError):
-        score_answer(task, None)
-
-
 def render(tree) -> str:
     return str(tree) if isinstance(tree, int) else f"({render(tree[0])}{tree[1]}{render(tree[2])})"
 
