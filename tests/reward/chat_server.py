@@ -19,10 +19,8 @@ def completion(text="fine", *, read=1000, written=100):
 class Answer:
     """One scripted answer. `cut` sends only the first half of the body; `delay_s` waits before it."""
 
-    def __init__(self, body=None, *, status=200, headers=(), delay_s=0.0, cut=False):
-        # Without a short Retry-After the openai client pauses for half a second before it retries.
-        headers = {"Content-Type": "application/json", "retry-after-ms": "1", **dict(headers)}
-        self.status, self.headers, self.delay_s, self.cut = status, headers, delay_s, cut
+    def __init__(self, body=None, *, status=200, delay_s=0.0, cut=False):
+        self.status, self.delay_s, self.cut = status, delay_s, cut
         body = completion() if body is None else body
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
 
@@ -36,7 +34,6 @@ class FakeChatServer:
 
     def __init__(self, *answers, port=0):
         self.requests = []
-        self.active = self.most_active = 0
         self._answers = list(answers) or [Answer()]
         self._lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
@@ -51,21 +48,11 @@ class FakeChatServer:
         self._server.shutdown()
         self._server.server_close()
 
-    @property
-    def prompts(self):
-        return [body["messages"][-1]["content"] for _, _, body in self.requests]
-
     def _answer(self, path, authorization, body):
         with self._lock:
             self.requests.append((path, authorization, body))
-            self.active += 1
-            self.most_active = max(self.most_active, self.active)
             answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         return answer(body) if callable(answer) else answer
-
-    def _done(self):
-        with self._lock:
-            self.active -= 1
 
     def _handler(self):
         fake = self
@@ -75,11 +62,11 @@ class FakeChatServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 answer = fake._answer(self.path, self.headers["Authorization"], body)
                 time.sleep(answer.delay_s)
-                fake._done()
                 self.send_response(answer.status)
                 self.send_header("Content-Length", str(len(answer.body)))
-                for name, value in answer.headers.items():
-                    self.send_header(name, value)
+                self.send_header("Content-Type", "application/json")
+                # Without it the openai client pauses for half a second before it retries.
+                self.send_header("retry-after-ms", "1")
                 self.end_headers()
                 self.wfile.write(answer.body[: len(answer.body) // 2] if answer.cut else answer.body)
 

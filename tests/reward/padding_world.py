@@ -57,12 +57,12 @@ def accuracy(policy: np.ndarray) -> float:
     return float(right)
 
 
-def train(advantages_of: Credit, *, padding: Padding, seed: int, updates: int = UPDATES) -> float:
+def train(advantages_of: Credit, *, padding: Padding, seed: int) -> float:
     """The accuracy after training; `advantages_of(outcomes, actions, scores)` credits the steps of one of the `GROUPS`
     groups of an update."""
     rng = np.random.default_rng(seed)
     logits = np.zeros((NEEDED + 1, 3))
-    for _ in range(updates):
+    for _ in range(UPDATES):
         policy, gradient, num_steps = softmax(logits), np.zeros_like(logits), 0
         for _ in range(GROUPS):
             group = [roll_out(policy, padding=padding, rng=rng) for _ in range(GROUP_SIZE)]

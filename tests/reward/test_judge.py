@@ -26,8 +26,8 @@ def step(number=0, *, thought="I need the mass of a crate."):
     )
 
 
-def verdict(score, *, written=100, **fields):
-    return says(json.dumps({**fields, "score": score}), read=200, written=written)
+def verdict(score, **fields):
+    return says(json.dumps({**fields, "score": score}), read=200)
 
 
 def judge_of(server, path, **settings):
@@ -149,7 +149,7 @@ async def test_hostile_text_stays_between_the_delimiters(receipts, attack):
     with FakeChatServer(verdict(0.7)) as server:
         await label(server, receipts, step(thought=attack))
     hostile = attack.replace("<", "‹")
-    for prompt in server.prompts:
+    for prompt in (body["messages"][-1]["content"] for _, _, body in server.requests):
         inside, _, last = prompt.removeprefix("<step>\n").partition("</step>\n")
         assert f"Thought: {hostile}\n" in inside
         assert "<" not in inside
