@@ -44,9 +44,6 @@ LONG = ["rollout.max_turn_tokens=400", "rollout.engine.max_model_len=1024"]
         ([*OWN, 'backend={type="ollama", model="m"}'], "backend"),
         ([*OWN, "agent.command=python mine.py"], "agent.command"),
         ([*OWN, "agent.max_steps=6"], "agent.max_steps"),
-        ([*OWN, "agent.format_retries=0"], "agent.format_retries"),
-        ([*OWN, "agent.memory=in_process"], "agent.memory"),
-        ([*OWN, "agent.lockstep=false"], "agent.lockstep"),
         (LONG, "max_turn_tokens"),
     ],
 )

@@ -266,9 +266,7 @@ def test_scores_of_turns_are_kept_with_their_turns():
     assert raw_of(turns_judged("turns_later")) == ((None, 0.5), (None, 0.5))
 
 
-def test_groups_without_signal_and_broken_attempts_are_not_scored():
-    alike = (PAIR[0], replace(PAIR[0], id="g/1"))
-    assert raw_of(turns_judged("turns_broken", alike)) == ((None, None),) * 2
+def test_attempts_that_the_infrastructure_ended_are_not_scored():
     broken = replace(attempt(TASK, None, "look", index=2), stop_reason="infrastructure")
     assert raw_of(turns_judged("looked", (*PAIR, broken))) == ((1.0, 0.0), (0.0, 0.0), (None,))
 

@@ -62,17 +62,6 @@ def test_rewards_of_single_trajectories():
     assert (cut.outcome, cut.total) == (0.0, None)
 
 
-def test_all_wrong_group_with_different_length_penalties_has_no_signal():
-    scored = score_group(
-        make_trajectory("1", num_tokens=3),
-        make_trajectory("2", num_tokens=99, index=1),
-        overlong="soft",
-        overlong_cache_tokens=20,
-    )
-    assert len(set(scored.totals)) == 2
-    assert ending(scored) == "all_wrong"
-
-
 ATTEMPTS = st.tuples(
     st.sampled_from(["42", "41", None]), st.sampled_from(["answered", "format", "infrastructure"]), st.booleans()
 )
