@@ -1,31 +1,24 @@
 import re
 
 from reward.prm.decoys import junk_steps, spoilt_steps
-from reward.prm.step_text import StepText
+from tests.reward.test_step_text import make_step
 
 
-def make_step(task, step=0, *, decision=None):
-    body = decision or f"Thought: about {task}.{step}\nAction: search\nInput: item {task}.{step}\n"
-    return StepText(
-        trajectory_id=f"g{task}/0",
-        task_id=f"t{task}",
-        step=step,
-        num_steps=3,
-        problem=f"Problem: How many kg do {task} crates of iron bolts weigh together?\n",
-        context=tuple(f"context {number} of {task}\n" for number in range(2 * step)),
-        decision=f"Step {step + 1}\n{body}",
-    )
+def problem_of(task):
+    return f"Problem: How many kg do {task} crates of iron bolts weigh together?\n"
+
+
+def make_search(task, step):
+    decision = f"Step {step + 1}\nThought: about {task}.{step}\nAction: search\nInput: item {task}.{step}\n"
+    context = [f"context {number} of {task}\n" for number in range(2 * step)]
+    return make_step(problem_of(task), context, decision, task=task, step=step)
 
 
 def make_reply(text, task=0):
-    return make_step(task, decision=f"Reply: {text}\n")
+    return make_step(problem_of(task), decision=f"Step 1\nReply: {text}\n", task=task, step=0)
 
 
-STEPS = [make_step(task, step) for task in range(10) for step in range(3)]
-
-
-def body(step):
-    return step.decision.partition("\n")[2]
+STEPS = [make_search(task, step) for task in range(10) for step in range(3)]
 
 
 def place(step):
@@ -43,9 +36,6 @@ def test_junk_is_in_the_context_of_a_step_and_resembles_no_right_decision():
             assert junk.decision.startswith(f"Step {junk.step + 1}\n")
             assert f"about {junk.task_id.removeprefix('t')}." not in junk.decision
             assert not ("Action: search" in junk.decision and "iron bolts" in junk.decision.rpartition("Input: ")[2])
-
-
-# Replies of custom agents.
 
 
 def test_junk_of_a_reply_is_a_reply():

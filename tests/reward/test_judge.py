@@ -6,8 +6,8 @@ import pytest
 
 from reward.labels import LabelError
 from reward.labels.judge import CRITERIA, StepJudge, Verdict, parse_verdict
-from reward.prm.step_text import StepText
 from tests.reward.chat_server import FakeChatServer, judge_config, says
+from tests.reward.test_step_text import make_step
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 # $1 for a bound: a prompt is cheap to send, and 100 written tokens cost $1.
@@ -15,15 +15,8 @@ PRICED = {"price_per_million_output_tokens": 10_000, "max_output_tokens": 100}
 
 
 def step(number=0, *, thought="I need the mass of a crate."):
-    return StepText(
-        trajectory_id="t1",
-        task_id="task-1",
-        step=number,
-        num_steps=3,
-        problem="Problem: How heavy are two crates?\n",
-        context=(),
-        decision=f"Step {number + 1}\nThought: {thought}\nAction: search\nInput: crate mass\n",
-    )
+    decision = f"Step {number + 1}\nThought: {thought}\nAction: search\nInput: crate mass\n"
+    return make_step("Problem: How heavy are two crates?\n", decision=decision, step=number)
 
 
 def verdict(score, **fields):
@@ -123,7 +116,7 @@ async def test_votes_median_and_spread_by_hand(receipts):
         [labelled] = await label(server, receipts)
     assert labelled.votes == (0.5, 0.9, 0.7)
     assert labelled.score == 0.7
-    assert (labelled.trajectory_id, labelled.task_id, labelled.step) == ("t1", "task-1", 0)
+    assert (labelled.trajectory_id, labelled.task_id, labelled.step) == ("g1/0", "t1", 0)
     assert (labelled.labeller, labelled.text_digest) == ("judge:judge-1", step().digest)
 
 

@@ -128,11 +128,11 @@ def encode(text):
     return [ord(character) for character in text]
 
 
-def make_step(problem="", context=(), decision="D"):
+def make_step(problem="", context=(), decision="D", *, task=1, step=2):
     return StepText(
-        trajectory_id="g1/0",
-        task_id="t1",
-        step=2,
+        trajectory_id=f"g{task}/0",
+        task_id=f"t{task}",
+        step=step,
         num_steps=3,
         problem=problem,
         context=tuple(context),
