@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.errors import UserError, did_you_mean, reason
 from configs.learner import PlansConfig
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import num_plans
 from rollout.model_files import FAMILIES, WEIGHTS, check_no_adapter, check_weights
@@ -245,14 +246,20 @@ def _check_trainable(config: RunConfig, folder: Path) -> None:
 
 def model_notes(config: RunConfig) -> list[str]:
     """Return warnings about the model of a recipe that passed its checks."""
-    engine, cold_start = config.rollout.engine, config.cold_start
-    rounds = (engine.adapter_mode, engine.precision) == ("merged", "bfloat16")
-    if not (rounds and isinstance(cold_start, PlansConfig) and not num_plans(config)):
+    if not isinstance(config.cold_start, PlansConfig) or num_plans(config):
         return []
-    return [
-        "rollout.engine.adapter_mode = 'merged' in bfloat16 rounds away most of the first small steps of a policy "
-        "without a cold start: set rollout.engine.dtype=float32 or rollout.engine.adapter_mode=native"
-    ]
+    notes = []
+    if (config.rollout.engine.adapter_mode, config.rollout.engine.precision) == ("merged", "bfloat16"):
+        notes.append(
+            "rollout.engine.adapter_mode = 'merged' in bfloat16 rounds away most of the first small steps of a policy "
+            "without a cold start: set rollout.engine.dtype=float32 or rollout.engine.adapter_mode=native"
+        )
+    if config.model.path == "demo" and isinstance(config.agent, PlannerAgentConfig):
+        notes.append(
+            "model.path = 'demo' writes no valid decision of the built-in planner without a cold start, so nothing is "
+            "learned: set model.path to a larger model, or agent.function and cold_start.function"
+        )
+    return notes
 
 
 def prm_base(path: str) -> Path:

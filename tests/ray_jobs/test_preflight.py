@@ -207,6 +207,13 @@ def test_merging_in_bfloat16_without_a_cold_start_is_noted(config, more):
     assert not model_folder.model_notes(config("rollout.engine.dtype=bfloat16"))
 
 
+@pytest.mark.parametrize("more", [None, NO_COLD_START])
+def test_planner_of_the_demo_model_without_a_cold_start_is_noted(config, more):
+    demo = config("model.path=demo", "rollout.engine.dtype=float32", *([more] if more else []))
+    notes = model_folder.model_notes(demo)
+    assert ["model.path" in note for note in notes] == [True] * bool(more)
+
+
 # --- machine ------------------------------------------------------------------------------------------
 
 
