@@ -78,6 +78,7 @@ def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
     folder.log_trajectories(
         make_attempt("eval_before", one, task=str(at), **how) for at, (one, how) in enumerate(outcomes)
     )
+    folder.write_summary(make_summary(by_dataset={}))
     cells = re.findall(r'<td class="num">([^<]*)</td>', render(folder))
     # Tasks, right, wrong, none, unscored, failed calls, turns per task.
     assert cells == ["5", "1", "2", "1", "1", "2", "1.2"]
