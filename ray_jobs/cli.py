@@ -130,7 +130,7 @@ def init(
 ) -> None:
     """Write a small project: a custom agent, its tasks and reward, and a recipe that trains it.
 
-    With --data the project is the rows and a recipe for the built-in planner.
+    With --data the agent answers the file's questions in one call each.
     """
     from ray_jobs.run.project import write_project
 

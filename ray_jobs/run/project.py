@@ -13,15 +13,15 @@ STARTER = Path(__file__).parents[1] / "starter"
 
 
 def write_project(folder: Path, data: Path | None, question: str | None, answer: str | None) -> str:
-    """Write the starter, or a recipe for the rows of a file, into a new folder; return what to do with it."""
+    """Write the starter, or an agent for the rows of a file, into a new folder; return what to do with it."""
     name = load_run_config(None, [f"name={json.dumps(folder.absolute().name)}"]).name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' already exists; name a new folder")
     names, wrote, command = {"PROJECT": name}, "agent.py, warehouse.py (tasks, reward, teacher)", "train"
     rows: list[Row] = []
     if data is not None:
-        names["DATASET"], rows = question_rows(data, question, answer)
-        wrote, command = f"questions.jsonl ({len(rows)} rows of {names['DATASET']})", "check"
+        names["SCORER"], rows = question_rows(data, question, answer)
+        wrote, command = f"questions.jsonl ({len(rows)} rows), agent.py", "check"
     folder.mkdir(parents=True, exist_ok=True)
     for file in (STARTER if data is None else STARTER / "questions").glob("*.*"):
         text = file.read_text()
@@ -35,7 +35,7 @@ def write_project(folder: Path, data: Path | None, question: str | None, answer:
 
 
 def question_rows(path: Path, question: str | None, answer: str | None) -> tuple[str, list[Row]]:
-    """Return the data set that compares the answers of a file, and its rows with columns of the known names.
+    """Return the scorer that compares the answers of a file, and its rows with columns of the known names.
 
     Raises UserError for a file that cannot be read or lacks a column.
     """
@@ -57,4 +57,4 @@ def question_rows(path: Path, question: str | None, answer: str | None) -> tuple
         for row in rows
     ]
     is_integer = all(str(row["answer"]).strip().removeprefix("-").isdecimal() for row in named)
-    return "own_integer" if is_integer else "own_text", named
+    return "integer" if is_integer else "text", named

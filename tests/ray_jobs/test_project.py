@@ -2,13 +2,12 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 from configs.errors import UserError
 from configs.loading import load_run_config
-from envs.datasets.custom import CustomSources
+from envs.datasets.custom import CustomSources, read_source
 from envs.datasets.sampler import cold_start_tasks, held_out_tasks, training_tasks
 from ray_jobs.cli import init
 
@@ -43,37 +42,38 @@ def test_existing_project_is_not_overwritten(project):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "columns", "dataset", "answers"),
+    ("file", "content", "columns", "scorer", "answers"),
     [
-        ("pairs.csv", "question,answer,level\n2+2?,4,easy\n3+3?,6,easy\n", (None, None), "own_integer", ["4", "6"]),
-        ("pairs.csv", "input,output,answer\nCapital?,Paris,x\n", ("input", "output"), "own_text", ["Paris"]),
+        ("pairs.csv", "question,answer,level\n2+2?,4,easy\n3+3?,6,easy\n", (None, None), "integer", ["4", "6"]),
+        ("pairs.csv", "input,output,answer\nCapital?,Paris,x\n", ("input", "output"), "text", ["Paris"]),
         (
             "talks.jsonl",
             '{"messages": [{"role": "user", "content": "2+2?"}], "answer": "4"}\n',
             (None, None),
-            "own_integer",
+            "integer",
             ["4"],
         ),
         (
             "pairs.jsonl",
             '{"prompt": "Capital?", "answer": ["Paris", "paris"]}\n',
             (None, None),
-            "own_text",
+            "text",
             [["Paris", "paris"]],
         ),
     ],
 )
-def test_project_of_a_file_draws_its_rows(tmp_path, monkeypatch, file, content, columns, dataset, answers):
+def test_project_of_a_file_draws_its_rows(tmp_path, monkeypatch, file, content, columns, scorer, answers):
     (tmp_path / file).write_text(content)
     question, answer = columns
     init(tmp_path / "mine", data=tmp_path / file, question=question, answer=answer)
     rows = [json.loads(line) for line in (tmp_path / "mine" / "questions.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in rows] == answers
-    monkeypatch.chdir(tmp_path / "mine")
-    config = load_run_config(Path("recipe.toml"), [])
-    assert config.envs.mix == {dataset: 1.0}
-    parts = CustomSources.of(config).parts(dataset)
-    assert sum(map(len, parts.values())) == len(rows)
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    config = load_run_config(tmp_path / "mine" / "recipe.toml", [])
+    read_source.cache_clear()
+    tasks, _ = read_source("questions", config.envs.datasets["questions"])
+    sys.modules.pop("agent")
+    assert [task.scorer for task in tasks] == [scorer] * len(rows)
 
 
 @pytest.mark.parametrize(("columns", "named"), [((None, None), "--question"), (("input", None), "--answer")])
