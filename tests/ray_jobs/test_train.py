@@ -75,5 +75,6 @@ def test_nothing_is_lost_or_duplicated_and_nothing_is_stale(run, undisturbed):
     """A resumed run gives the same weights another number, which makes what they sampled before no older."""
     assert faults_of(run) == []
     summaries = [read(one / "summary.json") for one in (run, undisturbed)]
-    assert [summary["groups"]["trained"] for summary in summaries] == [6, 6]
+    resumed, whole = (summary["groups"]["trained"] for summary in summaries)
+    assert resumed == whole > 0
     assert [summary["staleness"]["max"] for summary in summaries] == [0, 0]
