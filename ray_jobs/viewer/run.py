@@ -301,11 +301,10 @@ class ViewedRun:
 
     def _with_attempts(self, group: Row) -> Row:
         rows = self.trajectories.by_group.get(group["id"], [])
-        first = rows[0] if rows else dict.fromkeys(("question", "task", "dataset"))
+        first = rows[0] if rows else dict.fromkeys(("question", "task"))
         return group | {
             "question": first["question"],
             "task": first["task"],
-            "family": group["family"] or first["dataset"],
             "outcomes": [row["outcome"] for row in rows],
         }
 

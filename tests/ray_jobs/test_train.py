@@ -39,7 +39,9 @@ def undisturbed(folder):
 
 
 def begin(folder, name, *overrides):
-    command = [sys.executable, "-m", "ray_jobs.cli", "train", "configs/recipes/sync_cpu.toml"]
+    # So many lazy demonstrations leave groups with signal for full batches.
+    recipe = ("configs/recipes/sync_cpu.toml", "cold_start.lazy_share=0.5")
+    command = [sys.executable, "-m", "ray_jobs.cli", "train", *recipe]
     start = [*command, f"name={name}", f"output_dir={folder}", *overrides]
     job = Job(start=start, folder=folder / name, log=folder / f"{name}.log")
     job.ensure_running()
@@ -75,6 +77,5 @@ def test_nothing_is_lost_or_duplicated_and_nothing_is_stale(run, undisturbed):
     """A resumed run gives the same weights another number, which makes what they sampled before no older."""
     assert faults_of(run) == []
     summaries = [read(one / "summary.json") for one in (run, undisturbed)]
-    resumed, whole = (summary["groups"]["trained"] for summary in summaries)
-    assert resumed == whole > 0
+    assert [summary["groups"]["trained"] for summary in summaries] == [6, 6]
     assert [summary["staleness"]["max"] for summary in summaries] == [0, 0]
