@@ -36,10 +36,10 @@ class WebConfig(Config):
     """Results from outside: searches, pages, and custom tools."""
 
     finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
-    """The service that finds the pages that `web_search` reads; `wikipedia` needs no key, `google` needs GOOGLE_API_KEY
-    and GOOGLE_CSE_ID, `tavily` needs TAVILY_API_KEY and also reads the pages that it finds."""
+    """Service that finds the pages that `web_search` reads; `google` needs GOOGLE_API_KEY and GOOGLE_CSE_ID, `tavily`
+    needs TAVILY_API_KEY and also reads the pages."""
     allowed_hosts: tuple[Annotated[str, Field(pattern=_HOST_PORT)], ...] = ()
-    """Servers, each "host:port", that pages may be fetched from although they are not on the public internet."""
+    """Servers outside of the public internet, each "host:port", that pages may be fetched from."""
     blocked_hosts: tuple[Annotated[str, Field(pattern=rf"^{_HOST}$")], ...] = (
         *("artofproblemsolving.com", "huggingface.co", "kaggle.com", "4nums.com", "github.com"),
         "githubusercontent.com",
@@ -57,8 +57,8 @@ class ToolConfig(Config):
     of an MCP server, `mcp:https://host/path` or `mcp:command with arguments`, with `#tool` if it has several, or with
     `#*` for all of them under their own names."""
     description: str = ""
-    """A few words for the planner about an MCP server's tool, instead of the server's own, which is asked once when the
-    recipe is loaded; functions and classes have their own description."""
+    """Description of an MCP server's tool for the planner; empty takes the server's own, which is asked once when the
+    recipe is loaded. Functions and classes have their own."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable that holds an MCP server's API key: a URL gets it as `Authorization: Bearer`, a command as
     this variable and no other; none sends no key."""
@@ -87,8 +87,8 @@ class ToolConfig(Config):
 class OwnDatasetConfig(Config):
     source: Annotated[str, code_or(r"hf:[\w.-]+(/[\w.-]+)?", ", or hf:owner/name of the Hugging Face hub")]
     """`module:name` of a function without arguments that returns the tasks: `envs.types.Task`s, or tables with
-    `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name`, a data set of
-    the Hugging Face hub."""
+    `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name` of the Hugging
+    Face hub."""
     scorer: str | None = None
     """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a custom function. None:
     the scorer that a task names, else reward.scorer."""
@@ -127,16 +127,15 @@ class EnvsConfig(Config):
     """Data set name -> share of the tasks. Generated: lookup, two_lookup, difference, three_lookup, chain,
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
     choice: Literal["mix", "learnable"] = "mix"
-    """Where the next task of RL is from: `mix` keeps the shares; `learnable` draws each generated family of the mix
-    with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in three of four draws a task
-    again, at most four times in all, that not all attempts of its last group solved."""
+    """Choice of the next task of RL: `mix` keeps the shares; `learnable` prefers generated families that are sometimes
+    solved, whatever their share, and repeats tasks that some attempts failed."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
     data_path: OwnPath | None = None
-    """Local file for data sets that are not generated: AIME, Game of 24, and custom JSON Lines or Parquet
-    (`own_text`, `own_integer`, `own_math`, `own_choice`)."""
+    """Local JSON Lines, CSV or Parquet file of a data set that is not generated: AIME, Game of 24, or one of the `own_`
+    names."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
-    """The tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
+    """Tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
     Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""
     tools: dict[str, ToolConfig] = {}
     """Further actions by name: custom tools, and tools of MCP servers."""
@@ -148,9 +147,7 @@ class EnvsConfig(Config):
     max_result_chars: int = Field(default=400, ge=20)
     """Longer tool results are cut in the middle before the planner reads them."""
     sandbox: MayChange[Literal["auto", "namespaces", "landlock"]] = "auto"
-    """Isolation of the code tool: `namespaces` hide the machine's files and processes; `landlock` refuses access to
-    them, and works in a container with the default profile (Linux 6.12 or later). `auto` takes the first that the
-    machine supports."""
+    """Isolation tier of the code tool; `auto` takes the first that the machine supports."""
     web: WebConfig = WebConfig()
     base_generator: ServerConfig | None = None
     """Server of the model behind the tool `base_generator`; none: the run's own frozen base model."""

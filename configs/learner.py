@@ -48,11 +48,9 @@ class FlowGrpoConfig(Config):
 class FixedLossConfig(Config):
     """Published losses without settings.
 
-    `grpo`: mean per trajectory first, clipped at 0.2, without a KL term (arXiv 2402.03300). `cispo`: token mean over
-    the whole step; a token's weight is its ratio, at most 5, and every token has a gradient (arXiv 2506.13585). `gspo`:
-    mean per trajectory first; the geometric mean of a trajectory's ratios is the weight of its tokens, clipped below
-    1 - 0.0003 and above 1 + 0.0004 (arXiv 2507.18071). `dr_grpo`: sum per trajectory over the constant 512, clipped at
-    0.2, with advantages without a deviation (arXiv 2503.20783).
+    `grpo`: mean per trajectory, then over trajectories (arXiv 2402.03300). `cispo`: token mean; every token has a
+    gradient, with a bounded weight (arXiv 2506.13585). `gspo`: one ratio for a trajectory (arXiv 2507.18071).
+    `dr_grpo`: sum per trajectory over a constant (arXiv 2503.20783).
     """
 
     type: Literal["grpo", "cispo", "gspo", "dr_grpo"] = "grpo"
@@ -90,26 +88,25 @@ class LearnerConfig(Config):
     loss: LossConfig = DapoConfig()
     """Objective of an update."""
     correction: Correction = "tis"
-    """Weight of a token by its ratio, learner over sampler. `tis`: the ratio, at most 2. `icepop`: the ratio inside
-    `correction_band`, else 0. `sequence_reject`: as `tis`, and a trajectory whose mean ratio is outside the band does
-    not train. `none`: the ratio, as in PPO; required by the losses that bound the ratio themselves, `cispo` and `gspo`.
-    """
+    """Bound on a token's weight, its ratio of learner to sampler: `tis` truncates it; `icepop` drops tokens whose ratio
+    is outside of `correction_band`; `sequence_reject` truncates, and drops trajectories outside of the band. `cispo`
+    and `gspo` require `none`."""
     correction_band: Band = DEFAULT_BAND
     """Band of a token's ratio under `icepop`, and of the geometric mean of a trajectory's ratios under
-    `sequence_reject`. This mean is close to 1, so that only a narrow band, such as 0.9 to 1.1, rejects trajectories."""
+    `sequence_reject`, which is close to 1: only a narrow band, such as 0.9 to 1.1, rejects trajectories."""
     overlong: Literal["none", "soft", "filter"] = "none"
     """Effect of long turns. `soft`: DAPO's length penalty. `filter`: trajectories that were cut are left out of the
     loss and the statistics."""
     overlong_cache_tokens: int = Field(default=16, ge=1)
     """Length before the limit over which the penalty of `soft` grows from 0 to -1."""
     guard: bool = True
-    """Skip a train step whose batch is too far off-policy; the bounds are in the documentation of the algorithms.
-    Without the guard only a loss or gradient that is not finite skips a step."""
+    """Skip a train step whose batch is too far off-policy. Without the guard only a loss or gradient that is not finite
+    skips a step."""
     learning_rate: float = Field(default=3e-4, gt=0, allow_inf_nan=False)
     """AdamW's step size."""
     adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
-    """AdamW's decay rates of the gradient's mean and of its square, in the cold start as well. A second rate of 0.999
-    remembers 1,000 steps: in a short run the first large gradients keep later steps small, and 0.95 to 0.99 forget."""
+    """AdamW's decay rates of the gradient's mean and of its square, in the cold start as well. In a short run a second
+    rate of 0.95 to 0.99 forgets the first, large gradients, which otherwise keep later steps small."""
     adam_eps: float = Field(default=1e-8, gt=0, allow_inf_nan=False)
     """AdamW's addend to the root of the square's mean."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -135,10 +132,9 @@ class LearnerConfig(Config):
     num_workers: MayChange[int] = Field(default=1, ge=1)
     """Processes (ranks) that share the microbatches of a train step; on `cuda` each has a card."""
     zero_stage: MayChange[Literal[1, 2, 3]] = 1
-    """State that the ranks share (DeepSpeed ZeRO). 1: the optimizer's moments. 2: also the adapter's gradients, which
-    are as small. 3: also all weights, including the frozen base, which are gathered layer by layer in every pass. Each
-    rank first loads the whole base, so it must fit on one card; then there is more room for activations. Has no effect
-    if num_workers is 1."""
+    """State that the ranks share (DeepSpeed ZeRO). 1: the optimizer's moments. 2: also the adapter's gradients. 3: also
+    all weights, which are gathered layer by layer in every pass. Each rank first loads the whole base, so it must fit
+    on one card."""
     checkpoint_every: MayChange[int] = Field(default=5, ge=1)
     """Train steps between checkpoints."""
     keep_checkpoints: MayChange[int] = Field(default=2, ge=1)
@@ -197,7 +193,7 @@ class TeacherConfig(ImitationConfig):
     type: Literal["teacher"] = "teacher"
     function: ImportPath
     """`module:name` of `async def name(task, messages, tools)`, which returns a text or a message of OpenAI's chat
-    protocol. It may call another model. A function without `async` is called in a thread."""
+    protocol. A function without `async` is called in a thread."""
     num_demonstrations: int = Field(default=64, ge=1)
     """Tasks with a demonstration; RL uses none of them."""
     min_score: float = Field(default=1.0, ge=0, le=1)

@@ -12,7 +12,7 @@ from configs.rollout import ServerConfig
 
 class CollectConfig(Config):
     num_tasks: int = Field(default=918, ge=2)
-    """Tasks that trajectories are collected for; the PRM is split by task, so at least two."""
+    """Tasks that trajectories are collected for."""
     rollouts_per_task: int = Field(default=4, ge=1)
     """Trajectories per task."""
     temperature: float = Field(default=1.0, gt=0, le=2)
@@ -113,7 +113,7 @@ class StepScoresConfig(Config):
     """Folder of a trained PRM; None trains one at the start of the run."""
     turn_scorer: ImportPath | None = None
     """`module:name` of a custom function that scores turns instead of a PRM: name(task, answer, turns) returns a list
-    with a number from 0 to 1, or None, for each turn. None uses a PRM."""
+    with a number from 0 to 1, or None, for each turn."""
 
     @model_validator(mode="after")
     def _has_one_source_of_scores(self) -> "StepScoresConfig":
@@ -127,8 +127,7 @@ class OutcomeGatedConfig(StepScoresConfig):
 
     type: Literal["outcome_gated"] = "outcome_gated"
     max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Largest weight of step scores. A family of tasks has it where its scores order decisions in one state as the
-    attempts end, which is measured in every batch, and none without this evidence."""
+    """Largest weight of step scores. A family of tasks has it as far as its scores have earned it."""
 
 
 class ProcessConfig(StepScoresConfig):

@@ -95,13 +95,12 @@ class PromptConfig(Config):
     instructions: str = "Solve the task step by step with tools. Reply in JSON: thought, action, action_input."
     """First text of the prompt; the tools follow, one per line."""
     examples: Annotated[tuple[str, ...], BeforeValidator(_read_examples)] = ()
-    """Solved tasks, which follow the tools: texts, or the path of a file with one JSON object per line, `question` and
-    `steps`, which is read when the recipe is loaded."""
+    """Solved tasks, which follow the tools: texts, or the path of a JSON Lines file with `question` and `steps`."""
 
 
 class RolloutConfig(Config):
     group_size: int = Field(default=8, ge=2)
-    """Trajectories per task (G). A group of one has no baseline, so 2 is the least."""
+    """Trajectories per task (G)."""
     num_workers: MayChange[int] = Field(default=1, ge=1)
     """Rollout workers, each with an engine; the run starts when all of them are there."""
     max_workers: MayChange[int | None] = Field(default=None, ge=1)
@@ -117,11 +116,10 @@ class RolloutConfig(Config):
     wall_timeout_s: float = Field(default=7200.0, gt=0)
     """Time limit of one trajectory with the time that it waits for the engine."""
     max_calls: int = Field(default=64, ge=1)
-    """Model calls of one trajectory of a custom agent. A further call is refused; an agent that does not answer
-    within 5 s after its last reply is ended."""
+    """Model calls of one trajectory of a custom agent; a further call is refused."""
     count_failed: bool = True
     """Count an attempt as wrong that goes beyond a limit of its own, such as `episode_timeout_s`, or whose agent fails
-    after a reply; otherwise it is unscored. Faults of the engine, of tools and of the machine are always unscored."""
+    after a reply; false leaves it unscored, as after faults of the engine, of tools and of the machine."""
     engine: EngineConfig = EngineConfig()
 
 
@@ -186,7 +184,7 @@ class PlannerAgentConfig(Config):
     """What is remembered from one task to the next."""
     lockstep: bool = True
     """At pipeline_depth 0, sample the turns of all trajectories together, which makes a run on a CPU bit-reproducible.
-    Otherwise each turn is sampled as soon as it is requested: faster with slow tools, but not reproducible."""
+    False samples each turn as soon as it is requested, which is faster with slow tools."""
 
 
 class CustomAgentConfig(Config):
@@ -214,8 +212,7 @@ class CommandAgentConfig(CustomAgentConfig):
     type: Literal["command"] = "command"
     command: str = Field(min_length=1)
     """The program and its arguments; relative files are found beside the recipe. It reads the task as JSON from its
-    input and prints the answer as its last line. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` name the
-    endpoint."""
+    input and prints the answer as its last line."""
     max_memory_mb: int = Field(default=4096, ge=1)
     """Resident memory of all processes of one attempt together, in MiB; an attempt that takes more is ended."""
 
@@ -261,13 +258,15 @@ class ServerConfig(Config):
 
 
 class ServedConfig(ServerConfig):
-    """A served policy: Ollama through its native API, or any server with OpenAI's chat completions.
+    """Ollama through its native API, or any server with OpenAI's chat completions.
 
-    The default address is Ollama's usual one on this machine, or vLLM's. A server reports no token ids and no
-    log-probs, so its answers can never be trained on.
+    A server reports no token ids and no log-probs, so its answers can never be trained on.
     """
 
     type: Literal["ollama", "openai"]
+    base_url: PlainUrl = ""
+    """Address of the server; by default http://127.0.0.1:11434 for `ollama` and http://127.0.0.1:8000/v1 for `openai`.
+    """
     max_concurrency: int = Field(default=4, ge=1, le=256)
     """Trajectories that the server works on at a time."""
     form: Literal["json_schema", "vllm_grammar"] = "json_schema"

@@ -46,13 +46,13 @@ class EvaluationConfig(Config):
     mix: Mix | None = None
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
     every_steps: MayChange[int] = Field(default=0, ge=0)
-    """Train steps from one evaluation while training to the next, a curve on held-out tasks; 0 makes none. After the
-    last step all held-out tasks are attempted anyhow."""
+    """Train steps between evaluations on held-out tasks while training; 0 makes none. After the last step all held-out
+    tasks are attempted anyhow."""
     while_training_tasks: int = Field(default=32, ge=1)
     """Held-out tasks that are attempted each time, of each data set its share; all if there are fewer."""
     temperature: float = Field(default=0.0, ge=0, le=2)
-    """Sampling temperature of `agentflow evaluate`; 0 is greedy, and several seeds need more. The phases of a
-    training run are greedy."""
+    """Sampling temperature of `agentflow evaluate`; 0 is greedy, and several seeds need more. Training runs evaluate
+    greedily."""
     judge: JudgeConfig | None = None
     """A language model that judges short answers which equal no reference; counted and reported apart."""
 
@@ -65,17 +65,15 @@ _NO_URL = (
 
 class ClusterConfig(Config):
     address: str | None = None
-    """Running Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the cluster
-    that RAY_ADDRESS names, which every submitted job has, and otherwise starts one on this machine."""
+    """Ray cluster to join, `auto` or `host:port`; `local` starts one on this machine. None joins the one that
+    RAY_ADDRESS names, as in every submitted job, and otherwise starts one on this machine."""
     dashboard: bool = False
     """Start the Ray dashboard on loopback, if the run starts its own cluster."""
     patience_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds that the learner and the first rollout workers wait for room; on a cluster that starts machines on
-    demand, the time that such a start takes."""
+    """Seconds that the learner and the first rollout workers wait for room, such as a machine that starts on demand."""
     answer_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """Seconds without an answer, or without a new token while requests are open, after which a rollout worker or the
-    store is restarted. Calls of the learner and the PRM may take 6 times as long, and a start, or a first call, 12
-    times. 20 times the measured median counts instead if it is longer."""
+    """Seconds without an answer, or without a new token while requests are open, after which a rollout worker is
+    replaced. The limits of other parts, of starts and of first calls are multiples of it."""
 
     @property
     def work_s(self) -> float:
@@ -108,19 +106,19 @@ class ClusterConfig(Config):
 
 class CardConfig(Config):
     shared: bool = False
-    """Put the learner, the process reward model and the first rollout worker on one card: one reservation of a whole
-    card that they divide by their shares. Otherwise each goes to any card that has its share free. It has no effect if
-    the learner or the engine is on the CPU, or uses several cards."""
+    """Put the learner, the PRM and the first rollout worker on one card, which they divide by their shares; otherwise
+    each goes to any card that has its share free. It has no effect if the learner or the engine is on the CPU, or uses
+    several cards."""
     share_base: bool = False
-    """Let the learner and the first rollout worker read one copy of the frozen base weights, which a separate process
-    holds on the card that they share; its share of the card, a hundredth, comes from the learner's. On CPUs it saves
-    nothing, and in a cluster that was joined it has no effect."""
+    """Let the learner and the first rollout worker read one copy of the base weights, which a separate process holds on
+    the card that they share; its share, a hundredth of the card, comes from the learner's. On CPUs it saves nothing.
+    """
     learner: float = Field(default=0.4, gt=BASE_SHARE, le=1)
     """The learner's share of a card, on `cuda`."""
     engine: float = Field(default=0.4, gt=0, le=1)
     """A rollout worker's share of a card, on `cuda`."""
     prm: float = Field(default=0.1, ge=0, le=1)
-    """The process reward model's share of a card, on `cuda`; 0 if a recipe has none."""
+    """The PRM's share of a card, on `cuda`; 0 if a recipe has none."""
 
     @model_validator(mode="after")
     def _one_card_is_enough(self) -> "CardConfig":
@@ -142,17 +140,16 @@ class RunConfig(Config):
     batch_groups: int = Field(default=4, ge=1)
     """Groups with signal per train step (B); fewer if less than a quarter of the groups have signal."""
     pipeline_depth: int = Field(default=1, ge=0)
-    """Batches that rollouts may run ahead (D). 0 is synchronous and, for the planner on a CPU, bit-reproducible: sums
-    on a GPU depend on the order in which its threads arrive."""
+    """Batches that rollouts may run ahead (D). 0 is synchronous and, for the planner on a CPU, bit-reproducible."""
     max_staleness: int = Field(default=8, ge=0)
     """Tokens of weights that are more train steps old than this are left out of the loss (S)."""
     max_tasks: int | None = Field(default=None, ge=1)
-    """Tasks to draw at most: the run ends when all of them are trained or dropped, however few steps that took."""
+    """Tasks to draw at most: the run ends when all of them are trained or dropped."""
     max_empty_batches: MayChange[int] = Field(default=10, ge=1)
     """Abort when the groups of this many batches in a row carried no signal."""
     code_path: MayChange[str | None] = None
-    """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. Where the command is
-    called they are looked for besides."""
+    """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. The folder where the
+    command is called is searched as well."""
     trackers: MayChange[tuple[TrackerName, ...]] = ()
     """Experiment trackers that receive every metric, in addition to TensorBoard; each needs the extra of its name."""
     model: ModelConfig = ModelConfig()

@@ -26,6 +26,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT))
 
 from configs.base import MAY_CHANGE, types_of  # noqa: E402
+from configs.reward import JudgeConfig  # noqa: E402
 
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _PLACE = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -70,8 +71,11 @@ def _rows(field: FieldInfo, path: str) -> Iterator[tuple[str, ...]]:
     prefix = f"{path}." if path else ""
     if kinds := types_of(field.annotation):
         default = field.get_default(call_default_factory=True).type
-        names = [f"`{name}`: {_text(inspect.cleandoc(model.__doc__ or ''))}" for name, model in kinds.items()]
-        yield f"`{prefix}type`", "name", f"`{json.dumps(default)}`", "<br>".join([_text(field.description), *names])
+        texts = [_text(field.description)] if path else []
+        for model in dict.fromkeys(kinds.values()):
+            names = ", ".join(f"`{name}`" for name, other in kinds.items() if other is model)
+            texts.append(f"{names}: {_text(inspect.cleandoc(model.__doc__ or ''))}")
+        yield f"`{prefix}type`", "name", f"`{json.dumps(default)}`", "<br>".join(texts)
         members: dict[tuple[str, ...], list[str]] = {}
         for kind, model in kinds.items():
             for name, inner in model.model_fields.items():
@@ -87,7 +91,9 @@ def _rows(field: FieldInfo, path: str) -> Iterator[tuple[str, ...]]:
 
 
 def _fields(name: str, field: FieldInfo, prefix: str) -> Iterator[tuple[str, ...]]:
-    if _is_table(field.annotation):
+    if field.annotation == (JudgeConfig | None):
+        yield f"`{prefix}{name}`", "table", "none", f"{_meaning(field)} Its keys are those of `label.judge`."
+    elif _is_table(field.annotation):
         yield from _rows(field, f"{prefix}{name}{'.NAME' if get_origin(field.annotation) is dict else ''}")
     else:
         yield _row(f"{prefix}{name}", field)
