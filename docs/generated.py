@@ -173,7 +173,7 @@ def commands() -> Iterator[str]:
     """Yield usage, description and options of every command."""
     from ray_jobs.cli import make_app
 
-    app = make_app()
+    app, said = make_app(), set[str]()
     app.help_formatter = PlainFormatter()
     for name in commands_of(app):
         output = io.StringIO()
@@ -185,7 +185,9 @@ def commands() -> Iterator[str]:
         yield " ".join(text) + "\n"
         for line in options:
             option, _, meaning = line.strip().partition(": ")
-            yield f"- `{option}`: {meaning}" if meaning else f"- `{option}`"
+            shown = "as above" if line in said else meaning
+            said.add(line)
+            yield f"- `{option}`: {shown}" if shown else f"- `{option}`"
 
 
 def commands_of(app: App) -> Iterator[str]:

@@ -141,7 +141,7 @@ def train(
     *given: Given,
     dry_run: Annotated[bool, Parameter(help="only check the recipe, as `agentflow check` does")] = False,
 ) -> int:
-    """Train a planner with a recipe, and write a report; continue an unfinished run.
+    """Train with a recipe, and write a report; continue an unfinished run.
 
     If reward.credit needs a process reward model and reward.credit.prm_path
     names none, the run trains one first: collect, label, train-prm. A run
