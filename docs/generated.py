@@ -200,14 +200,14 @@ def commands_of(app: App) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield tables of every metric of a run."""
-    from envs.datasets.families import FAMILIES
     from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
+    from reward.prm.evidence import EVIDENCE_FAMILIES
 
-    family = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
+    family = re.compile(rf"/({'|'.join(EVIDENCE_FAMILIES)})$")
     columns = ("metric", "unit", "meaning")
     for group, title in GROUPS.items():
         shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]
-        rows = [(f"`{family.sub('FAMILY', one.name)}`", one.unit, family.sub("FAMILY", one.says)) for one in shown]
+        rows = [(f"`{family.sub('/FAMILY', one.name)}`", one.unit, one.says) for one in shown]
         yield f"\n## {title}"
         yield from _table(columns, dict.fromkeys(rows))
     yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."

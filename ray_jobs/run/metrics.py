@@ -38,11 +38,10 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
     ("mix", "Tasks drawn"): tuple(
-        (family, "share", f"Groups of the generated family {family} among those that ended since the step before")
-        for family in FAMILIES
+        (family, "share", "Groups of this family among those that ended since the step before") for family in FAMILIES
     ),
     ("solved", "Tasks solved, by family"): tuple(
-        (family, "share", f"Solve rate of the last 8 new tasks of {family} while sampling") for family in FAMILIES
+        (family, "share", "Solve rate of the last 8 new tasks of this family while sampling") for family in FAMILIES
     ),
     ("held_out", "Held-out tasks while training"): (
         ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),
@@ -82,11 +81,11 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("unscored_share", "share", "Steps for which the PRM gave no usable score"),
         ("saturated_share", "share", "Scores within 0.02 of 0 or 1"),
         *(
-            (f"order/{family}", "share", f"Pairs of decisions in one state that scores order as they ended, {family}")
+            (f"order/{family}", "share", "Pairs of decisions in one state that scores order as they ended")
             for family in EVIDENCE_FAMILIES
         ),
-        *((f"order_groups/{family}", "count", f"Groups behind prm/order/{family}") for family in EVIDENCE_FAMILIES),
-        *((f"weight/{family}", "number", f"Weight of step scores, {family}") for family in EVIDENCE_FAMILIES),
+        *((f"order_groups/{family}", "count", "Groups behind prm/order") for family in EVIDENCE_FAMILIES),
+        *((f"weight/{family}", "number", "Weight of step scores") for family in EVIDENCE_FAMILIES),
     ),
     ("bias", "Sampling bias"): (
         ("length_trained_over_drawn", "number", "Tokens of trained groups over all with signal; 1 is unbiased"),
@@ -98,15 +97,15 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("running", "count", "Groups in rollout now"),
         ("ready", "count", "Groups with signal that wait for their batch"),
         ("in_batch", "count", "Groups of the batch that is trained now"),
-        ("trained", "count", "Groups trained so far"),
-        ("refused", "count", "Groups so far of batches that the guard refused"),
-        ("all_right", "count", "Groups dropped so far because every trajectory was right"),
-        ("all_wrong", "count", "Groups dropped so far because every trajectory was wrong"),
-        ("overlong", "count", "Groups dropped so far because the overlong rule left too little to train on"),
-        ("unscored", "count", "Groups dropped so far because fewer than half of their trajectories could be scored"),
-        ("failed", "count", "Groups failed so far after their last attempt"),
-        ("expired", "count", "Groups dropped so far as too stale; their tasks were drawn again"),
-        ("lost", "count", "Groups that were in flight when the run was cut off; their tasks were drawn again"),
+        ("trained", "count", "Groups trained"),
+        ("refused", "count", "Groups of batches that the guard refused"),
+        ("all_right", "count", "Groups dropped: every trajectory was right"),
+        ("all_wrong", "count", "Groups dropped: every trajectory was wrong"),
+        ("overlong", "count", "Groups dropped: the overlong rule left too little to train on"),
+        ("unscored", "count", "Groups dropped: fewer than half of the trajectories could be scored"),
+        ("failed", "count", "Groups that failed after their last attempt"),
+        ("expired", "count", "Groups dropped as too stale; their tasks were drawn again"),
+        ("lost", "count", "Groups in flight when the run was cut off; their tasks were drawn again"),
     ),
     ("learner", "Learner"): (
         ("step_s", "s", "Seconds of the optimizer step"),
