@@ -125,7 +125,7 @@ class LearnerConfig(Config):
     num_threads: MayChange[int] = Field(default=2, ge=1)
     """CPU threads of the learner."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the learner; `cuda` needs a GPU and the `gpu` extra."""
+    """Where the learner computes, as `rollout.engine.device`."""
     dtype: Dtype = "auto"
     """Type of the frozen base and of matrix products, as `rollout.engine.dtype`. The adapter, its gradients and losses
     are always in float32."""

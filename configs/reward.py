@@ -21,7 +21,7 @@ class CollectConfig(Config):
 
 class JudgeConfig(ServerConfig):
     base_url: PlainUrl = "http://127.0.0.1:11434/v1"
-    """Root of a server that speaks the OpenAI chat-completions protocol; the default is a local Ollama."""
+    """Root of a server with OpenAI's chat completions; the default is a local Ollama."""
     num_votes: Literal[1, 3, 5, 7, 9] = 3
     """Verdicts per step or answer: their median or majority counts."""
     max_concurrency: MayChange[int] = Field(default=4, ge=1, le=256)
@@ -52,13 +52,13 @@ class JudgeConfig(ServerConfig):
 
 
 class PlanLabelConfig(Config):
-    """Labels from the plan of the task generator: no key, generated tasks and the planner only."""
+    """The plan of the task generator: no key, generated tasks and the planner only."""
 
     type: Literal["plan"] = "plan"
 
 
 class MonteCarloLabelConfig(Config):
-    """Labels from the share of continuations after the step that end right: no key, any agent."""
+    """The share of continuations after the step that end right: no key, any agent."""
 
     type: Literal["monte_carlo"] = "monte_carlo"
     continuations: int = Field(default=4, ge=1, le=64)
@@ -66,7 +66,7 @@ class MonteCarloLabelConfig(Config):
 
 
 class JudgeLabelConfig(Config):
-    """Labels from a language model over the OpenAI chat protocol, for the planner's steps."""
+    """A language model over the OpenAI chat protocol, for the planner's steps."""
 
     type: Literal["judge"] = "judge"
     judge: JudgeConfig
@@ -93,15 +93,15 @@ class PrmConfig(Config):
     microbatch_tokens: MayChange[int] = Field(default=2048, ge=64)
     """Most distinct tokens of one forward pass; shared prefixes count once."""
     gradient_checkpointing: MayChange[bool] = False
-    """Compute each layer again in the backward pass instead of keeping its activations, for less memory."""
+    """Save memory, as `learner.gradient_checkpointing`."""
     num_threads: MayChange[int] = Field(default=2, ge=1)
     """CPU threads of the PRM."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the PRM computes; `cuda` needs a GPU and the `gpu` extra."""
+    """Where the PRM computes, as `rollout.engine.device`."""
 
 
 class OutcomeConfig(Config):
-    """Credit by the outcome minus the group's mean, divided by the group's deviation unless centered (Dr. GRPO)."""
+    """The outcome minus the group's mean, divided by the group's deviation unless centered (Dr. GRPO)."""
 
     type: Literal["outcome", "outcome_centered"] = "outcome"
 
@@ -123,7 +123,7 @@ class StepScoresConfig(Config):
 
 
 class OutcomeGatedConfig(StepScoresConfig):
-    """Credit by the outcome and, where outcomes differ, by a step's score against its siblings' in the same state."""
+    """The outcome and, where outcomes differ, a step's score against its siblings' in the same state."""
 
     type: Literal["outcome_gated"] = "outcome_gated"
     max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
@@ -131,7 +131,7 @@ class OutcomeGatedConfig(StepScoresConfig):
 
 
 class ProcessConfig(StepScoresConfig):
-    """Credit by step scores alone, without references: an attempt's lowest score, less the group's mean."""
+    """Step scores alone, without references: an attempt's lowest score, less the group's mean."""
 
     type: Literal["process"] = "process"
 

@@ -198,7 +198,7 @@ class CustomAgentConfig(Config):
 
 
 class FunctionAgentConfig(CustomAgentConfig):
-    """A custom agent that is a function in the rollout worker's process."""
+    """A custom agent as a function in the rollout worker's process."""
 
     type: Literal["function"] = "function"
     function: ImportPath
@@ -207,7 +207,7 @@ class FunctionAgentConfig(CustomAgentConfig):
 
 
 class CommandAgentConfig(CustomAgentConfig):
-    """A custom agent that is a program, started for each attempt."""
+    """A custom agent as a program, started for each attempt."""
 
     type: Literal["command"] = "command"
     command: str = Field(min_length=1)
