@@ -126,10 +126,6 @@ class EnvsConfig(Config):
     mix: Mix = {"lookup": 0.6, "two_lookup": 0.4}
     """Data set name -> share of the tasks. Generated: lookup, two_lookup, difference, three_lookup, chain,
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
-    choice: Literal["mix", "learnable"] = "mix"
-    """Where the next task of RL is from: `mix` keeps the shares; `learnable` draws each generated family of the mix
-    with weight 0.1 + p (1 - p), p its solve rate of late, whatever its share, and asks in three of four draws a task
-    again, at most four times in all, that not all attempts of its last group solved."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
     data_path: OwnPath | None = None

@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
 _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
     ("rollout", "Rollouts"): (
-        ("solve_rate", "share", "Mean score of scored trajectories since the step before, without repeats; 1 is right"),
+        ("solve_rate", "share", "Mean score of scored trajectories since the step before; 1 is right"),
         ("trajectories", "count", "Trajectories of groups that ended since the step before, dropped groups included"),
         ("turns", "number", "Planner turns per trajectory, malformed ones too"),
         ("sampled_tokens", "tokens", "Sampled tokens per trajectory, those of frozen modules included"),

@@ -4,7 +4,7 @@ import { get, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
-const SOLVED = ["Tasks solved while sampling", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
+const SOLVED = ["Tasks solved while sampling", "Line: share of sampled attempts that were right, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
 const FAMILIES = ["arith", "lookup", "two_lookup", "difference", "three_lookup", "chain", "branch"];
 const byFamily = (metric) => Object.fromEntries(FAMILIES.map((family) => [`${metric}/${family}`, family]));
 const SECTIONS = [
