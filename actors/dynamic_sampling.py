@@ -37,7 +37,7 @@ class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
         redact_output()
         shares = FixedShares(config.envs.mix, seed=config.seed)
-        self._buffer = GroupBuffer(config, families=shares.names, family_of=shares.name, put=ray.put)
+        self._buffer = GroupBuffer(config, family_of=shares.name, put=ray.put)
         self._newest: Offer | None = None
         self._last_version = -1
         """Highest version number that was given to a learner or that a learner began to publish."""

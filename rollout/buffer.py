@@ -9,7 +9,7 @@ import asyncio
 import heapq
 from bisect import insort
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from configs.errors import UserError
@@ -57,7 +57,7 @@ class Waiter:
 class GroupBuffer:
     """Admission, filtering and batching of groups.
 
-    `family_of` returns the family of the task with a number, one of `families`. `put` stores an encoded group and
+    `family_of` returns the family of the task with a number. `put` stores an encoded group and
     returns its reference.
     """
 
@@ -65,12 +65,10 @@ class GroupBuffer:
         self,
         config: RunConfig,
         *,
-        families: Iterable[str],
         family_of: Callable[[int], str],
         put: Callable[[bytes], Ref] = lambda payload: payload,
     ) -> None:
         self._config = config
-        self._families = tuple(families)
         self._family_of = family_of
         self._put = put
         self._closed = False
@@ -395,7 +393,6 @@ class GroupBuffer:
         dropped = [group for group in self._ended if group.state not in kept]
         held = sorted((one for one in dropped if one.ref is not None), key=lambda group: group.ordinal)
         facts = sum_of_facts(self._ended)
-        drawn = Counter(group.family for group in self._ended)
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
@@ -403,7 +400,6 @@ class GroupBuffer:
             rows=tuple(group.row(step) for group in (*dropped, *self._expired, *chosen)),
             version_ages=self._version_ages,
             facts=facts,
-            families=dict.fromkeys(self._families, 0) | dict(drawn),
             solved=self._solve_rates(),
             bias=bias_metrics(
                 [(group.state, group.summary.duration_s, group.num_tokens) for group in self._recent if group.summary]

@@ -126,8 +126,6 @@ class Batch:
     """Train steps that each version's weights lag behind. Tokens of other versions are too old."""
     facts: Mapping[str, float]
     """`sum_of_facts` of all groups that ended since the batch before."""
-    families: Mapping[str, int]
-    """Number of these groups by family."""
     solved: Mapping[str, float]
     """Solve rate of the last tasks of each family."""
     bias: Mapping[str, float]

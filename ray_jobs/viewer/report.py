@@ -60,9 +60,9 @@ def _charts(rows: Sequence[Row], rates: Sequence[Rate]) -> Iterator[LineChart]:
         ("Held-out tasks solved while training", held_out, marks, 1),
         ("The same by data set", {name: _points(rows, key) for name, key in datasets.items()}, (), 1),
         ("Tasks solved while sampling", sampled, marks, 1),
-        ("The same by family, over its last 8 new tasks", families, (), 2),
+        ("The same by family, over its last 8 tasks", families, (), 2),
     ):
-        drawn = {name: points for name, points in lines.items() if points}
+        drawn = {name: points for name, points in sorted(lines.items()) if points}
         if len(drawn) >= fewest:
             yield LineChart(title=title, lines=drawn, marks=diamonds)
 

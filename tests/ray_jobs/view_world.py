@@ -83,7 +83,7 @@ def make_group(ordinal, *, outcomes=(1.0, 0.0, 0.0), scored=True, question=None)
 
 
 def make_batch(step, **changes):
-    facts = {"refs": (), "version_ages": {1: 0, 2: 0}, "facts": {}, "families": {}, "solved": {}, "bias": {}}
+    facts = {"refs": (), "version_ages": {1: 0, 2: 0}, "facts": {}, "solved": {}, "bias": {}}
     return Batch(step=step, counts=GroupCounts(), **(facts | changes))
 
 

@@ -26,7 +26,7 @@ def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
 def make_buffer(batch_groups=2, pipeline_depth=1, **settings):
     """Even tasks are of family `a`, odd ones of family `b`."""
     config = make_config(batch_groups, pipeline_depth, **settings)
-    return GroupBuffer(config, families="ab", family_of=lambda task: "ab"[task % 2])
+    return GroupBuffer(config, family_of=lambda task: "ab"[task % 2])
 
 
 def ready(version=0, tokens=10, right=1.0, **changes):
