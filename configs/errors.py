@@ -91,7 +91,7 @@ def each_text(value: object, change: Callable[[str], str]) -> object:
     """Return a JSON value with every string and object key changed; raises RecursionError."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [each_text(item, change) for item in value]
     if isinstance(value, dict):
         return {change(name): each_text(item, change) for name, item in value.items()}
