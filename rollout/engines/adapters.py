@@ -13,7 +13,7 @@ from configs.errors import UserError
 from rollout.chat import reply_ends
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
-from rollout.engines.vllm_parts import MAX_LORAS, lora_request
+from rollout.engines.vllm_parts import MAX_LORAS
 from rollout.files import MemoryFolder
 from rollout.model_files import check_weights, weight_files, weights_in
 
@@ -181,6 +181,8 @@ class NativeAdapters:
 
         Raises ValueError if it does not fit this model, or if there is no room.
         """
+        from vllm.lora.request import LoRARequest
+
         if self._files is None:
             self._files = MemoryFolder((MAX_LORAS + 1) * len(adapter))
         number = next(self._numbers)
@@ -194,7 +196,7 @@ class NativeAdapters:
                 f"no room for an adapter of {len(adapter) / 1e6:.1f} MB in {folder}: {error.strerror}; give /dev/shm "
                 "more room (docker run --shm-size), or name a larger disk with TMPDIR"
             ) from error
-        return lora_request(name, number, folder)
+        return LoRARequest(name, number, str(folder))
 
     def discard(self, written: "LoRARequest") -> None:
         """Remove the files of an adapter that is not loaded."""
