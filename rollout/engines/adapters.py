@@ -198,10 +198,6 @@ class NativeAdapters:
             ) from error
         return LoRARequest(name, number, str(folder))
 
-    def discard(self, written: "LoRARequest") -> None:
-        """Remove the files of an adapter that is not loaded."""
-        shutil.rmtree(written.lora_path, ignore_errors=True)
-
     def load(self, version: int, written: "LoRARequest") -> None:
         if not self._llm.add_lora(written):
             raise RuntimeError(f"vLLM refused adapter version {version}")
@@ -222,7 +218,7 @@ class NativeAdapters:
         for version in self._loaded.keys() - used:
             unused = self._loaded.pop(version)
             self._llm.remove_lora(unused.lora_int_id)
-            self.discard(unused)
+            shutil.rmtree(unused.lora_path, ignore_errors=True)
 
     def close(self) -> None:
         if self._files is not None:
