@@ -14,7 +14,7 @@ from rollout.chat import reply_ends
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
 from rollout.engines.vllm_parts import MAX_LORAS
-from rollout.files import MemoryFolder
+from rollout.files import MemoryFolder, named
 from rollout.model_files import check_weights, weight_files, weights_in
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class NativeAdapters:
     def write(self, version: int, digest: str, adapter: bytes) -> "LoRARequest":
         """Write an adapter's files, in any thread, and return the request that loads them.
 
-        Raises ValueError if it does not fit this model, or if there is no room.
+        Raises ValueError if it does not fit this model, OSError if there is no room.
         """
         from vllm.lora.request import LoRARequest
 
@@ -188,14 +188,8 @@ class NativeAdapters:
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
         folder = self._files.path / name
-        try:
+        with named(folder):
             self._merger.write_adapter_folder(folder, adapter)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise ValueError(
-                f"no room for an adapter of {len(adapter) / 1e6:.1f} MB in {folder}: {error.strerror}; give /dev/shm "
-                "more room (docker run --shm-size), or name a larger disk with TMPDIR"
-            ) from error
         return LoRARequest(name, number, str(folder))
 
     def load(self, version: int, written: "LoRARequest") -> None:

@@ -133,7 +133,7 @@ class VllmEngine:
     async def prepare_adapter(self, version: int, adapter: bytes) -> Callable[[], str]:
         """Hash, check and write an adapter while the engine continues to sample, and return the rest of the work.
 
-        Raises ValueError if it does not fit this model, or if there is no room for its files.
+        Raises ValueError if it does not fit this model, OSError if there is no room for its files.
         """
 
         def prepare() -> Callable[[], str]:
