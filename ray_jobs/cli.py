@@ -59,7 +59,6 @@ Given = Annotated[
         help="TOML file or name of a built-in recipe (default: ./recipe.toml, else demo_cpu), and settings: seed=1",
     ),
 ]
-Recipe = Annotated[str | None, Parameter(metavar="RECIPE", help="the recipe as an option, anywhere on the line")]
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 RunFolder = Annotated[Path, Parameter(name="RUN", help="folder of a run, below runs/")]
 Adapter = Annotated[
@@ -330,13 +329,12 @@ def solve(
     question: Annotated[str, Parameter(name="QUESTION", help="in quotes")],
     /,
     *given: Given,
-    recipe: Recipe = None,
     adapter: Adapter = None,
     backend: Backend = None,
     trace: Annotated[File, Parameter(help="append the trajectory to this file, in the format of training")] = None,
 ) -> int:
     """Solve one question and print the steps as they happen."""
-    config = acting_config([*filter(None, (recipe, *given))], backend=backend)
+    config = acting_config(given, backend=backend)
     from ray_jobs.solve import run_solve
 
     return run_solve(config, question, adapter, trace)
@@ -362,10 +360,9 @@ def serve(
     /,
     *given: Given,
     model: Annotated[str, Parameter(help="the model's name in Ollama")] = "agentflow",
-    recipe: Recipe = None,
 ) -> None:
     """Create a model in a running Ollama from an export."""
-    config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
+    config = run_config(given, backend=f"ollama:{model}")
     from ray_jobs.export import run_serve
 
     run_serve(config, export)
