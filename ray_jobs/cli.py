@@ -23,7 +23,6 @@ from configs.errors import UserError, printable, user_error
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
-    from envs.sandbox import SandboxState
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -109,14 +108,10 @@ def acting_config(given: Sequence[str], *, backend: str | None = None, draws_tas
     config = run_config(given, backend=backend)
     from ray_jobs.run.preflight import check_before_acting
 
-    show_sandbox(check_before_acting(config, draws_tasks=draws_tasks))
+    sandbox = check_before_acting(config, draws_tasks=draws_tasks)
+    if sandbox and sandbox.without:
+        print(f"agentflow: code sandbox: {sandbox}", file=sys.stderr)
     return config
-
-
-def show_sandbox(state: "SandboxState | None") -> None:
-    """Print the state of the code sandbox on stderr if it has less isolation than it could have."""
-    if state is not None and state.without:
-        print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
 def init(
