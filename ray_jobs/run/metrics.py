@@ -232,5 +232,4 @@ def average_shares(rows: Sequence[Mapping[str, float]]) -> Shares:
 
 
 def _share(part: float, whole: float) -> float:
-    # 0 comes first: `max` keeps it when the share is nan.
     return min(1.0, max(0.0, part / whole if whole > 0 else 0.0))
