@@ -77,11 +77,6 @@ def printable(text: str) -> str:
     return _CONTROL.sub("", _TERMINAL_CODE.sub("", text.replace("\r\n", "\n")))
 
 
-def visible(text: str) -> str:
-    r"""Escape control characters, as in `\x1b`, in an untrusted name that is printed."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], text)
-
-
 def whole_letters(text: str) -> str:
     """Replace lone surrogates, which JSON can hold and no tokenizer accepts, by question marks."""
     return text.encode(errors="replace").decode()
