@@ -96,13 +96,9 @@ def test_values_that_json_cannot_represent(folder):
     attempt.turns[0].logprobs = packed_floats([float("-inf"), float("nan")])
     attempt.answer = "half a pair: \ud800"
     append(folder / "trajectories.jsonl", [attempt])
-    with (folder / "trajectories.jsonl").open("a") as file:
-        file.write("{broken\n")
-    client = client_of(folder)
-    shown = ask(client, "trajectory", id="eval_after/50")["record"]
+    shown = ask(client_of(folder), "trajectory", id="eval_after/50")["record"]
     assert shown["turns"][0]["logprobs"] == [None, None]
     assert shown["answer"] == "half a pair: ?"
-    assert ask(client, "state")[0]["unreadable"] == 1
 
 
 TORN = [
