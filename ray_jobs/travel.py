@@ -64,7 +64,7 @@ def check_no_key_travels(files: Iterable[Path]) -> None:
 def check_named_files(config: RunConfig, options: Sequence[str], folder: Path, files: Set[Path]) -> None:
     """Check that what settings and options name in the folder, or beside the recipe, is among the `files` that travel.
 
-    A name that is no file or module there is left to the checks of the job. Absolute paths are the cluster's.
+    Files and modules that exist nowhere are left to the checks of the job. Absolute paths are the cluster's.
     """
     places = {Path(config.code_path or folder).resolve(), folder}
     named = [
