@@ -34,6 +34,10 @@ class LearnerLostError(RuntimeError):
     """The learner was lost, with its weights since the newest checkpoint."""
 
 
+class CutOffError(UserError):
+    """An error that ends a run, after which it can be resumed; the command for it is added to the message."""
+
+
 def is_lost(error: Exception) -> bool:
     """Return whether a call failed because its actor is gone, and not because that actor called another one that is."""
     return isinstance(error, PART_LOST) and not isinstance(error, ray.exceptions.RayTaskError)
@@ -122,7 +126,7 @@ def _start_own(*, dashboard: bool) -> None:
                 raise
             ray.shutdown()
             if starts == 3:
-                raise UserError("Ray did not start within 30 s, three times: this machine is too busy") from error
+                raise CutOffError("Ray did not start within 30 s, three times: this machine is too busy") from error
 
 
 def _join(address: str) -> None:

@@ -18,7 +18,6 @@ from learner.types import Adapter
 from rollout.buffer import GroupBuffer, Permits
 from rollout.engines.read_back import ReadBack
 from rollout.lifecycle import Batch, Snapshot, Totals
-from rollout.task_choice import FixedChoice, LearnableChoice, TaskChoice
 from rollout.types import GroupSummary
 
 PATIENCE_S = 5.0
@@ -38,10 +37,7 @@ class DynamicSampling(Watched):
     def __init__(self, config: RunConfig) -> None:
         redact_output()
         shares = FixedShares(config.envs.mix, seed=config.seed)
-        choice: TaskChoice = LearnableChoice(names=tuple(sorted(shares.names)), seed=config.seed)
-        if config.envs.choice == "mix":
-            choice = FixedChoice(names=shares.names, family_of=shares.name)
-        self._buffer = GroupBuffer(config, choice=choice, put=ray.put)
+        self._buffer = GroupBuffer(config, family_of=shares.name, put=ray.put)
         self._newest: Offer | None = None
         self._last_version = -1
         """Highest version number that was given to a learner or that a learner began to publish."""

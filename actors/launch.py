@@ -12,7 +12,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from actors.cluster import Handle, LearnerLostError, reason_of
+from actors.cluster import CutOffError, Handle, LearnerLostError, reason_of
 from actors.dynamic_sampling import DynamicSampling
 from actors.learner import BaseWeightsActor, LearnerActor
 from actors.prm import PrmActor
@@ -159,8 +159,8 @@ class Launcher:
     def wait_for_learner(self) -> None:
         """Wait until the learner that was started last is built. Raise LearnerLostError if that fails.
 
-        Raises UserError if it has no room for `cluster.patience_s`, as after the loss of a node, or if it does not see
-        the run folder.
+        Raises CutOffError if it has no room for `cluster.patience_s`, as after the loss of a node, and UserError if it
+        does not see the run folder.
         """
         pending, limits = self._built, self._config.cluster
         roomless_s, started = 0.0, time.monotonic()
@@ -251,11 +251,11 @@ class Launcher:
         self._wait({f"rollout worker {index}": worker for index, (worker, _) in workers.items()})
         return Cluster(sampling=sampling, learner=learner, workers=workers, prm=prm, base=base)
 
-    def no_room(self, name: str, claims: Sequence[Bundle]) -> UserError:
+    def no_room(self, name: str, claims: Sequence[Bundle]) -> CutOffError:
         """Return the error for a part that has no room."""
         free = {resource: ray.available_resources().get(resource, 0.0) for resource in claims[0]}
         times = f" for each of {len(claims)} processes" if len(claims) > 1 else ""
-        return UserError(
+        return CutOffError(
             f"no room for the {name}: it claims {claims[0]} on one node{times}, and the whole cluster has {free} free; "
             "add a node, lower rollout.num_workers, or set cluster.patience_s to the time in which a node starts"
         )
@@ -269,7 +269,7 @@ class Launcher:
             done, _ = ray.wait([*beats], timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 names = ", ".join(beats.values())
-                raise UserError(f"these parts did not start within 12 * cluster.answer_s = {limit_s:g} s: {names}")
+                raise CutOffError(f"these parts did not start within 12 * cluster.answer_s = {limit_s:g} s: {names}")
             ray.get(done[0])
             del beats[done[0]]
 

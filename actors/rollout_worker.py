@@ -169,7 +169,7 @@ class RolloutWorkerActor:
         """Run and judge a group; return it encoded, and its facts."""
         started = time.monotonic()
         try:
-            task = self._tasks.task(permit.draw.played(permit.task), permit.draw.family)
+            task = self._tasks.task(permit.task)
             group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
             self._end_with_the_engine()
             # Weights that are loaded while a group runs may turn out wrong; then it is lost with the worker.

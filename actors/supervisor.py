@@ -6,7 +6,7 @@
     PRM             its process ends, or its heartbeat hangs             replaced (`_replace_prm`)
     learner         a call fails, or takes longer than its limit         LearnerLostError; the loop calls
                                                                          `restart_learner` and loads a checkpoint
-    sampling, base  its process ends, or its heartbeat hangs             the run ends with UserError
+    sampling, base  its process ends, or its heartbeat hangs             the run ends with CutOffError
 
 A thread looks at all parts once a second. A part that is lost more than MAX_RESTARTS times within one train step ends
 the run.
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from actors.cluster import PART_LOST, Handle, LearnerLostError, is_lost, reason_of
+from actors.cluster import PART_LOST, CutOffError, Handle, LearnerLostError, is_lost, reason_of
 from actors.heartbeat import Bound, Heartbeat
 from actors.launch import Cluster, Launcher, worker_bundle
 from actors.learner import call_all
@@ -86,14 +86,12 @@ class Supervisor:
         *,
         note: Callable[[str], None],
         waiting: Callable[[str], AbstractContextManager[None]],
-        resume: str,
     ) -> None:
-        """Take over a launched cluster. `resume` is the command that resumes the run, for messages."""
+        """Take over a launched cluster."""
         self._config = config
         self._launcher = launcher
         self._note = note
         self._waiting = waiting
-        self._resume = resume
         self.num_restarts = 0
         self.sampling = cluster.sampling
         self.learner = cluster.learner
@@ -369,8 +367,8 @@ class Supervisor:
                 f"the last time because: {reason}"
             )
 
-    def _unreplaceable(self, what: str) -> UserError:
-        return UserError(f"{what}; see the actors' logs, then resume with {self._resume}")
+    def _unreplaceable(self, what: str) -> CutOffError:
+        return CutOffError(f"{what}; see the actors' logs")
 
     def _kill_learner(self) -> None:
         for rank in self.learner:

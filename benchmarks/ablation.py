@@ -3,7 +3,7 @@
     python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms outcome,plan]
 
 The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
-number of train steps. The families have equal shares and no task is repeated.
+number of train steps. The families have equal shares.
 
     outcome   outcomes alone
     plan      `outcome_gated` with the best scores that a PRM can learn
@@ -42,7 +42,7 @@ ARMS = {
     "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
 BASE = "outcome"
-COMMON = ("envs.choice=mix", "evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
+COMMON = ("evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
 OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
     "depth_cpu": (

@@ -39,7 +39,6 @@ from ray_jobs.statistics import wilson_interval
 JOB = (
     "reward.credit=outcome",
     "envs.mix={lookup=0.5, two_lookup=0.5}",
-    "envs.choice=mix",
     "batch_groups=2",
     "max_empty_batches=60",
     "cold_start.lazy_share=0.4",

@@ -126,9 +126,6 @@ class EnvsConfig(Config):
     mix: Mix = {"lookup": 0.6, "two_lookup": 0.4}
     """Data set name -> share of the tasks. Generated: lookup, two_lookup, difference, three_lookup, chain,
     game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
-    choice: Literal["mix", "learnable"] = "mix"
-    """Choice of the next task of RL: `mix` keeps the shares; `learnable` prefers generated families that are sometimes
-    solved, whatever their share, and repeats tasks that some attempts failed."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
     data_path: OwnPath | None = None

@@ -77,11 +77,6 @@ def printable(text: str) -> str:
     return _CONTROL.sub("", _TERMINAL_CODE.sub("", text.replace("\r\n", "\n")))
 
 
-def visible(text: str) -> str:
-    r"""Escape control characters, as in `\x1b`, in an untrusted name that is printed."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], text)
-
-
 def whole_letters(text: str) -> str:
     """Replace lone surrogates, which JSON can hold and no tokenizer accepts, by question marks."""
     return text.encode(errors="replace").decode()
@@ -91,7 +86,7 @@ def each_text(value: object, change: Callable[[str], str]) -> object:
     """Return a JSON value with every string and object key changed; raises RecursionError."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [each_text(item, change) for item in value]
     if isinstance(value, dict):
         return {change(name): each_text(item, change) for name, item in value.items()}

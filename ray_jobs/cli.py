@@ -23,7 +23,6 @@ from configs.errors import UserError, printable, user_error
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
-    from envs.sandbox import SandboxState
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -59,7 +58,6 @@ Given = Annotated[
         help="TOML file or name of a built-in recipe (default: ./recipe.toml, else demo_cpu), and settings: seed=1",
     ),
 ]
-Recipe = Annotated[str | None, Parameter(metavar="RECIPE", help="the recipe as an option, anywhere on the line")]
 Count = Annotated[int, Parameter(validator=Number(gte=1))]
 RunFolder = Annotated[Path, Parameter(name="RUN", help="folder of a run, below runs/")]
 Adapter = Annotated[
@@ -110,14 +108,10 @@ def acting_config(given: Sequence[str], *, backend: str | None = None, draws_tas
     config = run_config(given, backend=backend)
     from ray_jobs.run.preflight import check_before_acting
 
-    show_sandbox(check_before_acting(config, draws_tasks=draws_tasks))
+    sandbox = check_before_acting(config, draws_tasks=draws_tasks)
+    if sandbox and sandbox.without:
+        print(f"agentflow: code sandbox: {sandbox}", file=sys.stderr)
     return config
-
-
-def show_sandbox(state: "SandboxState | None") -> None:
-    """Print the state of the code sandbox on stderr if it has less isolation than it could have."""
-    if state is not None and state.without:
-        print(f"agentflow: code sandbox: {state}", file=sys.stderr)
 
 
 def init(
@@ -330,13 +324,12 @@ def solve(
     question: Annotated[str, Parameter(name="QUESTION", help="in quotes")],
     /,
     *given: Given,
-    recipe: Recipe = None,
     adapter: Adapter = None,
     backend: Backend = None,
     trace: Annotated[File, Parameter(help="append the trajectory to this file, in the format of training")] = None,
 ) -> int:
     """Solve one question and print the steps as they happen."""
-    config = acting_config([*filter(None, (recipe, *given))], backend=backend)
+    config = acting_config(given, backend=backend)
     from ray_jobs.solve import run_solve
 
     return run_solve(config, question, adapter, trace)
@@ -362,10 +355,9 @@ def serve(
     /,
     *given: Given,
     model: Annotated[str, Parameter(help="the model's name in Ollama")] = "agentflow",
-    recipe: Recipe = None,
 ) -> None:
     """Create a model in a running Ollama from an export."""
-    config = run_config([*filter(None, (recipe, *given))], backend=f"ollama:{model}")
+    config = run_config(given, backend=f"ollama:{model}")
     from ray_jobs.export import run_serve
 
     run_serve(config, export)

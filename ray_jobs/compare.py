@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from configs.errors import UserError, visible
+from configs.errors import UserError, printable
 from ray_jobs.evaluation import (
     IDENTITY,
     StoredEvaluation,
@@ -96,7 +96,7 @@ def comparison(before: StoredEvaluation, after: StoredEvaluation) -> Comparison:
 
 
 def _table(result: Comparison) -> Table:
-    title = escape(visible(f"{result['before']} -> {result['after']}"))
+    title = escape(printable(f"{result['before']} -> {result['after']}"))
     columns = ("benchmark", "items", "before", "after", "gain", "95% interval", "p", "items for this gain")
     table = Table(*columns, title=title, title_justify="left")
     rows = result["benchmarks"] | ({"all": result["all"]} if len(result["benchmarks"]) > 1 else {})
@@ -104,7 +104,7 @@ def _table(result: Comparison) -> Table:
         rates = percent(row["before"]), percent(row["after"]), points([row["gain"]], signed=True)
         needed = str(row["items_for_this_gain"] or "")
         interval = points(row["ci95"], signed=True)
-        table.add_row(Text(visible(name)), str(row["num_tasks"]), *rates, interval, f"{row['p']:.3g}", needed)
+        table.add_row(Text(printable(name)), str(row["num_tasks"]), *rates, interval, f"{row['p']:.3g}", needed)
     return table
 
 

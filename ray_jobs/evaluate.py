@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.envs import EnvsConfig
-from configs.errors import UserError, reason, visible
+from configs.errors import UserError, printable, reason
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS, load_benchmark, stem_of
 from envs.datasets.families import FAMILIES
@@ -93,7 +93,7 @@ def _attempt_missing(
         temperature = settings.temperature
         asyncio.run(attempt_all(solver, missing, keep, phase="evaluate", temperature=temperature, judge=judge))
     for failure, count in judge.failures.most_common(3) if judge else ():
-        console.print(f"{count} votes of the judge are missing: {visible(failure)}", markup=False, soft_wrap=True)
+        console.print(f"{count} votes of the judge are missing: {printable(failure)}", markup=False, soft_wrap=True)
 
 
 def check_evaluation(config: RunConfig, *, num_seeds: int) -> None:
@@ -181,16 +181,16 @@ def report_evaluation(out: Path, console: Console) -> Path:
     write_json(out / "summary.json", summary)
     page = write_evaluation_page(out, stored, summary)
     rows = summary["benchmarks"] | ({"all": summary} if len(summary["benchmarks"]) > 1 else {})
-    title = f"Solved by {escape(visible(stored.name))}"
+    title = f"Solved by {escape(printable(stored.name))}"
     table = Table("benchmark", "solved", "items", "95% interval", title=title, title_justify="left")
     for name, row in rows.items():
         interval = "" if row["solve_rate"] is None else f"{points(row['solve_rate_ci95'])}%"
-        table.add_row(Text(visible(name)), percent(row["solve_rate"]), str(row["num_scored"]), interval)
+        table.add_row(Text(printable(name)), percent(row["solve_rate"]), str(row["num_scored"]), interval)
     console.print(table)
     if leaked := [name for row in summary["benchmarks"].values() for name in row["leaks"]["leaked"]]:
         console.print(f"{len(leaked)} results are leaked: a tool retrieved most of the question", style="bold")
     if unscored := stored.unscored:
-        note = f"{len(unscored)} results are unscored: {visible(why)}; the same command repeats failed items"
+        note = f"{len(unscored)} results are unscored: {printable(why)}; the same command repeats failed items"
         console.print(note, style="bold", markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     return page

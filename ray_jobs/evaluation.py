@@ -168,8 +168,8 @@ def identity_of(
     hints = memory.type != "none" and memory.in_evaluation
     limits = (rollout.max_turn_tokens, rollout.max_calls, rollout.episode_timeout_s, rollout.wall_timeout_s)
     sampling = (config.evaluation.temperature, *limits, rollout.engine.max_model_len, rollout.engine.adapter_mode)
-    # The choice of tasks does not change a tool.
-    not_tools = {"mix", "choice", "datasets", "data_path"}
+    # Which tasks are asked does not change a tool.
+    not_tools = {"mix", "datasets", "data_path"}
     fixed: dict[str, object] = {
         "version": version("agentflow-ray"),
         "seeds": num_seeds,

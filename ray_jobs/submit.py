@@ -35,7 +35,7 @@ from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 from ray_jobs.run.origin import provenance
 from ray_jobs.run.preflight import check_labelling, check_nothing_secret_is_written, check_recipe, key_variables
-from ray_jobs.travel import LEFT_BEHIND, Package, check_no_key_travels, travelling
+from ray_jobs.travel import LEFT_BEHIND, check_file_travels, check_named_files, check_no_key_travels, travelling
 
 COMMAND = ("python", "-m", "ray_jobs.cli")
 """The program that runs on the cluster: the code of the working directory, otherwise the installed package."""
@@ -177,15 +177,9 @@ def check_package(config: RunConfig, request: SubmitRequest, runtime_env: Mappin
     folder, excludes = Path(runtime_env["working_dir"]), runtime_env["excludes"]
     files = travelling(folder, excludes)
     if request.phase != "resume":
-        package = Package(
-            folder=folder,
-            files=files,
-            code=Path(config.code_path or folder).resolve(),
-            installs=not runtime_env.keys().isdisjoint(("pip", "uv", "conda", "py_modules", "image_uri", "container")),
-        )
         if request.recipe.exists():
-            package.check_file("recipe", request.recipe.resolve())
-        package.check(config, request.phase_options)
+            check_file_travels("recipe", request.recipe.resolve(), folder, files)
+        check_named_files(config, request.phase_options, folder, files)
     modules = [name for name in runtime_env.get("py_modules") or () if isinstance(name, str) and "://" not in name]
     check_no_key_travels(files.union(*(travelling(Path(name).absolute(), excludes) for name in modules)))
 

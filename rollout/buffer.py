@@ -7,8 +7,9 @@ the `Snapshot` in its newest checkpoint.
 
 import asyncio
 import heapq
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from configs.errors import UserError
@@ -22,7 +23,6 @@ from rollout.filters import (
     version_ages,
 )
 from rollout.lifecycle import LIVE, Batch, GroupCounts, LiveGroup, Permit, Ref, Snapshot, State, Totals, sum_of_facts
-from rollout.task_choice import Draw, FamilyOutcomes, Outcome, TaskChoice
 from rollout.types import GroupSummary
 
 MOST_TRIED = 4
@@ -30,6 +30,10 @@ MOST_TRIED = 4
 steps teach more per sampled token than one of a full batch."""
 BIAS_WINDOW = 1000
 """Groups that ended last, for the bias metrics."""
+NUM_SCORES = 64
+"""Groups of a family whose scores are kept: more than a cut-off can take back."""
+NUM_SHOWN_SCORES = 8
+"""Groups of a family over which its solve rate is shown."""
 SHOWN_UNTRAINED = 4
 """Groups without signal per batch that are kept for reading."""
 
@@ -51,17 +55,21 @@ class Waiter:
 
 
 class GroupBuffer:
-    """Admission, filtering and batching of groups. `put` stores an encoded group and returns its reference."""
+    """Admission, filtering and batching of groups.
+
+    `family_of` returns the family of the task with a number. `put` stores an encoded group and
+    returns its reference.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         *,
-        choice: TaskChoice,
+        family_of: Callable[[int], str],
         put: Callable[[bytes], Ref] = lambda payload: payload,
     ) -> None:
         self._config = config
-        self._choice = choice
+        self._family_of = family_of
         self._put = put
         self._closed = False
         self._changed = asyncio.Event()
@@ -188,7 +196,7 @@ class GroupBuffer:
         self._left_in_round = 0
         self._counts = Counter({State(name): num for name, num in snapshot.counts.items()})
         self._next_task, self._next_ordinal = snapshot.next_task, snapshot.next_ordinal
-        self._outcomes = FamilyOutcomes(snapshot.outcomes)
+        self._scores = defaultdict(list, {family: [*scores] for family, scores in snapshot.scores.items()})
         self._facts, self._reasons = Counter(snapshot.facts), Counter(snapshot.reasons)
         self._num_retries = snapshot.num_retries
         self._signal_row = snapshot.without_signal
@@ -199,8 +207,8 @@ class GroupBuffer:
             self._published.clear()
         self._publish(step, policy_version)
         self.snapshot = snapshot
-        for task, draw, attempt in snapshot.redraw:
-            self._add(task, draw, attempt)
+        for task, attempt in snapshot.redraw:
+            self._add(task, attempt)
         self._notify()
 
     def close(self) -> None:
@@ -253,9 +261,6 @@ class GroupBuffer:
         if not granted:
             return
         self._left_in_round = available
-        # A synchronous round is chosen from the outcomes at its beginning.
-        if not (self._synchronous and self._counts[State.RUNNING]):
-            self._draw_of = self._choice.by(self._outcomes.latest, self._open_tasks)
         queued = self._in_state(State.QUEUED) if self._counts[State.QUEUED] else []
         waiting = iter(sorted(queued, key=lambda group: group.task))
         for waiter, num in granted.items():
@@ -281,24 +286,22 @@ class GroupBuffer:
 
     def _start(self, group: LiveGroup | None, worker: int) -> Permit:
         """Run a queued group, or a new one of the next task."""
-        group = group or self._add(self._next_task, self._draw_of(self._next_task))
+        group = group or self._add(self._next_task)
         self._move(group, State.RUNNING)
         group.worker, group.round, group.lease = worker, self._num_rounds, self._next_lease
         self._next_lease += 1
         self._leases[group.lease] = group.ordinal
         self._running_by_worker[worker] += 1
-        return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, draw=group.draw, attempt=group.attempt)
-
-    def _open_tasks(self) -> set[int]:
-        return {group.draw.played(group.task) for group in self._in_state(State.QUEUED, State.RUNNING)}
+        return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, attempt=group.attempt)
 
     # --- the life of a group ---------------------------------------------------------------------
 
     def _in_state(self, *states: State) -> list[LiveGroup]:
         return [group for group in self._groups.values() if group.state in states]
 
-    def _add(self, task: int, draw: Draw, attempt: int = 1) -> LiveGroup:
-        group = LiveGroup(ordinal=self._next_ordinal, task=task, draw=draw, attempt=attempt)
+    def _add(self, task: int, attempt: int = 1) -> LiveGroup:
+        family = self._family_of(task)
+        group = LiveGroup(ordinal=self._next_ordinal, task=task, family=family, attempt=attempt)
         self._groups[group.ordinal] = group
         self._counts[State.QUEUED] += 1
         self._next_ordinal += 1
@@ -331,20 +334,20 @@ class GroupBuffer:
                 group.ref = self._put(payload)
         self._ended.append(group)
         self._recent.append(group)
-        task, differed = group.draw.played(group.task), group.state in (State.READY, State.OVERLONG)
-        outcome = Outcome(task, summary.right, summary.scored, differed, group.draw.visit)
-        self._outcomes.add(group.draw.family, group.ordinal, outcome)
+        if summary.scored:
+            insort(self._scores[group.family], (group.ordinal, summary.right, summary.scored))
+            del self._scores[group.family][:-NUM_SCORES]
         self._guard.observe(signal=group.state is State.READY)
         if group.state is State.READY:
             self._expire_if_stale(group)
 
     def _undo(self, groups: Sequence[LiveGroup]) -> None:
         """Queue groups that ended again, as if they had not run."""
+        self._scores = self._scores_without({group.ordinal for group in groups})
         for group in groups:
             self._move(group, State.QUEUED)
             self._ended.remove(group)
             self._recent.remove(group)
-            self._outcomes.remove(group.draw.family, group.ordinal)
             group.ref, group.summary = None, None
         self._guard = self._new_guard()
 
@@ -361,7 +364,7 @@ class GroupBuffer:
         group.reason = f"older than version {self._oldest_version}"
         self._reasons[group.reason] += 1
         self._expired.append(group)
-        self._add(group.task, group.draw, group.attempt + 1)
+        self._add(group.task, group.attempt + 1)
         self._num_retries += 1
         group.ref = None
 
@@ -390,7 +393,6 @@ class GroupBuffer:
         dropped = [group for group in self._ended if group.state not in kept]
         held = sorted((one for one in dropped if one.ref is not None), key=lambda group: group.ordinal)
         facts = sum_of_facts(self._ended)
-        drawn = Counter(group.draw.family for group in self._ended)
         batch = Batch(
             step=step,
             refs=tuple(group.ref for group in chosen),
@@ -398,8 +400,7 @@ class GroupBuffer:
             rows=tuple(group.row(step) for group in (*dropped, *self._expired, *chosen)),
             version_ages=self._version_ages,
             facts=facts,
-            families=dict.fromkeys(self._choice.names, 0) | dict(drawn),
-            solved=self._outcomes.solve_rates(),
+            solved=self._solve_rates(),
             bias=bias_metrics(
                 [(group.state, group.summary.duration_s, group.num_tokens) for group in self._recent if group.summary]
             ),
@@ -427,13 +428,25 @@ class GroupBuffer:
             next_task=self._next_task,
             next_ordinal=self._next_ordinal,
             counts={str(state): num for state, num in counts.items() if num},
-            redraw=tuple((one.task, one.draw, one.attempt) for one in sorted(redraw, key=lambda one: one.task)),
-            outcomes=self._outcomes.rows_without(unreported),
+            redraw=tuple((one.task, one.attempt) for one in sorted(redraw, key=lambda one: one.task)),
+            scores=self._scores_without(unreported.keys()),
             without_signal=self._signal_row,
             facts=dict(self._facts),
             reasons=dict(self._reasons),
             num_retries=self._num_retries,
         )
+
+    def _scores_without(self, ordinals: Set[int]) -> defaultdict[str, list[tuple[int, float, int]]]:
+        kept = {family: [one for one in scores if one[0] not in ordinals] for family, scores in self._scores.items()}
+        return defaultdict(list, kept)
+
+    def _solve_rates(self) -> dict[str, float]:
+        """Return the share of right trajectories in the last tasks of each family that has any."""
+        shown = {family: scores[-NUM_SHOWN_SCORES:] for family, scores in self._scores.items() if scores}
+        return {
+            family: sum(right for _, right, _ in scores) / sum(scored for *_, scored in scores)
+            for family, scores in shown.items()
+        }
 
     def _check_counts(self) -> None:
         """Raise RuntimeError unless the groups are as many as the counts say."""

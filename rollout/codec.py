@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from configs.errors import UserError
+from configs.errors import UserError, in_whole_letters
 from rollout.files import whole_lines
 from rollout.types import Group, Trajectory, Turn, floats_of, ids_of
 
@@ -164,17 +164,7 @@ def _encoded(encode: Callable[[object], bytes], value: object) -> bytes:
         return encode(value)
     except UnicodeEncodeError:
         # Half a surrogate pair, which a model may write, has no UTF-8; it becomes a question mark.
-        return encode(_without_half_pairs(msgspec.to_builtins(value, builtin_types=(bytes,))))
-
-
-def _without_half_pairs(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, dict):
-        return {_without_half_pairs(key): _without_half_pairs(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_half_pairs(item) for item in value]
-    return value
+        return encode(in_whole_letters(msgspec.to_builtins(value, builtin_types=(bytes,))))
 
 
 def _decoded(decode: Callable[[bytes], Value], data: bytes) -> Value:

@@ -13,33 +13,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-import psutil
-
 from configs.errors import UserError
 from envs import kernel
 from rollout.agent.keeper import REMOVE
 
 TOKENIZER = "tokenizer.json"
 """Copy of the model's tokenizer in a run folder, to read the token ids of its trajectories."""
-_NETWORK = {
-    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
-    *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
-}
-_LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.ntfs-3g", "fuse.exfat"}
-
-
-def network_file_system(path: Path) -> str | None:
-    """Return the kind of file system, such as nfs4, of a path on another machine; None for a local disk."""
-    # The later of two mounts on one folder hides the one before.
-    kinds: dict[str, str] = {}
-    with suppress(OSError):
-        kinds = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
-    whole = path.resolve()
-    kind = next((kinds[str(one)] for one in (whole, *whole.parents) if str(one) in kinds), "")
-    networked = kind in _NETWORK or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
-    return kind if networked else None
-
-
 _PARTIAL = ".partial"
 
 

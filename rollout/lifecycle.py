@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec import Struct
 
-from rollout.task_choice import Draw, Outcome
 from rollout.types import GroupSummary
 
 Ref = Any
@@ -87,7 +86,6 @@ class Permit:
     """Number of this run of the group."""
     ordinal: int
     task: int
-    draw: Draw
     attempt: int
 
     @property
@@ -101,7 +99,6 @@ class GroupRow(Struct, kw_only=True):
     id: str
     task_number: int
     family: str
-    repeats: int | None
     state: State
     attempt: int
     step: int
@@ -129,10 +126,8 @@ class Batch:
     """Train steps that each version's weights lag behind. Tokens of other versions are too old."""
     facts: Mapping[str, float]
     """`sum_of_facts` of all groups that ended since the batch before."""
-    families: Mapping[str, int]
-    """Number of these groups by family."""
     solved: Mapping[str, float]
-    """Solve rate of the last new tasks of each family."""
+    """Solve rate of the last tasks of each family."""
     bias: Mapping[str, float]
     counts: GroupCounts
     warning: str | None = None
@@ -144,9 +139,10 @@ class Snapshot(Struct, kw_only=True, frozen=True):
     next_task: int = 0
     next_ordinal: int = 0
     counts: dict[str, int] = {}
-    redraw: tuple[tuple[int, Draw, int], ...] = ()
-    """Number, draw and attempt of the lost groups' tasks."""
-    outcomes: dict[str, list[tuple[int, Outcome]]] = {}
+    redraw: tuple[tuple[int, int], ...] = ()
+    """Number and attempt of the lost groups' tasks."""
+    scores: dict[str, list[tuple[int, float, int]]] = {}
+    """Of the last groups of each family: number, sum of the outcomes, number of scored trajectories."""
     without_signal: int = 0
     facts: dict[str, float] = {}
     reasons: dict[str, int] = {}
@@ -170,7 +166,7 @@ class LiveGroup:
 
     ordinal: int
     task: int
-    draw: Draw
+    family: str
     attempt: int
     state: State = State.QUEUED
     worker: int | None = None
@@ -193,8 +189,7 @@ class LiveGroup:
         return GroupRow(
             id=group_id(self.ordinal),
             task_number=self.task,
-            family=self.draw.family,
-            repeats=self.draw.repeats,
+            family=self.family,
             state=self.state,
             attempt=self.attempt,
             step=step,
@@ -208,13 +203,9 @@ class LiveGroup:
 
 
 def sum_of_facts(groups: Iterable[LiveGroup]) -> dict[str, float]:
-    """Return the facts of the groups that ended, added up by name.
-
-    Repeated tasks are not in the solve rate: they were chosen by their outcomes.
-    """
+    """Return the facts of the groups that ended, added up by name."""
     totals: Counter[str] = Counter()
     for group in groups:
         if group.summary:
-            left_out = {"right", "scored"} if group.draw.visit > 1 else set()
-            totals.update({name: num for name, num in group.summary.facts.items() if name not in left_out})
+            totals.update(group.summary.facts)
     return dict(totals)

@@ -60,8 +60,6 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the memory, the payload of a point in Qdrant."""
 
     task_id: str
-    key: str
-    """Key of the whole question."""
     question: str
     steps: tuple[str, ...]
     """Action and input of each tool call."""
@@ -93,7 +91,7 @@ def experience_of(trajectory: Trajectory) -> Experience | None:
     )
     if not steps:
         return None
-    return Experience(task_id=task.id, key=question_key(task.question), question=task.question, steps=steps[:MAX_STEPS])
+    return Experience(task_id=task.id, question=task.question, steps=steps[:MAX_STEPS])
 
 
 def one_line(text: str, max_chars: int) -> str:
@@ -206,32 +204,24 @@ class EpisodicMemory:
         return client
 
     def _similar(self, task: Task) -> list[str]:
-        from qdrant_client import models
-
         key = question_key(task.question)
-        same_task: list[models.Condition] = [
-            models.FieldCondition(key="key", match=models.MatchValue(value=key)),
-            models.FieldCondition(key="task_id", match=models.MatchValue(value=task.id)),
-        ]
         points = self._client.query_points(
             COLLECTION,
             query=embed(task.question).tolist(),
-            query_filter=models.Filter(must_not=same_task),
             score_threshold=MIN_SIMILARITY,
             limit=3 * MAX_HINTS,
             with_payload=True,
         ).points
         by_steps: dict[tuple[str, ...], str] = {}
-        for entry in (_read(point.payload) for point in points):
-            # A shared server's keys need not be those of its questions.
-            if entry is not None and entry.steps and question_key(entry.question) != key:
+        for entry in filter(None, (_read(point.payload) for point in points)):
+            if entry.steps and entry.task_id != task.id and question_key(entry.question) != key:
                 by_steps.setdefault(entry.steps, entry.hint)
         return list(by_steps.values())[:MAX_HINTS]
 
     def _add(self, experience: Experience) -> bool:
         from qdrant_client import models
 
-        point_id = str(uuid.uuid5(_ID_NAMESPACE, experience.key))
+        point_id = str(uuid.uuid5(_ID_NAMESPACE, question_key(experience.question)))
         known = self._client.retrieve(COLLECTION, ids=[point_id], with_payload=True)
         earlier = _read(known[0].payload) if known else None
         if earlier is not None and len(earlier.steps) <= len(experience.steps):

@@ -64,9 +64,9 @@ def check_weights(folder: Path) -> None:
     check_no_adapter(folder)
     weight_files(folder)
     config = read_json(folder / "config.json")
-    family, tied = config.get("model_type") in FAMILIES, bool(config.get("tie_word_embeddings"))
-    if not (family or tied):
+    if config.get("model_type") not in FAMILIES:
         return
+    tied = bool(config.get("tie_word_embeddings"))
     names = {name for name, _ in weights_in(folder, framework="np")}
     if tied and {_HEAD, _EMBEDDING} <= names:
         one, other = (
@@ -77,10 +77,10 @@ def check_weights(folder: Path) -> None:
                 f"'{folder}/config.json' says tie_word_embeddings = true, and {_HEAD} differs from {_EMBEDDING}: "
                 "programs use different ones; set it to false to use the head, or remove the head"
             )
-    layers = range(int(config.get("num_hidden_layers", 0)) if family else 0)
+    layers = range(int(config.get("num_hidden_layers", 0)))
     parts = (f"model.layers.{number}.{part}.weight" for number in layers for part in _LAYER)
     needed = chain((_EMBEDDING, "model.norm.weight"), () if tied else (_HEAD,), parts)
-    if family and (missing := next((name for name in needed if name not in names), None)):
+    if missing := next((name for name in needed if name not in names), None):
         raise UserError(
             f"the weights in '{folder}' lack {missing}, which would start at random values; save the whole model "
             "(config.json may need tie_word_embeddings = true)"

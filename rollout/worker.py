@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import structs
 
@@ -42,27 +42,16 @@ if TYPE_CHECKING:
     from rollout.engines.base_weights import ExportedBase
 
 AnyAgent: TypeAlias = Agent | CustomAgent
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-async def together(runs: Iterable[Coroutine[object, object, T]]) -> list[T]:
-    """Return the results of coroutines that run side by side. The first error ends the others, and is raised."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(run) for run in runs]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [one.result() for one in running]
 
 
 async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
     """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared."""
-    trajectories = await together(
+    attempts = (
         agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
         for index in range(group_size)
     )
-    return Group(id=group_id, trajectories=tuple(trajectories))
+    return Group(id=group_id, trajectories=tuple(await asyncio.gather(*attempts)))
 
 
 class Solver:
@@ -224,7 +213,7 @@ class Worker(Solver):
             end = await agent.run(trajectory.task, trajectory_id=own_id, group_id=trajectory.group_id)
             return as_replay(end, recorded)
 
-        ends = await together(map(run, range(count)))
+        ends = await asyncio.gather(*map(run, range(count)))
         return [end for end in ends if repeats(end, trajectory, num_turns)]
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
@@ -249,7 +238,7 @@ class Worker(Solver):
             plans = demonstrated_plans(tasks, settings.lazy_share)
             agents = [self.following(plan) for plan in plans]
         played = (play(index, agent, one.task) for index, (agent, one) in enumerate(zip(agents, tasks, strict=True)))
-        return await together(played)
+        return await asyncio.gather(*played)
 
 
 def as_replay(trajectory: Trajectory, recorded: Sequence[Turn]) -> Trajectory:

@@ -117,9 +117,9 @@ class TaskSampler:
         if empty := [name for name, tasks in self._finite.items() if not tasks]:
             raise ValueError(f"{empty[0]!r} has no task for training; add rows, or remove it from envs.mix")
 
-    def task(self, ordinal: int, family: str | None = None) -> Task:
-        """Return the task of an ordinal, from `family` or else from the data set that the shares give."""
-        name = family or self._shares.name(ordinal)
+    def task(self, ordinal: int) -> Task:
+        """Return the task of an ordinal, from the data set that the shares give."""
+        name = self._shares.name(ordinal)
         if name in FAMILIES:
             return self._custom.scored(rl_task(name, ordinal=ordinal, seed=self._seed).task)
         tasks = self._finite[name]

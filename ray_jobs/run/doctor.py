@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from configs.base import fastest_precision
-from configs.errors import visible
+from configs.errors import printable
 from envs.sandbox import Sandbox, SandboxRefusedError
 from ray_jobs.run.model_folder import demo_model_dir
 from ray_jobs.run.origin import memory_bytes, version_of
@@ -36,7 +36,7 @@ def run_doctor() -> int:
     for column in ("", "subject", "found"):
         table.add_column(column)
     for subject, text, state in findings:
-        table.add_row(f"[{_STYLES[state]}]{state}[/]", subject, escape(visible(text)))
+        table.add_row(f"[{_STYLES[state]}]{state}[/]", subject, escape(printable(text)))
     Console().print(table)
     return int(any(state == "fail" for _, _, state in findings))
 

@@ -25,7 +25,6 @@ from rollout.codec import trajectory_line
 from rollout.files import (
     TOKENIZER,
     named,
-    network_file_system,
     read_json,
     read_records,
     sync,
@@ -121,11 +120,6 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             folder.rewind(sys.maxsize)
             folder._opened_s = folder._elapsed_s
             return folder
-        if kind := network_file_system(path):
-            tell(
-                f"the run folder is on a network file system ({kind}); its lock may not keep other machines out, so "
-                "start no second run in it"
-            )
         walls = asdict(sandbox) if sandbox else None
         write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
         write_json(path / "config.json", config.model_dump(mode="json"))

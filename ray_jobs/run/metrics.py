@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
 _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
     ("rollout", "Rollouts"): (
-        ("solve_rate", "share", "Mean score of scored trajectories since the step before, without repeats; 1 is right"),
+        ("solve_rate", "share", "Mean score of scored trajectories since the step before; 1 is right"),
         ("trajectories", "count", "Trajectories of groups that ended since the step before, dropped groups included"),
         ("turns", "number", "Planner turns per trajectory, malformed ones too"),
         ("sampled_tokens", "tokens", "Sampled tokens per trajectory, those of frozen modules included"),
@@ -37,11 +37,8 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("infrastructure_failures", "count", "Trajectories left unscored by a tool or engine, without retried groups"),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
-    ("mix", "Tasks drawn"): tuple(
-        (family, "share", "Groups of this family among those that ended since the step before") for family in FAMILIES
-    ),
     ("solved", "Tasks solved, by family"): tuple(
-        (family, "share", "Solve rate of the last 8 new tasks of this family while sampling") for family in FAMILIES
+        (family, "share", "Solve rate of the last 8 tasks of this family while sampling") for family in FAMILIES
     ),
     ("held_out", "Held-out tasks while training"): (
         ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),
@@ -235,5 +232,4 @@ def average_shares(rows: Sequence[Mapping[str, float]]) -> Shares:
 
 
 def _share(part: float, whole: float) -> float:
-    # 0 comes first: `max` keeps it when the share is nan.
     return min(1.0, max(0.0, part / whole if whole > 0 else 0.0))

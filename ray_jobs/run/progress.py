@@ -38,7 +38,7 @@ def step_metrics(
     publish_s: float,
 ) -> dict[str, float]:
     """Return the metrics of a train step by name."""
-    facts, num_groups = batch.facts, sum(batch.families.values())
+    facts = batch.facts
     shares = shares_of_step(facts, readings, wait_s=wait_s, train_s=train_s, publish_s=publish_s)
     return {
         **rollout_metrics(facts),
@@ -46,7 +46,6 @@ def step_metrics(
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(batch.counts).items()},
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
-        **{f"mix/{name}": num / num_groups for name, num in batch.families.items() if num_groups and name in FAMILIES},
         **{f"solved/{name}": rate for name, rate in batch.solved.items() if name in FAMILIES},
         "learner/wait_s": wait_s,
         "learner/publish_s": publish_s,

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from actors.cluster import PART_LOST, Handle, LearnerLostError, reason_of, set_gauges, start_ray
+from actors.cluster import PART_LOST, CutOffError, Handle, LearnerLostError, reason_of, set_gauges, start_ray
 from actors.launch import Builders, Launcher, close
 from actors.prm import RemotePrm
 from actors.rollout_worker import WorkerPool
@@ -106,7 +106,7 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
             with console.waiting("Ray to start"):
                 start_ray(config.cluster)
             try:
-                with start_parts(config, folder, console, builders_of(config, ready, with_prm=with_prm), resume) as run:
+                with start_parts(config, folder, console, builders_of(config, ready, with_prm=with_prm)) as run:
                     states = ray.get([worker.sandbox.remote() for worker in run.supervisor.workers.values()])
                     for sandbox in sorted({str(state) for state in states if state is not None}):
                         console.note(f"code sandbox: {sandbox}")
@@ -115,6 +115,8 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
                 ray.shutdown()
     except (*PART_LOST, LearnerLostError) as error:
         raise UserError(f"a part of the run was lost: {reason_of(error)}; resume with {resume}") from error
+    except CutOffError as error:
+        raise UserError(f"{error}; resume with {resume}") from error
     except (OSError, ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
         if (line := user_error(error)) is None:
             raise
@@ -124,18 +126,14 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
 
 
 @contextmanager
-def start_parts(
-    config: RunConfig, folder: RunFolder, console: Console, builders: Builders, resume: str
-) -> Iterator[Run]:
+def start_parts(config: RunConfig, folder: RunFolder, console: Console, builders: Builders) -> Iterator[Run]:
     """Launch the actors of a run and supervise them while the body runs."""
     sees_folder = partial(_sees, folder.path, fingerprint_of(folder.path))
     launcher = Launcher(config, folder.path, builders, sees_folder=sees_folder)
     try:
         with console.phase("start"):
             cluster = launcher.launch()
-        supervisor = Supervisor(
-            config, folder.path, launcher, cluster, note=console.note, waiting=console.waiting, resume=resume
-        )
+        supervisor = Supervisor(config, folder.path, launcher, cluster, note=console.note, waiting=console.waiting)
         console.late = supervisor.late
         pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
         with supervisor:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 def check_mixes(config: RunConfig) -> None:
     """Check that the data sets of the mixes exist."""
     from envs.datasets.benchmarks import BENCHMARKS
-    from envs.datasets.families import FAMILIES
     from envs.datasets.sampler import BUILT_IN
 
     known = (*config.envs.datasets, *BUILT_IN)
@@ -32,14 +31,6 @@ def check_mixes(config: RunConfig) -> None:
                     near = f"; '{name}' is a benchmark of `agentflow evaluate`: to train on its questions, name a data "
                     near += "set of the hub in envs.datasets, or make a project of a file with `agentflow init --data`"
                 raise UserError(f"{key} names unknown data set '{name}'; known: {', '.join(known)}{near}")
-    if config.envs.choice == "learnable":
-        names = [name for name, share in config.envs.mix.items() if share > 0]
-        others = [name for name in names if name not in FAMILIES]
-        if others or len(names) < 2:
-            raise UserError(
-                f"envs.choice = 'learnable' needs two or more families of generated tasks ({', '.join(FAMILIES)}) in "
-                f"envs.mix and nothing else, not {listed(others or names)}; change the mix, or set envs.choice=mix"
-            )
 
 
 def check_tasks(config: RunConfig, *, training: bool) -> None:

@@ -52,7 +52,7 @@ def write_report(run_dir: Path) -> Path:
 def _charts(rows: Sequence[Row], rates: Sequence[Rate]) -> Iterator[LineChart]:
     """Draw the learning curves: of held-out tasks while training, while sampling, and by family."""
     marks = [rate for rate in rates if rate.step is not None]
-    sampled = {"while sampling, without repeats": _points(rows, "rollout/solve_rate")}
+    sampled = {"while sampling": _points(rows, "rollout/solve_rate")}
     families = {family: _points(rows, f"solved/{family}") for family in FAMILIES}
     held_out = {"some held-out tasks, greedily": _points(rows, _RATE)}
     datasets = {key.removeprefix(f"{_RATE}/"): key for row in rows for key in row if key.startswith(f"{_RATE}/")}
@@ -60,9 +60,9 @@ def _charts(rows: Sequence[Row], rates: Sequence[Rate]) -> Iterator[LineChart]:
         ("Held-out tasks solved while training", held_out, marks, 1),
         ("The same by data set", {name: _points(rows, key) for name, key in datasets.items()}, (), 1),
         ("Tasks solved while sampling", sampled, marks, 1),
-        ("The same by family, over its last 8 new tasks", families, (), 2),
+        ("The same by family, over its last 8 tasks", families, (), 2),
     ):
-        drawn = {name: points for name, points in lines.items() if points}
+        drawn = {name: points for name, points in sorted(lines.items()) if points}
         if len(drawn) >= fewest:
             yield LineChart(title=title, lines=drawn, marks=diamonds)
 

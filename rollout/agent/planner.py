@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from configs.rollout import PromptConfig
 from envs.types import Schema, Task, Tool, ToolResult
@@ -20,7 +21,6 @@ def shown(result: ToolResult) -> str:
     return f"{OPENING}\n{quoted}\n{CLOSING}"
 
 
-FIELDS = ("thought", "action", "action_input")
 ACTIONS = ("think", "search", "code", "answer")
 Schemas = Mapping[str, Schema]
 """JSON schemas by action, for the actions whose `action_input` is an object; that of all others is a text."""
@@ -30,8 +30,7 @@ class FormatError(ValueError):
     """A completion that is not one decision. The planner reads the message."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One decision of the planner."""
 
     thought: str
@@ -45,6 +44,9 @@ class Decision:
 
     def to_json(self) -> str:
         return _written({"thought": self.thought, "action": self.action, "action_input": self.action_input})
+
+
+FIELDS = Decision.__struct_fields__
 
 
 def _written(value: Mapping[str, object]) -> str:
@@ -91,24 +93,18 @@ def parse_decision(text: str, actions: Sequence[str] = ACTIONS, schemas: Schemas
     `action_input` is an object for the actions of `schemas`, and may be empty only for `think`.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        decision = msgspec.convert(json.loads(text, object_pairs_hook=_unique_keys), Decision)
     except FormatError:
         raise
+    except msgspec.ValidationError as error:
+        raise FormatError(f"not a JSON object with exactly the fields {', '.join(FIELDS)}: {error}") from None
     except (ValueError, RecursionError):
         raise FormatError("not one complete JSON object") from None
-    if not isinstance(value, dict) or set(value) != set(FIELDS):
-        raise FormatError(f"not a JSON object with exactly the fields {', '.join(FIELDS)}")
-    decision = Decision(**value)
-    if decision.action in actions and decision.action in schemas:
-        if not isinstance(decision.thought, str):
-            raise FormatError("thought must be a string")
-        if not isinstance(decision.action_input, dict):
-            raise FormatError(f"action_input of {decision.action} must be an object")
-        return decision
-    if not all(isinstance(value[field], str) for field in FIELDS):
-        raise FormatError("every field must be a string")
     if decision.action not in actions:
         raise FormatError(f"action must be one of {', '.join(actions)}")
+    is_object = isinstance(decision.action_input, dict)
+    if is_object != (decision.action in schemas):
+        raise FormatError(f"action_input of {decision.action} must be {'a string' if is_object else 'an object'}")
     if decision.action != "think" and not decision.arguments.strip():
         raise FormatError("action_input is empty")
     return decision
@@ -118,10 +114,6 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(fields := dict(pairs)) != len(pairs):
         raise FormatError("a field appears twice")
     return fields
-
-
-def _no_constant(name: str) -> None:
-    raise FormatError(f"{name} is not JSON")
 
 
 BUILT_IN = PromptConfig()

@@ -71,7 +71,7 @@ class VerifiersEnvironment:
             environment: The rest of verifiers' `[env]` table. A seat runs on this machine, by default with the harness
                 `null`, which runs no code.
             num_tasks: The number of tasks to load at most, for training and for evaluation.
-            num_taught: With `evaluation`, the first training tasks, and those equal to them, are for a teacher.
+            num_taught: With `evaluation`, the number of training tasks, the first ones, that are for a teacher.
             model: `agent.model` of the recipe.
 
         Raises OwnCodeError, also for several seats and for a harness that runs the model's code without a sandbox.
@@ -86,19 +86,9 @@ class VerifiersEnvironment:
     def _rows(self) -> list[_Row]:
         if self._held_out is None:
             return self._load(self._train, None)
-        others = self._load(self._train, "train")
-        held_out = self._load(self._held_out, "eval")
-        # Tasks with equal prompts may differ in data that the model does not see at first.
-        known = {row.content_key for row in others}
-        for row in held_out:
-            if row.content_key in known:
-                raise OwnCodeError(
-                    f"{row.config.env_id}: the task {row.prompt!r:.80} is trained on and held out, with the same data; "
-                    "give `evaluation` arguments that load other tasks"
-                )
-        taught = {row.content_key for row in others[: self._num_taught]}
-        train = [replace(row, split="demonstrations") if row.content_key in taught else row for row in others]
-        return [*train, *held_out]
+        train = self._load(self._train, "train")
+        taught = [replace(row, split="demonstrations") for row in train[: self._num_taught]]
+        return [*taught, *train[self._num_taught :], *self._load(self._held_out, "eval")]
 
     def _load(self, config: vf.EnvConfig, split: str | None) -> list[_Row]:
         return [
@@ -108,18 +98,18 @@ class VerifiersEnvironment:
     def tasks(self) -> Iterator[dict[str, object]]:
         """Yield a table per task, with the prompt as its question; a repeated prompt gets a number.
 
-        Its answer is what `score` accepts as right. Raises OwnCodeError for a task that is trained on and held out.
+        Its answer is what `score` accepts as right. Equal tasks are kept in one part, since tasks with equal prompts
+        may differ in data that the model does not see at first.
         """
         seen: set[str] = set()
         for number, row in enumerate(self._rows):
             label = row.prompt or row.config.env_id
             key = question_key(label)
             question = f"{label} [{number}]" if key in seen else label
-            table = {"id": number, "question": question, "answer": _answer(1.0, ""), "split": row.split}
-            if row.split is None and (key in seen or not row.prompt):
-                table["kept_with"] = row.prompt or row.content_key
+            kept_with = row.content_key if row.split or not row.prompt else row.prompt
             seen.add(key)
-            yield table
+            columns = {"id": number, "question": question, "answer": _answer(1.0, "")}
+            yield columns | {"split": row.split, "kept_with": kept_with}
 
     async def solve(self, task: "GivenTask", client: "AsyncOpenAI") -> str:
         """Play one episode; return JSON of its reward and last reply. Raises ToolUnavailableError for a failed one."""

@@ -13,8 +13,8 @@ from configs.errors import UserError
 from rollout.chat import reply_ends
 from rollout.engines.engine import BASE_VERSION
 from rollout.engines.read_back import ReadBack, read_slots, together
-from rollout.engines.vllm_parts import MAX_LORAS, lora_request
-from rollout.files import MemoryFolder
+from rollout.engines.vllm_parts import MAX_LORAS
+from rollout.files import MemoryFolder, named
 from rollout.model_files import check_weights, weight_files, weights_in
 
 if TYPE_CHECKING:
@@ -179,26 +179,18 @@ class NativeAdapters:
     def write(self, version: int, digest: str, adapter: bytes) -> "LoRARequest":
         """Write an adapter's files, in any thread, and return the request that loads them.
 
-        Raises ValueError if it does not fit this model, or if there is no room.
+        Raises ValueError if it does not fit this model, OSError if there is no room.
         """
+        from vllm.lora.request import LoRARequest
+
         if self._files is None:
             self._files = MemoryFolder((MAX_LORAS + 1) * len(adapter))
         number = next(self._numbers)
         name = f"v{version}-{number}-{digest[:8]}"
         folder = self._files.path / name
-        try:
+        with named(folder):
             self._merger.write_adapter_folder(folder, adapter)
-        except OSError as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise ValueError(
-                f"no room for an adapter of {len(adapter) / 1e6:.1f} MB in {folder}: {error.strerror}; give /dev/shm "
-                "more room (docker run --shm-size), or name a larger disk with TMPDIR"
-            ) from error
-        return lora_request(name, number, folder)
-
-    def discard(self, written: "LoRARequest") -> None:
-        """Remove the files of an adapter that is not loaded."""
-        shutil.rmtree(written.lora_path, ignore_errors=True)
+        return LoRARequest(name, number, str(folder))
 
     def load(self, version: int, written: "LoRARequest") -> None:
         if not self._llm.add_lora(written):
@@ -220,7 +212,7 @@ class NativeAdapters:
         for version in self._loaded.keys() - used:
             unused = self._loaded.pop(version)
             self._llm.remove_lora(unused.lora_int_id)
-            self.discard(unused)
+            shutil.rmtree(unused.lora_path, ignore_errors=True)
 
     def close(self) -> None:
         if self._files is not None:

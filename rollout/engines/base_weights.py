@@ -22,7 +22,7 @@ Places = Mapping[str, tuple[str, int, int]]
 
 
 def places_of(shapes: Mapping[str, Sequence[int]]) -> Places:
-    """Return the places of weights with these shapes. Raises KeyError if a part of a joined weight is missing."""
+    """Return the places of weights with these shapes."""
     places = {}
     for name, shape in shapes.items():
         part = name.rpartition(".")[0].rpartition(".")[2]
@@ -60,16 +60,10 @@ class BaseWeights:
     """The joined weights of a model."""
 
     def __init__(self, model_path: Path, *, device: str, precision: Precision) -> None:
-        """Load the weights. Raises ValueError for a model that vLLM joins in another way."""
+        """Load the weights of a model of one of `FAMILIES`."""
         check_weights(model_path)
         shapes = {name: weights.get_slice(name).get_shape() for name, weights in weights_in(model_path)}
-        try:
-            self._places = places_of(shapes)
-        except KeyError as error:
-            raise ValueError(
-                f"{model_path} has no weight {error}, which an engine joins with others: card.share_base is for models "
-                "of the Llama, Qwen2 and Qwen3 families; set card.share_base=false"
-            ) from error
+        self._places = places_of(shapes)
         sizes: dict[str, tuple[int, ...]] = {}
         for name, (whole, _, end) in self._places.items():
             sizes[whole] = max(sizes.get(whole, ()), (end, *shapes[name][1:]))

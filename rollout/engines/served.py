@@ -282,15 +282,11 @@ class OpenAiEngine(_ServedEngine):
 
 
 def chat_messages(request: GenerationRequest) -> list[dict[str, str]]:
-    """Return the messages in the form that servers take. Raises EngineError without messages, BackendError for a base.
+    """Return the messages in the form that servers take.
 
     A server interprets control tokens anywhere in a text. Text that looks like one (`<|im_end|>` or `<｜User｜>` in a
     tool result) gets a space after its `<`, so that it cannot forge a role.
     """
-    if not request.use_adapter:
-        raise BackendError("a served model has no frozen base: set agent.verifier=rule and agent.generator=rule")
-    if not request.messages:
-        raise EngineError("this request has token ids only, and a server takes messages")
     return [{"role": message.role, "content": _CONTROL.sub("< ", message.content)} for message in request.messages]
 
 

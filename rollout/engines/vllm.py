@@ -124,16 +124,16 @@ class VllmEngine:
             self._commands.submit(lambda: self._abort(trajectory_id))
 
     async def load_adapter(self, version: int, adapter: bytes) -> str:
-        """Sample with `adapter` from the next step on, and return the digest of its bytes.
+        """Sample with `adapter`, a newer version, from the next step on, and return the digest of its bytes.
 
-        Raises ValueError, without any change, if it does not fit this model or is not newer than the loaded version.
+        Raises ValueError, without any change, if it does not fit this model.
         """
         return await self.load_prepared(await self.prepare_adapter(version, adapter))
 
     async def prepare_adapter(self, version: int, adapter: bytes) -> Callable[[], str]:
         """Hash, check and write an adapter while the engine continues to sample, and return the rest of the work.
 
-        Raises ValueError if it does not fit this model, or if there is no room for its files.
+        Raises ValueError if it does not fit this model, OSError if there is no room for its files.
         """
 
         def prepare() -> Callable[[], str]:
@@ -241,10 +241,6 @@ class VllmEngine:
 
     def _load(self, version: int, digest: str, weights: "Iterator[tuple[str, Tensor]] | LoRARequest") -> str:
         """Load weights with the adapter folded in, or the request that names the adapter's files."""
-        if version <= self.policy_version:
-            if self._native is not None:
-                self._native.discard(weights)
-            raise ValueError(f"adapter version {version} is not newer than {self.policy_version}, which is loaded")
         if self._native is None:
             self._reload(weights, version)
         else:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
     from vllm.config import ModelConfig as VllmModelConfig
-    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -279,12 +278,6 @@ def sampling_params(request: GenerationRequest, ends: Sequence[int] = ()) -> "Sa
         structured_outputs=StructuredOutputsParams(grammar=request.grammar) if request.grammar else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def lora_request(name: str, number: int, folder: Path) -> "LoRARequest":
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(name, number, str(folder))
 
 
 def completion_of(finished: "RequestOutput", entry: OpenRequest) -> Completion:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import ray
 
-from configs.errors import UserError
+from actors.cluster import CutOffError
 from rollout.engines.engine import Pulse
 
 
@@ -114,4 +114,4 @@ class FakeLauncher:
         return self.prms[-1]
 
     def no_room(self, name, claims):
-        return UserError(f"no room for the {name}")
+        return CutOffError(f"no room for the {name}")

@@ -131,9 +131,8 @@ def open_stage(
     console = io.StringIO()
     builders = Builders(learner=build_learner, worker=build_worker, base=build_base)
     with RunFolder.open(config, with_prm=False) as folder:
-        resume = f"`agentflow resume {folder.path}`"
         try:
-            with start_parts(config, folder, Console(RichConsole(file=console)), builders, resume) as run:
+            with start_parts(config, folder, Console(RichConsole(file=console)), builders) as run:
                 cold_start(run)
                 yield Stage(run=run, console=console)
         finally:

@@ -98,7 +98,7 @@ CUT_OFFS = (kill_all, kill_one("rollout"), kill_one("sampling"), kill_one("learn
 
 def test_synchronous_run_ends_with_the_bytes_of_an_undisturbed_one(tmp_path):
     options = ("pipeline_depth=0", "num_steps=22", "learner.checkpoint_every=2")
-    mixed = ("envs.choice=learnable", "envs.mix={lookup = 0.5, chain = 0.5}")
+    mixed = ("envs.mix={lookup = 0.5, chain = 0.5}",)
     soon = ("cluster.answer_s=20",)
     other = finish(play(tmp_path / "undisturbed", *options, *mixed))
     job, rng = play(tmp_path / "cut_off", *options, *mixed, *soon), random.Random(0)

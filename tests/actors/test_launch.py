@@ -1,5 +1,6 @@
 """Start of a run's parts on clusters that have no room, or nodes that do not see the run folder."""
 
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -7,6 +8,7 @@ import ray
 from stage import end_actors, local_ray, make_config, open_stage
 
 from actors import launch
+from actors.cluster import CutOffError
 from actors.launch import Builders, Launcher
 from configs.errors import UserError
 from ray_jobs.run import run as run_module
@@ -62,5 +64,18 @@ def test_prm_without_a_card_is_where_the_driver_is(launcher_for, monkeypatch):
 
 
 def test_prm_without_room_ends_the_start(launcher_for):
-    with pytest.raises(UserError, match=r"PRM.*cluster.patience_s"):
+    with pytest.raises(CutOffError, match=r"PRM.*cluster.patience_s"):
         launcher_for("prm.device=cuda", "cluster.patience_s=1").launch()
+
+
+def test_part_that_does_not_answer_ends_the_start(launcher_for):
+    """Regression: the message did not say how to resume, so that a run which hung in its start seemed lost."""
+    hung = Mock()
+    hung.heartbeat.remote.return_value = never.remote()
+    with pytest.raises(CutOffError, match=r"cluster.answer_s.*worker 0"):
+        launcher_for("cluster.answer_s=0.1")._wait({"worker 0": hung})
+
+
+@ray.remote(num_cpus=0)
+def never():
+    time.sleep(60.0)

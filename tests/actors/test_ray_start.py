@@ -6,14 +6,13 @@ from contextlib import nullcontext
 import pytest
 import ray
 
-from actors.cluster import start_ray
-from configs.errors import UserError
+from actors.cluster import CutOffError, start_ray
 from configs.run import ClusterConfig
 
 BUSY = "The current node timed out during startup. This could happen because some of the raylet failed to startup."
 
 
-@pytest.mark.parametrize(("failing", "expected"), [(2, nullcontext()), (9, pytest.raises(UserError))])
+@pytest.mark.parametrize(("failing", "expected"), [(2, nullcontext()), (9, pytest.raises(CutOffError))])
 def test_ray_that_is_too_slow_to_start_is_started_three_times(monkeypatch, failing, expected):
     starts = []
 

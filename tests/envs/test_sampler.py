@@ -67,22 +67,15 @@ def test_shares_name_the_data_set_that_the_sampler_draws_from():
     shares, sampler = FixedShares(mix, seed=3), TaskSampler(mix, seed=3)
     assert shares.names == ("lookup", "chain", "game24")
     for ordinal in range(50):
-        assert sampler.task(ordinal, shares.name(ordinal)) == sampler.task(ordinal)
-
-
-def test_chosen_family_and_ordinal_decide_the_task_whatever_the_share():
-    often, seldom = (TaskSampler({"lookup": share, "chain": 1 - share}, seed=4) for share in (0.9, 0.2))
-    for family in ("lookup", "chain"):
-        assert [often.task(i, family) for i in range(30)] == [seldom.task(i, family) for i in range(30)]
-        assert {often.task(i, family).dataset for i in range(30)} == {family}
+        assert shares.name(ordinal) == sampler.task(ordinal).dataset
 
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_rl_asks_no_demonstrated_and_no_held_out_question(seed):
     demonstrated = [generated.task for generated in demonstration_tasks(MIX, count=300, seed=seed)]
     held_out = held_out_tasks(MIX, count=300, seed=seed + 1_000_000)
-    sampler = TaskSampler(MIX, seed=seed)
-    trained_on = [sampler.task(ordinal, family) for family in (None, *MIX) for ordinal in range(3000)]
+    samplers = [TaskSampler(mix, seed=seed) for mix in (MIX, *({family: 1.0} for family in MIX))]
+    trained_on = [sampler.task(ordinal) for sampler in samplers for ordinal in range(3000)]
     assert len(keys(demonstrated)) == len(keys(held_out)) == 300
     assert not keys(trained_on) & (keys(demonstrated) | keys(held_out))
 

@@ -1,8 +1,6 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
+from ray_jobs.run.metrics import average_shares, limit_of, shares_of_step, verdict
 from rollout.concurrency import WorkerReading
 
 
@@ -62,23 +60,3 @@ def test_average_weighs_steps_by_seconds_and_groups_by_number():
     slow = make_shares(learner_wait=1.0, engine_busy=0.9, kept_share=0.5)
     average = average_shares([*[row_of(quick, 20 / 3, 16)] * 3, row_of(slow, 60.0, 96)])
     assert average == pytest.approx(make_shares(learner_wait=0.75, engine_busy=0.8, kept_share=0.4))
-
-
-seconds = st.floats(allow_nan=True, allow_infinity=True)
-counts = st.integers(0, 100)
-timed = dict.fromkeys(("elapsed_s", "admission_wait_s", "engine_busy_s"), seconds)
-worker_readings = st.builds(WorkerReading, **timed, places=counts, running=counts)
-fact_names = st.sampled_from(["generate_s", "tool_s", "prm_s", "duration_s", "groups", "kept", "unknown"])
-steps = st.builds(
-    shares_of_step,
-    **dict.fromkeys(("wait_s", "train_s", "publish_s"), seconds),
-    facts=st.dictionaries(fact_names, seconds),
-    readings=st.lists(worker_readings, max_size=3),
-)
-
-
-@given(steps=st.lists(steps, min_size=1, max_size=5))
-def test_shares_stay_in_the_unit_interval_and_always_have_a_verdict(steps):
-    for shares in [*steps, average_shares([row_of(shares) for shares in steps])]:
-        assert all(0 <= share <= 1 for share in shares.values())
-        assert limit_of(shares) in LIMITS

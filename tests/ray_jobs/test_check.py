@@ -115,11 +115,6 @@ def test_reference_that_is_no_answer_is_no_problem(check):
     assert (code, problems) == (0, [])
 
 
-def test_settings_are_printed_on_request_only(check):
-    assert not any(line.startswith("num_steps") for line in check(NO_SEARCH)[2])
-    assert any(line.startswith("num_steps") for line in check(NO_SEARCH, "--print")[2])
-
-
 @pytest.mark.parametrize(
     ("source", "named"), [("nope.py#find", "envs.tools.find"), ("server.py", "#other"), ("server.py#findd", "findd")]
 )

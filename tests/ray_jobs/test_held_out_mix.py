@@ -4,17 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 from evaluating import ScriptedSolver, config_for, right_answer
+from view_world import make_turn
 
 from configs.loading import load_run_config
 from envs.datasets.sampler import evaluation_tasks
-from envs.types import Task, ToolCall, ToolResult
+from envs.types import Task
 from ray_jobs.evaluation import Evaluation, items_of
 from ray_jobs.held_out import SHOWN_STEPS, evaluate_step, held_out_metrics, shown_attempt
 from ray_jobs.run.folder import RunFolder
 from ray_jobs.run.summary import _by_dataset
 from rollout.codec import flat_record, read_trajectories
 from rollout.files import read_records
-from rollout.types import Reward, Trajectory, Turn
+from rollout.types import Reward, Trajectory
 
 MIX = "envs.mix={lookup=0.9, two_lookup=0.1}"
 HELD_OUT = "evaluation.mix={lookup=0.5, two_lookup=0.3, chain=0.2}"
@@ -40,14 +41,8 @@ def attempt(dataset, index, reward):
 
 def test_shown_attempt_has_one_line_for_each_step_whatever_it_contains():
     shown = attempt("lookup", 0, 0.5)
-    call, turn = (
-        ToolCall(name="code", arguments="1\n+1"),
-        {"role": "planner", "text": "", "finish_reason": "stop", "trainable": True},
-    )
-    shown.turns = (
-        Turn(**turn, policy_version=0, format_error="no\nJSON"),
-        *[Turn(**turn, policy_version=0, tool_call=call, tool_result=ToolResult(text="2\n" * 900))] * 20,
-    )
+    malformed = make_turn(format_error="no\nJSON", tool_call=None)
+    shown.turns = (malformed, *[make_turn(action="code", text="1\n+1", result="2\n" * 900)] * 20)
     lines = list(shown_attempt(shown))
     assert len(lines) == SHOWN_STEPS + 2
     assert not any("\n" in line or len(line) > 300 for line in lines)

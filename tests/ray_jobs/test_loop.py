@@ -1,11 +1,16 @@
 """The loop's own decisions, with scripted parts around it."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import ray
 
+from actors.cluster import CutOffError, LearnerLostError
+from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs import train
+from ray_jobs.run import run as module
 
 
 @pytest.mark.parametrize(("num_steps", "kept"), [(0, 0), (3, 1), (5, 0), (7, 1)])
@@ -22,3 +27,31 @@ def test_checkpoint_is_saved_when_the_tasks_end(monkeypatch, num_steps, kept):
     )
     assert not train.train_step(run, SimpleNamespace(num_steps=num_steps))
     assert len(calls) == kept
+
+
+LOST = [
+    CutOffError("no room"),
+    LearnerLostError("it died"),
+    ray.exceptions.RayActorError(),
+    OSError(28, "full", "/tmp/r"),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+def test_error_after_which_a_run_can_be_resumed_says_how(tmp_path, monkeypatch, error):
+    @contextmanager
+    def failing(*_):
+        raise error
+        yield
+
+    for name in ("model_notes", "notes_before_start"):
+        monkeypatch.setattr(module, name, lambda config: ())
+    for name in ("start_ray", "builders_of"):
+        monkeypatch.setattr(module, name, lambda *_, **__: None)
+    monkeypatch.setattr(module.RunFolder, "keep_tokenizer", lambda *_: None)
+    monkeypatch.setattr(module, "start_parts", failing)
+    config = RunConfig.model_validate({"output_dir": str(tmp_path), "name": "r"})
+    ready = SimpleNamespace(sandbox=None, model_path=None)
+    with pytest.raises(UserError, match=f"agentflow resume .*{tmp_path.name}/r"):  # noqa: SIM117
+        with module.open_run(config, ready, with_prm=False):
+            pass

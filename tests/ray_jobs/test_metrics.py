@@ -28,7 +28,6 @@ def test_every_metric_of_a_train_step_is_in_the_table():
         refs=(),
         version_ages={0: 0},
         facts={"trajectories": 1.0, "prm_steps": 1.0, "prm_unscored": 1.0},
-        families={"lookup": 3, "chain": 1, "difference": 0, "game24": 4},
         solved={"lookup": 0.75, "game24": 0.5},
         bias={},
         counts=GroupCounts(),
@@ -37,9 +36,7 @@ def test_every_metric_of_a_train_step_is_in_the_table():
     result = StepResult(policy_version=1, metrics=policy)
     row = step_metrics(batch, result, [], wait_s=1.0, train_s=1.0, publish_s=1.0)
     assert row.keys() <= DESCRIPTIONS.keys()
-    mix = {name: value for name, value in row.items() if name.startswith("mix/")}
     assert {name: value for name, value in row.items() if name.startswith("solved/")} == {"solved/lookup": 0.75}
-    assert mix == {"mix/lookup": 0.375, "mix/chain": 0.125, "mix/difference": 0.0}
 
 
 def test_every_metric_in_the_code_is_in_the_table():

@@ -42,30 +42,19 @@ def test_existing_project_is_not_overwritten(project):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "columns", "scorer", "answers"),
+    ("content", "columns", "scorer", "answers"),
     [
-        ("pairs.csv", "question,answer,level\n2+2?,4,easy\n3+3?,6,easy\n", (None, None), "integer", ["4", "6"]),
-        ("pairs.csv", "input,output,answer\nCapital?,Paris,x\n", ("input", "output"), "text", ["Paris"]),
-        (
-            "talks.jsonl",
-            '{"messages": [{"role": "user", "content": "2+2?"}], "answer": "4"}\n',
-            (None, None),
-            "integer",
-            ["4"],
-        ),
-        (
-            "pairs.jsonl",
-            '{"prompt": "Capital?", "answer": ["Paris", "paris"]}\n',
-            (None, None),
-            "text",
-            [["Paris", "paris"]],
-        ),
+        ("question,answer,level\n2+2?,4,easy\n3+3?,6,easy\n", (None, None), "integer", ["4", "6"]),
+        ("input,output,answer\nCapital?,Paris,x\n", ("input", "output"), "text", ["Paris"]),
+        ('{"messages": [{"role": "user", "content": "2+2?"}], "answer": "4"}\n', (None, None), "integer", ["4"]),
+        ('{"prompt": "Capital?", "answer": ["Paris", "paris"]}\n', (None, None), "text", [["Paris", "paris"]]),
     ],
 )
-def test_project_of_a_file_draws_its_rows(tmp_path, monkeypatch, file, content, columns, scorer, answers):
-    (tmp_path / file).write_text(content)
+def test_project_of_a_file_draws_its_rows(tmp_path, monkeypatch, content, columns, scorer, answers):
+    file = tmp_path / ("pairs.jsonl" if content.startswith("{") else "pairs.csv")
+    file.write_text(content)
     question, answer = columns
-    init(tmp_path / "mine", data=tmp_path / file, question=question, answer=answer)
+    init(tmp_path / "mine", data=file, question=question, answer=answer)
     rows = [json.loads(line) for line in (tmp_path / "mine" / "questions.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in rows] == answers
     monkeypatch.syspath_prepend(str(tmp_path / "mine"))

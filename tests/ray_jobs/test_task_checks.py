@@ -40,7 +40,6 @@ def write_rows(file, *rows):
     ("settings", "named"),
     [
         (["envs.mix={nonsense=1}"], "envs.mix"),
-        (["envs.mix={lookup=0.5, game24=0.5}", "envs.choice=learnable"], "envs.choice"),
         (["envs.datasets={words={source='words:load'}}"], "envs.datasets.words"),
         (["envs.datasets.aime.source=a:b"], "envs.datasets.aime"),
         (["envs.data_path=questions.jsonl", "envs.mix={lookup=1.0}"], "envs.data_path"),

@@ -1,8 +1,6 @@
 """The viewer's server: data of a run folder, and rejected requests."""
 
-import functools
 import json
-import operator
 import os
 import re
 import shutil
@@ -11,8 +9,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from starlette.testclient import TestClient
 from view_world import append, evaluation_row, make_run, metric_row
 
@@ -100,22 +96,21 @@ def test_values_that_json_cannot_represent(folder):
     attempt.turns[0].logprobs = packed_floats([float("-inf"), float("nan")])
     attempt.answer = "half a pair: \ud800"
     append(folder / "trajectories.jsonl", [attempt])
-    with (folder / "trajectories.jsonl").open("a") as file:
-        file.write("{broken\n")
-    client = client_of(folder)
-    shown = ask(client, "trajectory", id="eval_after/50")["record"]
+    shown = ask(client_of(folder), "trajectory", id="eval_after/50")["record"]
     assert shown["turns"][0]["logprobs"] == [None, None]
     assert shown["answer"] == "half a pair: ?"
-    assert ask(client, "state")[0]["unreadable"] == 1
 
 
-TORN = [b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b'{"wall_s": 1.0}\n', b"[" * 100_000 + b"\n"]
+TORN = [
+    *(b'{"step": 2, "policy/lo\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n"),
+    *(b'{"wall_s": 1.0}\n', b'{"step": -1}\n', b'{"step": 2, "policy/loss": "x"}\n', b"null\n"),
+]
 
 
 @pytest.mark.parametrize("torn", TORN)
-@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "groups.jsonl", "trajectories.jsonl"])
 def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
-    """As a disk leaves it that was full for a while."""
+    """As a disk leaves it that was full for a while; and a line that is no row of this log."""
     client = client_of(folder)
     assert ask(client, "state")[0]["unreadable"] == 0
     with (folder / name).open("ab") as file:
@@ -125,42 +120,6 @@ def test_torn_line_is_counted_and_later_lines_are_read(folder, name, torn):
     state = ask(client, "state")[0]
     assert (state["trajectories"], state["metrics"], state["unreadable"]) == (20, 4, 1)
     assert ask(client, "trajectory", id="eval_after/77")["record"]["id"] == "eval_after/77"
-
-
-ODD = (None, True, -1, 10**30, 1e308, "x", "\ud800", [], {}, [[]], {"a": {"b": None}}, "long " * 9000)
-ASKED = ("state", "about", "metrics", "trajectories?text=a", "trajectories?phase=changed", "groups?text=a")
-LOGS = ("metrics.jsonl", "groups.jsonl", "trajectories.jsonl")
-
-
-def places_in(value, place=()):
-    """The places of all parts of a JSON value."""
-    yield place
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in parts:
-        yield from places_in(part, (*place, key))
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_odd_rows_are_left_out_and_the_rest_is_shown(tmp_path_factory, data):
-    folder = make_run(tmp_path_factory.mktemp("odd") / "demo")
-    name = data.draw(st.sampled_from(LOGS))
-    lines = (folder / name).read_text().splitlines()
-    whole = {"row": json.loads(data.draw(st.sampled_from(lines)))}
-    *parents, last = data.draw(st.sampled_from([*places_in(whole)][1:]))
-    part = functools.reduce(operator.getitem, parents, whole)
-    part[last] = data.draw(st.sampled_from(ODD))
-    if data.draw(st.booleans()):
-        del part[last]
-    (folder / name).write_text("\n".join([*lines, json.dumps(whole.get("row")), ""]))
-    client = client_of(folder)
-    answers = {path: client.get(f"/api/{path}") for path in ASKED}
-    assert {answer.status_code for answer in answers.values()} == {200}
-    for kind, rows in (("trajectory", "trajectories?text=a"), ("group", "groups?text=a")):
-        for found in ids(answers[rows].json()):
-            assert client.get(f"/api/{kind}", params={"id": found}).status_code in (200, 422)
-    state = ask(client, "state")[0]
-    assert len(ask(client, "metrics")) == 3 + (name == "metrics.jsonl" and not state["unreadable"])
 
 
 def test_a_damaged_file_is_named_in_the_answer(folder):

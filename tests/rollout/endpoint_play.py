@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anthropic
 import openai
@@ -48,6 +48,15 @@ class GatedEngine(ScriptedEngine):
         completion = await super().generate(request)
         await self.gate.wait()
         return completion
+
+
+class OddEngine(ScriptedEngine):
+    """Samples ids that no tokenizer would make of its texts, with log-probs of their own."""
+
+    async def generate(self, request):
+        completion = await super().generate(request)
+        ids = (900 + len(self.requests), *completion.token_ids)
+        return replace(completion, token_ids=ids, logprobs=(-2.0, *completion.logprobs))
 
 
 @dataclass

@@ -107,16 +107,6 @@ def request(prompt, **changes):
     )
 
 
-async def generate_from_cache(engine, asked):
-    """Return the second of two completions.
-
-    Its prompt comes from the cache, as those of all later ones. The first one's is computed in other shapes, which some
-    processors round differently.
-    """
-    await engine.generate(asked)
-    return await engine.generate(asked)
-
-
 def sampling_requests(prompts, **changes):
     """Return one request per prompt, each with another seed."""
     return [

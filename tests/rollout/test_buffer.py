@@ -13,7 +13,6 @@ from configs.run import RunConfig
 from reward.statistics import rollout_metrics
 from rollout.buffer import GroupBuffer
 from rollout.lifecycle import Snapshot, State
-from rollout.task_choice import Draw, FixedChoice, LearnableChoice
 from rollout.types import GroupSummary
 
 
@@ -24,11 +23,10 @@ def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
     return RunConfig.model_construct(**known, **settings)
 
 
-FIXED = FixedChoice(names=("a",), family_of=lambda task: "a")
-
-
-def make_buffer(batch_groups=2, pipeline_depth=1, choice=FIXED, **settings):
-    return GroupBuffer(make_config(batch_groups, pipeline_depth, **settings), choice=choice)
+def make_buffer(batch_groups=2, pipeline_depth=1, **settings):
+    """Even tasks are of family `a`, odd ones of family `b`."""
+    config = make_config(batch_groups, pipeline_depth, **settings)
+    return GroupBuffer(config, family_of=lambda task: "ab"[task % 2])
 
 
 def ready(version=0, tokens=10, right=1.0, **changes):
@@ -125,19 +123,17 @@ async def test_failed_group_is_tried_again_and_one_with_few_scores_is_not(summar
     assert totals.reasons == {summary.reason: 1}
 
 
-async def test_solve_rate_is_that_of_tasks_that_are_asked_for_the_first_time():
+async def test_solve_rates_are_those_of_scored_trajectories():
     buffer = make_buffer(batch_groups=3)
-    snapshot = Snapshot(redraw=((0, Draw("a"), 1), (1, Draw("a", 0, 2), 1), (2, Draw("b"), 1)))
-    buffer.restore(snapshot, step=0, policy_version=0)
     for permit, right in zip(await admit(buffer), (1.0, 8.0, 2.0), strict=False):
         facts = {"trajectories": 9, "right": right, "scored": 8, "unscored": 1}
         summary = GroupSummary(ending="ready", versions={0: 1}, right=right, scored=8, facts=facts)
         buffer.complete(permit.lease, b"", summary)
     batch = await train(buffer, 1)
-    assert batch.facts == {"trajectories": 27, "right": 3.0, "scored": 16, "unscored": 3}
+    assert batch.facts == {"trajectories": 27, "right": 11.0, "scored": 24, "unscored": 3}
     metrics = rollout_metrics(batch.facts)
-    assert (metrics["rollout/solve_rate"], metrics["rollout/unscored_share"]) == (3 / 16, 1 / 9)
-    assert batch.solved == {"a": 1 / 8, "b": 2 / 8}
+    assert (metrics["rollout/solve_rate"], metrics["rollout/unscored_share"]) == (11 / 24, 1 / 9)
+    assert batch.solved == {"a": 3 / 16, "b": 8 / 8}
 
 
 async def test_synchronous_round_of_a_lost_worker_is_played_again_as_a_whole():
@@ -203,21 +199,19 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run(dep
 
 @pytest.mark.parametrize("depth", [0, 1])
 async def test_restored_buffer_draws_what_an_undisturbed_one_draws(depth):
-    choice = LearnableChoice(names=("a", "b"), seed=3)
-
     async def play(buffer, steps):
         drawn = []
         for step in steps:
             while buffer.counts.ready < 2:
                 for permit in await admit(buffer, version=step - 1):
-                    drawn.append((permit.ordinal, permit.task, permit.draw))
+                    drawn.append((permit.ordinal, permit.task))
                     right = permit.ordinal % 3 / 2
                     summary = ready(step - 1, right=right) if right else dropped()
                     buffer.complete(permit.lease, b"", summary)
             await train(buffer, step)
         return drawn
 
-    whole, first, second = (make_buffer(pipeline_depth=depth, choice=choice) for _ in range(3))
+    whole, first, second = (make_buffer(pipeline_depth=depth) for _ in range(3))
     undisturbed = await play(whole, range(1, 7))
     before = await play(first, range(1, 4))
     data = msgspec.json.encode(first.snapshot)
@@ -225,9 +219,9 @@ async def test_restored_buffer_draws_what_an_undisturbed_one_draws(depth):
     after = await play(second, range(4, 7))
     if depth == 0:
         assert before + after == undisturbed
-        assert second.counts == whole.counts
+        assert second.snapshot == whole.snapshot
     else:
-        assert {task for _, task, *_ in before + after} >= set(range(max(task for _, task, *_ in before)))
+        assert {task for _, task in before + after} >= set(range(max(task for _, task in before)))
         assert second.counts.balanced
 
 
@@ -243,8 +237,8 @@ class AnyOrder(RuleBasedStateMachine):
     def start(self, depth, batch_groups, num_workers, max_staleness):
         self.loop = asyncio.new_event_loop()
         bounds = {"max_staleness": max_staleness, "max_attempts": 3, "max_empty_batches": 1000}
+        self.buffer = self.loop.run_until_complete(self.make(batch_groups, depth, **bounds))
         self.config = make_config(batch_groups, depth, **bounds)
-        self.buffer = self.loop.run_until_complete(self.make())
         self.num_workers = num_workers
         self.step, self.version = 0, 0
         self.proven = dict.fromkeys(range(num_workers), 0)
@@ -253,8 +247,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.trained = []
         self.snapshots = {0: (self.buffer.snapshot, ())}
 
-    async def make(self):
-        return GroupBuffer(self.config, choice=LearnableChoice(names=("a", "b"), seed=1))
+    async def make(self, *args, **bounds):
+        return make_buffer(*args, **bounds)
 
     def settle(self):
         """Let every call go as far as it can, and collect what was admitted."""

@@ -99,6 +99,11 @@ def test_a_dialogue_is_stored_once():
     assert len(encode_group(Group(id="g", trajectories=(make_trajectory(*turns),)))) < 2 * 4 * 2000
 
 
+def test_half_a_surrogate_pair_becomes_a_question_mark():
+    written = trajectory_line(make_trajectory(make_turn(text="half \ud83d")))
+    assert trajectory_of(written).turns[0].text == "half ?"
+
+
 @pytest.mark.parametrize("data", [b"", b"junk", b"{}", b'{"schema": 3, "id": "g/0"}'])
 def test_another_schema_is_rejected(data):
     with pytest.raises(SchemaError):

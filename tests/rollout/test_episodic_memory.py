@@ -111,15 +111,15 @@ async def test_a_poisoned_entry_is_one_line_of_data_between_marks_it_cannot_clos
     "payload",
     [
         {},
-        {"task_id": 1, "key": "k", "question": WOOL, "steps": ["search: x"]},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": "search: x"},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": [["search", "x"]]},
-        {"task_id": "t", "key": "k", "question": WOOL, "steps": []},
-        {"task_id": "t", "key": "k", "question": COPPER, "steps": ["search: x"]},
+        {"task_id": 1, "question": WOOL, "steps": ["search: x"]},
+        {"task_id": "t", "question": WOOL, "steps": "search: x"},
+        {"task_id": "t", "question": WOOL, "steps": [["search", "x"]]},
+        {"task_id": "t", "question": WOOL, "steps": []},
+        {"task_id": "t", "question": COPPER, "steps": ["search: x"]},
     ],
 )
 async def test_what_a_shared_server_holds_is_checked_again(memory, payload):
-    """The last one is the task's own question under a wrong key."""
+    """The last one is the task's own question."""
     from qdrant_client import models
 
     await memory.remember(make_trajectory(f"{WOOL} a", ("search", "good")))

@@ -8,6 +8,7 @@ import pytest
 from endpoint_play import ADD, RULES, called, play, user
 from scripted import text_of
 
+from rollout.endpoint import server
 from rollout.endpoint.server import MAX_BODY_BYTES
 from tests.changed import replace
 
@@ -180,9 +181,12 @@ async def test_a_call_beyond_a_bound_is_refused_by_its_setting(path, stream, rul
         assert (p.engine.requests, await p.attempt.end()) == ([], [])
 
 
+NESTED = pytest.param("[" * 200_000 + "]" * 200_000, id="nested")
+
+
 @pytest.mark.parametrize("path", [*BODIES, "answer"])
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-async def test_a_body_with_what_is_no_number_of_json_is_refused(path, number):
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", NESTED])
+async def test_a_body_with_what_is_no_number_of_json_or_nested_without_end_is_refused(path, number):
     content = json.dumps({"model": "policy", "answer": "4", **BODIES.get(path, {}), "metadata": {"a": ["x"]}})
     async with play("a") as p:
         assert (await post(p, path, content=content.replace('"x"', number))).status_code == 400
@@ -199,6 +203,14 @@ async def test_a_body_beyond_the_limit_is_refused_before_it_is_read_to_its_end(p
     async with play("a") as p:
         refused = await post(p, path, content=b" " * (MAX_BODY_BYTES + 1) if is_declared else pieces())
         assert refused.status_code == 413
+        assert (await post(p, "chat/completions")).status_code == 200
+
+
+async def test_more_than_the_bodies_of_all_may_have_at_a_time_is_asked_for_again(monkeypatch):
+    async with play("a") as p:
+        monkeypatch.setattr(server, "MAX_RECEIVED_BYTES", 9)
+        assert (await post(p, "chat/completions")).status_code == 503
+        monkeypatch.undo()
         assert (await post(p, "chat/completions")).status_code == 200
 
 

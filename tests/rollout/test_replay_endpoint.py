@@ -3,21 +3,11 @@ is refused."""
 
 import openai
 import pytest
-from endpoint_play import ADD, called, play, user
-from scripted import ScriptedEngine
+from endpoint_play import ADD, OddEngine, called, play, user
 
 from tests.changed import replace
 
 RESULT = {"role": "tool", "tool_call_id": "call_0_0", "content": "2"}
-
-
-class Odd(ScriptedEngine):
-    """Samples ids that no tokenizer would make of its texts, with log-probs of their own."""
-
-    async def generate(self, request):
-        completion = await super().generate(request)
-        ids = (900 + len(self.requests), *completion.token_ids)
-        return replace(completion, token_ids=ids, logprobs=(-2.0, *completion.logprobs))
 
 
 async def go_through(p):
@@ -31,7 +21,7 @@ async def go_through(p):
 
 
 async def recorded():
-    async with play(engine=Odd([called('{"a": 1}'), "2", "yes"])) as p:
+    async with play(engine=OddEngine([called('{"a": 1}'), "2", "yes"])) as p:
         await go_through(p)
         return await p.attempt.end()
 

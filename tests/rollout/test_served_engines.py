@@ -147,12 +147,6 @@ async def test_agent_solves_a_task_over_ollama_and_nothing_of_it_can_be_trained_
 # Failures.
 
 
-async def test_frozen_base_of_a_served_model_is_refused():
-    with ollama_over() as (ollama, engine), pytest.raises(BackendError):
-        await engine.generate(request_of(use_adapter=False))
-    assert ollama.chats == []
-
-
 async def test_missing_model_is_noticed_before_the_first_request():
     with ollama_over(model="other") as (_, engine), pytest.raises(BackendError, match=r"backend\.model"):
         await engine.check()

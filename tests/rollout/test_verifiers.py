@@ -6,7 +6,6 @@ from types import ModuleType
 import pytest
 
 from configs.envs import OwnDatasetConfig
-from configs.plugins import OwnCodeError
 from envs.datasets.custom import module_tasks, read_source
 
 pytest.importorskip("verifiers")
@@ -71,7 +70,6 @@ def test_a_prompt_that_stands_twice_is_in_one_part(environment, parts):
     assert prompts["eval"]
 
 
-def test_a_task_that_is_trained_on_and_held_out_is_refused(environment):
-    environment = environment({"prompts": ["a", "b"]}, {"prompts": ["c", "B."]})
-    with pytest.raises(OwnCodeError):
-        [*environment.tasks()]
+def test_a_task_that_is_also_held_out_or_taught_is_not_trained_on(environment, parts):
+    found = parts(environment({"prompts": ["a", "b", "A", "d"]}, {"prompts": ["c", "B."]}, num_taught=1))
+    assert found == {"train": ["d"], "demonstrations": ["a"], "eval": ["c", "B. [5]"], "prm": []}

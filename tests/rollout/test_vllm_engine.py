@@ -8,7 +8,6 @@ from real_engine import (
     OTHER_WEIGHTS,
     ROUNDING,
     build_engine,
-    generate_from_cache,
     learner_logprobs,
     load,
     load_after,
@@ -99,20 +98,6 @@ async def test_grammar_continues_across_an_update(engine, adapters, prompt):
     assert one.switches
     assert len(one.token_ids) == 40
     assert set(one.text) <= set("abcdefghijklmnopqrstuvwxyz ")
-
-
-# Refusals.
-
-
-async def test_version_that_is_not_newer_is_refused_and_nothing_changes(engine, adapters, prompt):
-    await load(engine, adapters[1])
-    before = await generate_from_cache(engine, request(prompt))
-    for version in (1, 0, -1):
-        with pytest.raises(ValueError):
-            await engine.load_adapter(version, adapters[2].data)
-    after = await engine.generate(request(prompt))
-    assert (engine.policy_version, after.policy_version) == (1, 1)
-    assert (after.token_ids, after.logprobs) == (before.token_ids, before.logprobs)
 
 
 # Loading and its proof.

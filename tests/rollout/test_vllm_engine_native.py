@@ -48,7 +48,7 @@ def folders_of(engine):
 
 @pytest.mark.usefixtures("endless")
 async def test_running_requests_keep_their_adapter_and_later_ones_use_the_new(engine, learner, adapters, prompt):
-    old, new, _, _ = adapters
+    old, new, last, _ = adapters
     await load(engine, old)
     running = asyncio.create_task(engine.generate_together(sampling_requests([prompt] * 2, max_tokens=20)))
     await asyncio.sleep(0)
@@ -60,6 +60,10 @@ async def test_running_requests_keep_their_adapter_and_later_ones_use_the_new(en
         assert (one.policy_version, one.switches) == (own.policy_version, ())
         assert mean_gap(one.logprobs, learner_logprobs(learner, own, asked, one)) < ROUNDING
         assert mean_gap(one.logprobs, learner_logprobs(learner, foreign, asked, one)) > OTHER_WEIGHTS
+    assert sorted(folder.name[:3] for folder in folders_of(engine)) == ["v0-", "v1-"]
+    await load(engine, last)
+    assert [folder.name[:3] for folder in folders_of(engine)] == ["v2-"]
+    assert len(engine._llm.list_loras()) == 1
 
 
 async def test_read_back_of_the_slots_proves_the_smallest_step(engine, adapters):

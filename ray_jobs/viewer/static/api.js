@@ -2,12 +2,13 @@
 
 const headers = { authorization: `Bearer ${new URLSearchParams(location.search).get("token")}` };
 
+// What is set of a query.
+function asked(query) {
+  return new URLSearchParams(Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined));
+}
+
 export async function get(name, query = {}, signal) {
-  const asked = new URLSearchParams();
-  for (const [key, value] of Object.entries(query)) {
-    if (value !== "" && value !== null && value !== undefined) asked.set(key, value);
-  }
-  const answer = await fetch(`/api/${name}?${asked}`, { headers, signal });
+  const answer = await fetch(`/api/${name}?${asked(query)}`, { headers, signal });
   const value = await answer.json();
   if (!answer.ok) throw new Error(value.error ?? `the server answered ${answer.status}`);
   return value;
@@ -21,11 +22,7 @@ export function place() {
 }
 
 export function link(view, id = "", query = {}) {
-  const asked = new URLSearchParams();
-  for (const [key, value] of Object.entries(query)) {
-    if (value !== "" && value !== null && value !== undefined && !(key === "run" && Number(value) === 0)) asked.set(key, value);
-  }
-  const end = String(asked);
+  const end = String(asked({ ...query, run: Number(query.run) || "" }));
   return `#/${view}${id ? `/${encodeURIComponent(id)}` : ""}${end ? `?${end}` : ""}`;
 }
 

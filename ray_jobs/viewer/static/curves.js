@@ -4,8 +4,8 @@ import { get, link } from "./api.js";
 import { chart } from "./chart.js";
 import { h, number, percent, verdictName } from "./dom.js";
 
-const SOLVED = ["Tasks solved while sampling", "Line: share of sampled attempts that were right, repeated tasks left out, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
-const FAMILIES = ["arith", "lookup", "two_lookup", "difference", "three_lookup", "chain", "branch"];
+const SOLVED = ["Tasks solved while sampling", "Line: share of sampled attempts that were right, scores in between as they are, before any filter. Diamonds: held-out tasks, answered greedily, with 95% intervals.", { "rollout/solve_rate": "while sampling" }, { share: true, tall: true }];
+const FAMILIES = ["chain", "difference", "lookup", "three_lookup", "two_lookup"];
 const byFamily = (metric) => Object.fromEntries(FAMILIES.map((family) => [`${metric}/${family}`, family]));
 const SECTIONS = [
   ["Does it learn?", [
@@ -17,8 +17,7 @@ const SECTIONS = [
     ["Tokens without gradient", "Share of trained tokens outside the trust region.", { "policy/clip_high": "pushed up", "policy/clip_low": "pushed down" }],
     ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
     ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong", "groups/unscored": "unscored" }],
-    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 new tasks of each generated family.", byFamily("solved"), { share: true }],
-    ["Tasks drawn", "Share of each generated family among the groups that ended since the step before.", byFamily("mix"), { share: true }],
+    ["Solved, by family", "Share of sampled attempts that were right, over the last 8 tasks of each generated family.", byFamily("solved"), { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Can the process reward model be trusted?", [
@@ -41,7 +40,7 @@ const HELD_OUT_RATE = "held_out/solve_rate";
 // All tasks of the evaluations while training, and each data set where there are several.
 function heldOutPlot(rows) {
   const metrics = new Set(rows.flat().flatMap((row) => Object.keys(row)).filter((name) => name.startsWith(HELD_OUT_RATE)));
-  const names = Object.fromEntries([...metrics].map((metric) => [metric, metric.slice(HELD_OUT_RATE.length + 1) || (metrics.size > 1 ? "all" : "")]));
+  const names = Object.fromEntries([...metrics].sort().map((metric) => [metric, metric.slice(HELD_OUT_RATE.length + 1) || (metrics.size > 1 ? "all" : "")]));
   return ["Held-out tasks solved while training", "Some of the held-out tasks, answered greedily, with 95% intervals. Diamonds: all of them, before and after RL.", names, { share: true, tall: true }];
 }
 

@@ -86,13 +86,6 @@ export function percent(value) {
   return value === null || value === undefined ? "\u2013" : `${(100 * value).toFixed(1)}%`;
 }
 
-export function outcomePill(outcome) {
-  if (outcome === null || outcome === undefined) return h("span", { class: "pill none" }, "no score");
-  return outcome === 1
-    ? h("span", { class: "pill right" }, "right")
-    : h("span", { class: "pill wrong" }, outcome === 0 ? "wrong" : number(outcome, 2));
-}
-
 // Right and wrong by colour and by shape.
 function outcomeIn(outcome) {
   return outcome === 1 ? ["right", "\u2713", "right"] : outcome === null || outcome === undefined ? ["none", "\u2013", "no score"] : ["wrong", "\u2717", "wrong"];
@@ -100,6 +93,11 @@ function outcomeIn(outcome) {
 
 export function outcomeWord(outcome) {
   return outcomeIn(outcome)[2];
+}
+
+export function outcomePill(outcome) {
+  const [kind, , said] = outcomeIn(outcome);
+  return h("span", { class: `pill ${kind}` }, kind === "wrong" && outcome !== 0 ? number(outcome, 2) : said);
 }
 
 export function outcomeMark(outcome) {
