@@ -24,7 +24,6 @@ from envs.sandbox.protocol import (
     READY,
     SandboxSettings,
     encode_frame,
-    send_frame,
     split_frame,
 )
 
@@ -187,7 +186,7 @@ def start_cell(plan: CellPlan, folder: str, link: socket.socket) -> Cell:
 
 def _live_in_cell(plan: CellPlan, folder: str, link: socket.socket, pipes: tuple[int, int, int]) -> NoReturn:
     try:
-        send_frame(link, BORN)
+        link.send(BORN)
         _arrange_descriptors(*pipes)
         try:
             _drop_rights(plan, folder)

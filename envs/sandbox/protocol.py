@@ -1,4 +1,4 @@
-"""What crosses the process borders of the sandbox: its settings and tier, frames, verdicts, and bounded output."""
+"""What crosses the process borders of the sandbox: its settings and tier, messages, verdicts, and bounded output."""
 
 import codecs
 import os
@@ -75,62 +75,50 @@ class SandboxSettings:
             raise ValueError("only landlock and seccomp can be left out, and only with tier = 'namespaces'")
 
 
-_LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _SENDER = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
-MAX_FRAME_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 BORN = b"born"
-"""First frame of a code process; its sender tells the host the process id."""
+"""First message of a code process; its sender tells the host the process id."""
 READY = b"ready"
-"""Frame of a process that started; any other frame holds the reason of the failure."""
+"""Message of a process that started; any other message holds the reason of the failure."""
+
+
+def receive(link: socket.socket) -> bytes:
+    """Receive a message. Raises ConnectionError if the other side closed the link."""
+    message = link.recv(MAX_MESSAGE_BYTES)
+    if not message:
+        raise ConnectionError("the other side closed the connection")
+    return message
+
+
+def receive_from(link: socket.socket) -> tuple[bytes, int]:
+    """Receive a message and its sender's process id from the kernel; the link must pass credentials."""
+    message, ancillary, _, _ = link.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
+    senders = [data for level, kind, data in ancillary if (level, kind) == _SENDER]
+    if not message or not senders:
+        raise ConnectionError("the other side closed the connection")
+    pid, _, _ = _CREDENTIALS.unpack(senders[0])
+    return message, pid
+
+
+_LENGTH = struct.Struct("!I")
+MAX_FRAME_BYTES = 1 << 20
 
 
 def encode_frame(payload: bytes) -> bytes:
+    """Return a message for a pipe, which does not keep messages apart."""
     return _LENGTH.pack(len(payload)) + payload
-
-
-def send_frame(link: socket.socket, payload: bytes) -> None:
-    link.sendall(encode_frame(payload))
-
-
-def receive_frame(link: socket.socket) -> bytes:
-    """Receive a frame. Raises ConnectionError if the other side closed the link or violates the protocol."""
-    return _receive_exactly(link, _payload_length(_receive_exactly(link, _LENGTH.size)))
-
-
-def receive_frame_from(link: socket.socket) -> tuple[bytes, int]:
-    """Receive a frame and its sender's process id from the kernel; the link must pass credentials."""
-    header, ancillary, _, _ = link.recvmsg(_LENGTH.size, socket.CMSG_SPACE(_CREDENTIALS.size))
-    header += _receive_exactly(link, _LENGTH.size - len(header)) if header else b""
-    senders = [data for level, kind, data in ancillary if (level, kind) == _SENDER]
-    if not header or not senders:
-        raise ConnectionError("the other side closed the connection")
-    pid, _, _ = _CREDENTIALS.unpack(senders[0])
-    return _receive_exactly(link, _payload_length(header)), pid
-
-
-def _payload_length(data: bytes) -> int:
-    (length,) = _LENGTH.unpack_from(data)
-    if length > MAX_FRAME_BYTES:
-        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
-    return int(length)
-
-
-def _receive_exactly(link: socket.socket, count: int) -> bytes:
-    received = bytearray()
-    while len(received) < count:
-        chunk = link.recv(count - len(received))
-        if not chunk:
-            raise ConnectionError("the other side closed the connection")
-        received += chunk
-    return bytes(received)
 
 
 def split_frame(data: bytes) -> tuple[bytes, bytes] | None:
     """Return the first frame in `data` and the bytes after it, or None while the frame is incomplete."""
     if len(data) < _LENGTH.size:
         return None
-    end = _LENGTH.size + _payload_length(data)
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_FRAME_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
+    end = _LENGTH.size + length
     return (data[_LENGTH.size : end], data[end:]) if len(data) >= end else None
 
 

@@ -24,10 +24,9 @@ from envs.sandbox.protocol import (
     SandboxSettings,
     Tier,
     parse_reply,
-    receive_frame,
-    receive_frame_from,
+    receive,
+    receive_from,
     refusal,
-    send_frame,
 )
 from envs.types import ToolResult, ToolUnavailableError
 
@@ -136,8 +135,8 @@ class Episode(AbstractContextManager["Episode"]):
             if self.closed:
                 raise ConnectionError
             link.settimeout(timeout_s + _GRACE_S)
-            send_frame(link, REQUEST_HEADER.pack(timeout_s) + source)
-            category, alive, file_bytes, text = parse_reply(receive_frame(link))
+            link.send(REQUEST_HEADER.pack(timeout_s) + source)
+            category, alive, file_bytes, text = parse_reply(receive(link))
         except BaseException as fault:
             self._hang_up()  # after an interrupt, too: the next run would read the reply of this one
             if not isinstance(fault, (OSError, ValueError)):
@@ -157,9 +156,9 @@ class Episode(AbstractContextManager["Episode"]):
         link = self._sandbox.open_link()
         link.settimeout(_GRACE_S)
         try:
-            report, self._pid = receive_frame_from(link)
+            report, self._pid = receive_from(link)
             if report == BORN:
-                report = receive_frame(link)
+                report = receive(link)
             if report != READY:
                 raise ConnectionError(report.decode(errors="replace"))
         except OSError:
@@ -258,7 +257,8 @@ class ZygoteProcess:
     """The zygote as a plain subprocess: code between fork and exec would be unsafe in a host with threads."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        self._link, inside = socket.socketpair()
+        # Messages arrive as they were sent, neither split nor joined.
+        self._link, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with inside:
             self.process = subprocess.Popen(
                 [sys.executable, *_FLAGS, "-c", _BOOT],
@@ -274,12 +274,12 @@ class ZygoteProcess:
         try:
             parent = str(scratch_parent())
             request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
-            send_frame(self._link, json.dumps(request).encode())
-            report = json.loads(receive_frame(self._link))
+            self._link.send(json.dumps(request).encode())
+            report = json.loads(receive(self._link))
             if report["tier"] is None:
                 raise SandboxRefusedError(refusal(settings.tier, report["lacks"]))
             self._scratch = report["scratch"]
-            if (ready := receive_frame(self._link)) != READY:
+            if (ready := receive(self._link)) != READY:
                 raise ConnectionError(ready.decode(errors="replace"))
         except BaseException as error:
             self.close()
@@ -296,7 +296,7 @@ class ZygoteProcess:
 
     def open_link(self) -> socket.socket:
         """Return a connection to a new warden. Raises OSError if the zygote is gone."""
-        outside, inside = socket.socketpair()
+        outside, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with inside:
             outside.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             socket.send_fds(self._link, [b"e"], [inside.fileno()])

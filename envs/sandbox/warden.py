@@ -21,8 +21,7 @@ from envs.sandbox.protocol import (
     encode_reply,
     find_answer,
     parse_answer,
-    receive_frame,
-    send_frame,
+    receive,
 )
 
 _SETUP_TIMEOUT_S = 20.0
@@ -69,7 +68,7 @@ def run_warden(link: socket.socket, plan: CellPlan, folder: str | None) -> NoRet
                 chosen = {**kernel.CELL_CHOSEN, kernel.KILL: (0, frozenset({cell.pid}))}
                 kernel.restrict_calls(kernel.filter_program(kernel.WARDEN_CALLS, chosen, {}))
         except OSError as error:
-            send_frame(link, f"the code process could not start: {error}".encode())
+            link.send(f"the code process could not start: {error}".encode())
             os._exit(1)
         _Warden(link, cell, files, in_tmpfs=folder is None).serve()
     finally:
@@ -89,13 +88,13 @@ class _Warden:
                 report = self._converse(b"", b"", _SETUP_TIMEOUT_S, BoundedOutput())
             except CellEndedError as ended:
                 report = f"the code process ended before it was ready: {ended}".encode()
-            send_frame(self._link, report)
+            self._link.send(report)
             alive = True
             while alive:
-                request = receive_frame(self._link)
+                request = receive(self._link)
                 (timeout_s,) = REQUEST_HEADER.unpack_from(request)
                 alive, reply = self._run(request[REQUEST_HEADER.size :], timeout_s)
-                send_frame(self._link, reply)
+                self._link.send(reply)
         except ConnectionError:  # the host closed the episode
             self._kill()
 

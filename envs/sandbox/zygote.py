@@ -25,8 +25,7 @@ from envs.sandbox.protocol import (
     SandboxSettings,
     Tier,
     choose_tier,
-    receive_frame,
-    send_frame,
+    receive,
 )
 from envs.sandbox.warden import run_warden
 
@@ -48,7 +47,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     host = os.pidfd_open(os.getppid())
     link = socket.socket(fileno=0)
-    request = json.loads(receive_frame(link))
+    request = json.loads(receive(link))
     settings = SandboxSettings(**request["settings"])
     with contextlib.suppress(OSError):  # without /proc the kernel selects by size alone whom it kills first
         Path("/proc/self/oom_score_adj").write_text("500")
@@ -64,7 +63,7 @@ def main() -> NoReturn:
     scratch = jail.make_scratch(request["scratch_parent"]) if tier == "landlock" else None
     absent = {*settings.disabled_layers, "" if version else "landlock", "namespaces" if tier == "landlock" else ""}
     layers = [layer for layer in LAYERS if layer not in absent]
-    send_frame(link, json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
+    link.send(json.dumps({"tier": tier, "lacks": lacks, "layers": layers, "scratch": scratch}).encode())
     if tier is None:
         os._exit(1)
     if tier == "namespaces":
@@ -107,12 +106,12 @@ def _be_zygote(
             readable = [entry.path for entry in entries if entry.name not in jail.INSTALLED] + [*packages.values()]
         sys.path_importer_cache.clear()
         _import_everything()
-        send_frame(link, READY)
+        link.send(READY)
         plan = CellPlan(settings=settings, layers=layers, readable=readable)
         _Wardens(link, plan, scratch).fork_on_demand()
     except Exception:
         with contextlib.suppress(OSError):
-            send_frame(link, traceback.format_exc().encode())
+            link.send(traceback.format_exc().encode())
     finally:
         jail.remove_folder(scratch)
         os._exit(0)
