@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 from envs import kernel
 
@@ -117,13 +116,6 @@ def _mount_tmpfs(target: str, options: str, flags: int = 0) -> None:
 
 def _quiet(flags: int) -> int:
     return flags | kernel.MS_NOSUID | kernel.MS_NODEV
-
-
-def scratch_parent() -> Path:
-    """Return the system's temporary folder, or /tmp if that one belongs to Ray."""
-    usual = Path(tempfile.gettempdir())
-    is_rays = any(os.path.lexists(folder / "session_latest") for folder in (usual, *usual.parents))
-    return Path("/tmp") if is_rays else usual
 
 
 def make_scratch(parent: str) -> str:

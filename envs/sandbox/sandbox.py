@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -15,7 +16,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from configs.errors import UserError
-from envs.sandbox.jail import remove_folder, scratch_parent
+from envs.sandbox.jail import remove_folder
 from envs.sandbox.protocol import (
     BORN,
     MAX_CODE_BYTES,
@@ -272,7 +273,7 @@ class ZygoteProcess:
         self._scratch: str | None = None
         self._link.settimeout(_START_TIMEOUT_S)
         try:
-            parent = str(scratch_parent())
+            parent = tempfile.gettempdir()
             request = {"settings": asdict(settings), "packages": _package_sources(), "scratch_parent": parent}
             self._link.send(json.dumps(request).encode())
             report = json.loads(receive(self._link))

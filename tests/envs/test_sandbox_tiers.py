@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -19,7 +18,7 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.sandbox import Sandbox, SandboxSettings, zygote
-from envs.sandbox.jail import make_folder, make_scratch, remove_folder, scratch_parent
+from envs.sandbox.jail import make_folder, make_scratch, remove_folder
 from envs.sandbox.protocol import choose_tier, refusal
 from envs.sandbox.sandbox import IdleMemory
 from envs.sandbox.warden import too_many_files
@@ -278,13 +277,6 @@ def test_all_of_a_flat_folder_is_counted(tmp_path: Path) -> None:
     (tmp_path / "c").touch()
     assert too_many_files(folder)
     os.close(folder)
-
-
-def test_episodes_folders_lie_outside_rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "session_1" / "artifacts"))
-    assert scratch_parent() == tmp_path / "session_1" / "artifacts"
-    (tmp_path / "session_latest").symlink_to(tmp_path / "session_1")
-    assert scratch_parent() == Path("/tmp")
 
 
 def test_a_removed_folder_is_gone_while_files_still_come(tmp_path: Path) -> None:
