@@ -7,9 +7,9 @@ others; without `properties` it has any names.
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from urllib.parse import unquote
 
 from configs.errors import MAX_JSON_DEPTH, check_depth, listed
-from envs.tools.arguments import target
 
 LETTER = r'([^"\\\x00-\x1f] | "\\" (["\\/bfnrt] | "u00" [01] [0-9a-f]))'
 """One character of a JSON text. Other `\\u` escapes could write half a surrogate pair, or a known name differently."""
@@ -137,7 +137,7 @@ class JsonGrammar:
     def _referred(self, pointer: object, through: frozenset[str]) -> str:
         if not isinstance(pointer, str) or pointer in through:
             raise ValueError(f"'$ref' {json.dumps(pointer)[:80]} refers to itself")
-        found = target(pointer, self._root)
+        found = _target(pointer, self._root)
         return self._rule((self._num_roots, pointer), lambda: self._value(found, through | {pointer}))
 
     def _typed(self, fields: Fields) -> str:
@@ -202,6 +202,20 @@ class JsonGrammar:
             return '""'
         rest = _repeated(f"({self._comma} {item})", max(0, least - 1), None if most is None else most - 1)
         return f"({item} {rest}){'' if least else '?'}"
+
+
+def _target(pointer: str, root: object) -> object:
+    """Return the part of a schema that a local `$ref` names; raises ValueError. Nothing is fetched."""
+    path, found = pointer.removeprefix("#"), root
+    try:
+        if not pointer.startswith("#") or path[:1] not in ("", "/"):
+            raise LookupError
+        for part in unquote(path).split("/")[1:]:
+            name = part.replace("~1", "/").replace("~0", "~")
+            found = found[int(name)] if isinstance(found, list) else found[name]  # type: ignore[index]
+    except (LookupError, TypeError, ValueError):
+        raise ValueError(f"'$ref' {pointer[:80]!r} is no part of this schema; only '#/...' is supported") from None
+    return found
 
 
 def quoted(text: str) -> str:

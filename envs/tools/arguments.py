@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 from configs.errors import MAX_JSON_DEPTH, check_depth, in_whole_letters
 
@@ -21,11 +20,7 @@ def arguments_of(text: str, schema: Fields) -> dict[str, object]:
         properties = {}
     elif not properties:
         return {}
-    try:
-        known: dict[str, set[str]] = {}
-        kinds = {name: _types(one, schema, known) for name, one in properties.items()}
-    except (ValueError, RecursionError):
-        kinds = dict.fromkeys(properties, _TYPES)
+    kinds = {name: _types(one) for name, one in properties.items()}
     only = next(iter(kinds)) if len(kinds) == 1 else None
     may_be_text = only is not None and "string" in kinds[only]
     required = schema.get("required")
@@ -48,37 +43,12 @@ def arguments_of(text: str, schema: Fields) -> dict[str, object]:
     raise ValueError(f"not a JSON object, nested at most {MAX_JSON_DEPTH} deep, with the fields {fields}")
 
 
-def _types(schema: object, root: Fields, known: dict[str, set[str]]) -> set[str]:
-    """Return the types that a value of this schema may have; `known` holds those of the references."""
+def _types(schema: object) -> set[str]:
+    """Return the types that a value of this schema may have, as far as its `type` and `anyOf` restrict them."""
     if not isinstance(schema, Mapping):
         return _TYPES
+    parts = schema.get("anyOf")
+    if isinstance(parts, list) and parts:
+        return set[str]().union(*map(_types, parts))
     given = schema.get("type", [*_TYPES])
-    found = _TYPES & set(map(str, given if isinstance(given, list) else [given]))
-    if "$ref" in schema:
-        pointer = str(schema["$ref"])
-        if pointer not in known:
-            # What refers to itself is restricted by its other parts.
-            known[pointer] = _TYPES
-            known[pointer] = _types(target(pointer, root), root, known)
-        found &= known[pointer]
-    for name in ("anyOf", "oneOf", "allOf"):
-        parts = schema.get(name)
-        if isinstance(parts, list) and parts:
-            kinds = [_types(part, root, known) for part in parts]
-            joined: set[str] = set.intersection(*kinds) if name == "allOf" else set.union(*kinds)
-            found &= joined
-    return found
-
-
-def target(pointer: str, root: object) -> object:
-    """Return the part of a schema that a local `$ref` names; raises ValueError. Nothing is fetched."""
-    path, found = pointer.removeprefix("#"), root
-    try:
-        if not pointer.startswith("#") or path[:1] not in ("", "/"):
-            raise LookupError
-        for part in unquote(path).split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            found = found[int(name)] if isinstance(found, list) else found[name]  # type: ignore[index]
-    except (LookupError, TypeError, ValueError):
-        raise ValueError(f"'$ref' {pointer[:80]!r} is no part of this schema; only '#/...' is supported") from None
-    return found
+    return _TYPES & set(map(str, given if isinstance(given, list) else [given]))
