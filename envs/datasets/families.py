@@ -108,14 +108,6 @@ class Problem:
     not its wording."""
 
 
-def _code(thought: str, source: str) -> PlanStep:
-    return PlanStep(thought=thought, action="code", action_input=source)
-
-
-def _answer(value: int) -> PlanStep:
-    return PlanStep(thought="That is it.", action="answer", action_input=str(value))
-
-
 def result_of(code: str) -> int:
     """Return the number that the code of a plan prints. Only for code that a family wrote: it runs in this process."""
     return int(eval(code, {}, {}))
@@ -129,8 +121,8 @@ def _search_problem(goods: Sequence[Item], *, question: str, thought: str, sourc
         answer=answer,
         plan=(
             *(PlanStep(thought="Find the weight.", action="search", action_input=item.name) for item in goods),
-            _code(thought, source),
-            _answer(answer),
+            PlanStep(thought=thought, action="code", action_input=source),
+            PlanStep(thought="That is it.", action="answer", action_input=str(answer)),
         ),
         keys=tuple(item.name for item in goods),
     )
@@ -163,14 +155,19 @@ def _load_problem(rng: random.Random, found: Sequence[Item]) -> Problem:
 
 
 _TOTAL_PHRASINGS = (
-    "What do {n} crates of {name} and {m} crates of {other} weigh together in kg?",
-    "A ship loads {n} crates of {name} and {m} crates of {other}. What is the load in kg?",
-    "Find the total weight in kg of {n} crates of {name} plus {m} crates of {other}.",
+    "What do {0} and {1} weigh together in kg?",
+    "A ship loads {0} and {1}. What is the load in kg?",
+    "Find the total weight in kg of {0} plus {1}.",
 )
 _DIFFERENCE_PHRASINGS = (
-    "How many kg more do {n} crates of {name} weigh than {m} crates of {other}?",
-    "By how many kg are {n} crates of {name} heavier than {m} crates of {other}?",
-    "Weigh {n} crates of {name}, then subtract the weight of {m} crates of {other}. How many kg?",
+    "How many kg more do {0} weigh than {1}?",
+    "By how many kg are {0} heavier than {1}?",
+    "Weigh {0}, then subtract the weight of {1}. How many kg?",
+)
+_THREE_PHRASINGS = (
+    "What do {0}, {1} and {2} weigh together in kg?",
+    "A ship loads {0}, {1} and {2}. What is the load in kg?",
+    "Find the total weight in kg of {0}, {1} and {2}.",
 )
 
 
@@ -181,42 +178,31 @@ def _draw_loads(rng: random.Random, goods: Goods, count: int) -> list[tuple[Item
 
 def draw_two_lookup(rng: random.Random, goods: Goods) -> Problem:
     """Draw a sum of two loads."""
-    (item, n), (other, m) = loads = _draw_loads(rng, goods, 2)
-    question = rng.choice(_TOTAL_PHRASINGS).format(n=n, name=item.name, m=m, other=other.name)
-    return _loads_problem(loads, question, "+")
+    return _loads_problem(rng, _draw_loads(rng, goods, 2), _TOTAL_PHRASINGS, "+")
+
+
+def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
+    """Draw a sum of three loads: three searches before one code call."""
+    return _loads_problem(rng, _draw_loads(rng, goods, 3), _THREE_PHRASINGS, "+")
 
 
 def draw_difference(rng: random.Random, goods: Goods) -> Problem:
     """Draw a difference of two loads, the heavier one first."""
     loads = _draw_loads(rng, goods, 2)
     loads.sort(key=lambda load: load[0].weight_kg * load[1], reverse=True)
-    (item, n), (other, m) = loads
-    question = rng.choice(_DIFFERENCE_PHRASINGS).format(n=n, name=item.name, m=m, other=other.name)
-    return _loads_problem(loads, question, "-")
+    return _loads_problem(rng, loads, _DIFFERENCE_PHRASINGS, "-")
 
 
-def _loads_problem(loads: Sequence[tuple[Item, int]], question: str, sign: str) -> Problem:
+def _loads_problem(
+    rng: random.Random, loads: Sequence[tuple[Item, int]], phrasings: Sequence[str], sign: str
+) -> Problem:
     """Return a problem that is solved by a search per load and one code call."""
     return _search_problem(
         [item for item, _ in loads],
-        question=question,
+        question=rng.choice(phrasings).format(*(f"{n} crates of {item.name}" for item, n in loads)),
         thought="Add the loads." if sign == "+" else "Subtract the second load.",
         source=sign.join(f"{n}*{item.weight_kg}" for item, n in loads),
     )
-
-
-_THREE_PHRASINGS = (
-    "What do {0}, {1} and {2} weigh together in kg?",
-    "A ship loads {0}, {1} and {2}. What is the load in kg?",
-    "Find the total weight in kg of {0}, {1} and {2}.",
-)
-
-
-def draw_three_lookup(rng: random.Random, goods: Goods) -> Problem:
-    """Draw a sum of three loads: three searches before one code call."""
-    loads = _draw_loads(rng, goods, 3)
-    question = rng.choice(_THREE_PHRASINGS).format(*(f"{n} crates of {item.name}" for item, n in loads))
-    return _loads_problem(loads, question, "+")
 
 
 FAMILIES: dict[str, Callable[[random.Random, Goods], Problem]] = {
