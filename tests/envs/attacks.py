@@ -42,8 +42,8 @@ class Canaries:
     def file(self) -> Path:
         return self.directory / "secret.txt"
 
-    def place_in(self, code: str, *, pid: int | None = None) -> str:
-        """Fill in the canaries; `pid` is the attacked process of the host, by default this one."""
+    def place_in(self, code: str) -> str:
+        """Fill in the canaries and this process, which is attacked."""
         port = self.listeners[0].getsockname()[1]
         name = self.listeners[-1].getsockname()[1:].decode()
         for mark, value in (
@@ -51,7 +51,7 @@ class Canaries:
             ("CANARY_FILE", str(self.file)),
             ("CANARY_DIR", str(self.directory)),
             ("CANARY_NAME", name),
-            ("CANARY_PID", str(pid or os.getpid())),
+            ("CANARY_PID", str(os.getpid())),
         ):
             code = code.replace(mark, value)
         return code

@@ -2,18 +2,18 @@
 the MCP server. No way may add a hole, also under fifty attacks at once."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from attacks import Attack, Canaries, all_attacks, left_over, placed_canaries, signs_of_escape
 from fastmcp import Client
-from mcp_processes import started
 from scripted import decision, make_agent, run
 
+from envs.mcp_server import build_server
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.tools.toolbox import PythonCodeTool
 from envs.types import ToolResult
@@ -22,91 +22,59 @@ from tests.changed import replace
 
 AT_ONCE = 50
 _TIMEOUT_S, _HANG_TIMEOUT_S = 2.0, 0.3
-_SERVER = Path(__file__).parent / "serve_bare_sandbox.py"
 
 # An attack may run on this machine itself only behind the walls of the tier that hides it.
 pytestmark = pytest.mark.usefixtures("namespaces")
 
-Call = Callable[[str, float], Awaitable[ToolResult]]
-"""Run a code text under a time limit."""
+Call = Callable[[PythonCodeTool, str], Awaitable[ToolResult]]
+"""Run a code text with the tool."""
 
 
-@pytest.fixture(scope="module")
-def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Canaries]:
-    with placed_canaries(tmp_path_factory.mktemp("canary")) as placed:
-        yield placed
-
-
-@asynccontextmanager
-async def _opened(path: str) -> AsyncIterator[tuple[Call, psutil.Process, psutil.Process]]:
-    """Open a path to the sandbox; yields the call, the exposed process of the host, and the sandbox's watcher."""
-    if path == "mcp":
-        with started([sys.executable, str(_SERVER), str(_TIMEOUT_S), str(_HANG_TIMEOUT_S)]) as server:
-            # The old protocol keeps one connection per client, the new one none: a session for each call.
-            async with Client(server.url) as client:
-                host = psutil.Process(server.process.pid)
-                (watcher,) = host.children()
-                yield _by_mcp(client), host, watcher
-        return
-    with Sandbox(SandboxSettings(tier="namespaces", check_imports=False, memory_mb=512)) as sandbox:
-        yield _by_agent(sandbox), psutil.Process(), psutil.Process(sandbox.pid)
-
-
-def _by_agent(sandbox: Sandbox) -> Call:
+async def _by_agent(tool: PythonCodeTool, code: str) -> ToolResult:
     """The planner writes the code in its JSON decision, the executor parses and runs it, then it answers."""
-
-    async def call(code: str, timeout_s: float) -> ToolResult:
-        tool = PythonCodeTool(sandbox, timeout_s=timeout_s)
-        written = Decision(thought="t", action="code", action_input=code).to_json()
-        agent = make_agent([written, decision("answer", "done")], tools=[tool], timeout_s=120)
-        envs = agent.config.envs.model_copy(update={"max_result_chars": 40_000})
-        agent = replace(agent, config=agent.config.model_copy(update={"envs": envs}))
-        try:
-            trajectory = await run(agent)
-        finally:
-            tool.close()
-        assert trajectory.turns[0].tool_call.arguments == code
-        return trajectory.turns[0].tool_result
-
-    return call
+    written = Decision(thought="t", action="code", action_input=code).to_json()
+    agent = make_agent([written, decision("answer", "done")], tools=[tool], timeout_s=120)
+    envs = agent.config.envs.model_copy(update={"max_result_chars": 40_000})
+    agent = replace(agent, config=agent.config.model_copy(update={"envs": envs}))
+    trajectory = await run(agent)
+    assert trajectory.turns[0].tool_call.arguments == code
+    return trajectory.turns[0].tool_result
 
 
-def _by_mcp(client: Client) -> Call:
-    async def call(code: str, timeout_s: float) -> ToolResult:
-        if code != code.encode(errors="replace").decode():  # it cannot even be sent
-            return ToolResult(text="", error="syntax")
-        name = "hanging_code" if timeout_s == _HANG_TIMEOUT_S else "code"
-        result = await client.call_tool(name, {"input": code}, raise_on_error=False)
-        return ToolResult(text=result.content[0].text, error=(result.meta or {}).get("error"))
-
-    return call
+async def _by_mcp(tool: PythonCodeTool, code: str) -> ToolResult:
+    if code != code.encode(errors="replace").decode():  # it cannot even be sent
+        return ToolResult(text="", error="syntax")
+    toolbox = SimpleNamespace(episode=lambda: nullcontext([tool]))
+    async with Client(build_server(toolbox, transport="stdio")) as client:
+        result = await client.call_tool("code", {"input": code}, raise_on_error=False)
+    return ToolResult(text=result.content[0].text, error=(result.meta or {}).get("error"))
 
 
-async def _attack(call: Call, canaries: Canaries, attack: Attack, target: psutil.Process) -> list[str]:
-    code = canaries.place_in(attack["code"], pid=target.pid)
+async def _attack(call: Call, sandbox: Sandbox, canaries: Canaries, attack: Attack) -> list[str]:
     timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else _TIMEOUT_S
     for _ in range(attack.get("repeat", 1)):
-        result = await call(code, timeout_s)
+        with closing(PythonCodeTool(sandbox, timeout_s=timeout_s)) as tool:
+            result = await call(tool, canaries.place_in(attack["code"]))
     assert len(result.text) < 25_000
     return signs_of_escape(attack, result.text, result.error)
 
 
-@pytest.mark.parametrize("path", ["agent", "mcp"])
-async def test_fifty_attacks_at_once_are_all_held(path: str, canaries: Canaries) -> None:
+@pytest.mark.parametrize("call", [_by_agent, _by_mcp])
+async def test_fifty_attacks_at_once_are_all_held(call: Call, tmp_path: Path) -> None:
     """Each of fifty attackers takes the next attack of the corpus until there is none."""
     waiting, signs = iter(all_attacks()), []
-    async with _opened(path) as (call, target, watcher):
+    settings = SandboxSettings(tier="namespaces", check_imports=False, memory_mb=512)
+    with placed_canaries(tmp_path) as canaries, Sandbox(settings) as sandbox:
 
         async def attacker() -> None:
             for attack in waiting:
-                signs.extend(await _attack(call, canaries, attack, target))
+                signs.extend(await _attack(call, sandbox, canaries, attack))
 
         await asyncio.gather(*(attacker() for _ in range(AT_ONCE)))
         assert signs == []
         assert canaries.touched() == []
-        assert target.is_running()
-        assert (await call("6 * 7", _TIMEOUT_S)).text.strip() == "42"
-        assert left_over(watcher) == []
+        assert sandbox.run("6 * 7").text == "42\n"
+        assert left_over(psutil.Process(sandbox.pid)) == []
 
 
 @pytest.mark.parametrize(
