@@ -1,10 +1,13 @@
 import csv
 import json
+import random
+from string import ascii_lowercase
 
 import pytest
-from real_data import REAL_DATA, needs
 
 from envs.datasets.benchmarks import load_aime
+from envs.datasets.custom import CustomSources
+from envs.datasets.sampler import collection_tasks, load_tasks
 
 COLUMNS = ["ID", "Year", "Problem Number", "Question", "Answer", "Part"]
 
@@ -13,8 +16,9 @@ def write_csv(path, *problems):
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
-        for id, answer in problems:
-            writer.writerow([id, id[:4], id.split("-")[-1], f"Question {id},\nin two lines?", answer, ""])
+        for id, answer, *question in problems:
+            text = question[0] if question else f"Question {id},\nin two lines?"
+            writer.writerow([id, id[:4], id.split("-")[-1], text, answer, ""])
     return path
 
 
@@ -76,11 +80,17 @@ def test_unknown_columns_and_ids_are_refused(tmp_path, row, split):
         load_aime(write_jsonl(tmp_path / "a.jsonl", row), split=split, whole_file=False)
 
 
-@needs("aime_1983_2024.csv", "aime24.jsonl")
-def test_the_real_files_have_the_known_counts():
-    train = load_aime(REAL_DATA / "aime_1983_2024.csv", split="train")
-    held_out = load_aime(REAL_DATA / "aime24.jsonl", split="eval")
-    assert (len(train), len(held_out)) == (918, 30)
-    assert {task.id[:4] for task in held_out} == {"2024"}
-    assert max(task.id[:4] for task in train) == "2023"
-    assert not {task.question for task in train} & {task.question for task in held_out}
+def test_problems_that_leak_the_evaluation_are_dropped_for_rl_and_a_prm(tmp_path):
+    letters = random.Random(0)
+    words = ["".join(letters.choices(ascii_lowercase, k=6)) for _ in range(30 * 946)]
+    questions = [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
+    held_out = [(f"2024-I-{number}", "7", question) for number, question in enumerate(questions[916:], start=1)]
+    trained = [held_out[0][2].upper(), f"$ {held_out[1][2]} $", *questions[:916]]
+    rows = [(f"{1983 + index % 41}-{index // 41 + 1}", "7", question) for index, question in enumerate(trained)]
+    custom = CustomSources(path=write_csv(tmp_path / "aime.csv", *rows, *held_out, ("2022-II-8", "7")))
+    for tasks in (
+        load_tasks("aime", split="train", count=None, seed=0, custom=custom),
+        collection_tasks({"aime": 1.0}, count=918, seed=0, custom=custom),
+    ):
+        assert len(tasks) == 916
+        assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}

@@ -104,6 +104,7 @@ def test_the_text_alone_catches_all_real_leaks_and_nothing_else():
     with TRAIN_FILE.open(encoding="utf-8", newline="") as file:
         train = [(row["ID"], row["Question"]) for row in csv.DictReader(file)]
     tests = [task.question for task in load_aime(TEST_FILE, split="eval")]
+    assert len(load_aime(TRAIN_FILE, split="train")) == 918
     years = Counter("2024" if id.startswith("2024-") else "before" for id, _ in train)
     assert (years, len(tests)) == ({"before": 919, "2024": 14}, 30)
     start = time.process_time()

@@ -11,6 +11,7 @@ from envs.datasets.sampler import (
     DEFAULT_PLANS,
     FixedShares,
     TaskSampler,
+    collection_tasks,
     demonstration_tasks,
     held_out_tasks,
     num_plans,
@@ -71,13 +72,16 @@ def test_shares_name_the_data_set_that_the_sampler_draws_from():
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_rl_asks_no_demonstrated_and_no_held_out_question(seed):
-    demonstrated = [generated.task for generated in demonstration_tasks(MIX, count=300, seed=seed)]
-    held_out = held_out_tasks(MIX, count=300, seed=seed + 1_000_000)
+def test_rl_demonstrations_a_prm_and_the_evaluation_share_no_question(seed):
     samplers = [TaskSampler(mix, seed=seed) for mix in (MIX, *({family: 1.0} for family in MIX))]
-    trained_on = [sampler.task(ordinal) for sampler in samplers for ordinal in range(3000)]
-    assert len(keys(demonstrated)) == len(keys(held_out)) == 300
-    assert not keys(trained_on) & (keys(demonstrated) | keys(held_out))
+    parts = [
+        keys(generated.task for generated in demonstration_tasks(MIX, count=300, seed=seed)),
+        keys(collection_tasks(MIX, count=300, seed=seed)),
+        keys(held_out_tasks(MIX, count=300, seed=seed + 1_000_000)),
+        keys(sampler.task(ordinal) for sampler in samplers for ordinal in range(3000)),
+    ]
+    assert [*map(len, parts[:3])] == [300] * 3
+    assert sum(map(len, parts)) == len(set.union(*parts))
 
 
 def test_share_below_one_task_per_block_is_refused():
