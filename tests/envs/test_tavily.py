@@ -13,7 +13,7 @@ from envs.tools.http import RefusedError, ServiceLimits
 from envs.tools.search import TAVILY_KEY_VARIABLE, FoundPage, PageSearchTool, TavilyFinder, WebSearchTool
 from envs.tools.web_fetch import PageFetcher
 from envs.types import ToolUnavailableError
-from tests.envs.local_server import Answer, LocalServer, serving
+from tests.envs.local_server import Answer, serving
 
 KEY = "tvly-secret-0123456789"
 LIMITS = ServiceLimits(first_pause_s=0.01, attempt_limit_s=3.0, time_limit_s=5.0, requests_per_minute=60_000)
@@ -47,27 +47,6 @@ def found(*pages):
     return reply(RESPONSE | {"results": list(pages)})
 
 
-class DocumentedTavily(LocalServer):
-    """A server that refuses requests to other addresses or without the key with the documented errors."""
-
-    def __init__(self, response=RESPONSE, extracts=None):
-        self.response = response
-        self.extracts = extracts or {}
-        super().__init__(self._answer)
-
-    def _answer(self, request):
-        if request.method != "POST" or request.path not in ("/search", "/extract"):
-            return refused(404, "Not Found")
-        if request.headers.get("Authorization") != f"Bearer {KEY}":
-            return refused(401, "Unauthorized: missing or invalid API key.")
-        if request.path == "/search":
-            return reply(self.response)
-        urls = json.loads(request.body)["urls"]
-        known = [{"url": url, "raw_content": self.extracts[url]} for url in urls if url in self.extracts]
-        failed = [{"url": url, "error": "no"} for url in urls if url not in self.extracts]
-        return reply({"results": known, "failed_results": failed, "response_time": 0.02})
-
-
 @pytest.fixture(autouse=True)
 def _key(monkeypatch):
     monkeypatch.setenv(TAVILY_KEY_VARIABLE, KEY)
@@ -84,12 +63,13 @@ async def search(server, query="copper bolts"):
 
 
 async def test_a_search_sends_documented_fields_and_reads_title_address_and_content():
-    with DocumentedTavily() as server:
+    with serving(found(RESULT)) as server:
         pages = await finder_of(server, excluded_hosts=("blocked.example",)).find("when does copper melt")
     assert pages == [FoundPage(title=RESULT["title"], url=RESULT["url"], text=RESULT["content"])]
     [request] = server.requests
     body = {"query": "when does copper melt", "max_results": 3, "exclude_domains": ["blocked.example"]}
-    assert json.loads(request.body) == body
+    assert (request.method, request.path, json.loads(request.body)) == ("POST", "/search", body)
+    assert request.headers["Authorization"] == f"Bearer {KEY}"
     # The anonymous mode with its own limits is not used.
     assert "X-Tavily-Access-Mode" not in request.headers
 
@@ -97,7 +77,7 @@ async def test_a_search_sends_documented_fields_and_reads_title_address_and_cont
 @pytest.mark.parametrize("missing", ["score", "raw_content", "favicon", "content", "title"])
 async def test_a_result_needs_only_its_address(missing):
     result = {name: value for name, value in RESULT.items() if name != missing}
-    with DocumentedTavily({"results": [result]}) as server:
+    with serving(reply({"results": [result]})) as server:
         [page] = await finder_of(server).find("copper")
     assert page.url == RESULT["url"]
 
@@ -158,8 +138,7 @@ ARTICLE = "Nothing of interest is said here. " * 40 + "\nCopper bolts melt at 10
 QUESTION = "At how many degrees do the copper bolts of the old bridge melt when the fire is hot?"
 
 
-async def read_web(server, *pages):
-    server.response = RESPONSE | {"results": list(pages)}
+async def read_web(server):
     block_list = BlockList([], [QUESTION])
     fetcher = PageFetcher(LIMITS, block_list=block_list)
     tool = WebSearchTool(fetcher, finder_of(server), block_list=block_list, max_chars=400)
@@ -168,9 +147,10 @@ async def read_web(server, *pages):
 
 async def test_web_search_reads_the_found_pages_through_tavily():
     pages = [RESULT | {"url": f"https://{name}.example/"} for name in ("a", "b", "c")]
-    extracts = {pages[0]["url"]: ARTICLE, pages[2]["url"]: f"{QUESTION} Answer: 42"}
-    with DocumentedTavily(extracts=extracts) as server:
-        result = await read_web(server, *pages)
+    read = [(pages[0], ARTICLE), (pages[2], f"{QUESTION} Answer: 42")]
+    extracts = {"results": [{"url": page["url"], "raw_content": text} for page, text in read], "failed_results": []}
+    with serving(found(*pages), reply(extracts)) as server:
+        result = await read_web(server)
     assert "Copper bolts melt at 1085 degrees" in result.text.splitlines()[0]
     # The extract of the search replaces a page that cannot be read, but not a page with a held-out question.
     assert result.text.count("Copper melts at 1085 degrees.") == 1
@@ -181,6 +161,5 @@ async def test_web_search_reads_the_found_pages_through_tavily():
 
 
 async def test_web_search_uses_the_extracts_of_the_search_if_no_page_can_be_read():
-    answers = iter([found(RESULT), *[refused(500)] * 4])
-    with LocalServer(lambda request: next(answers)) as server:
-        assert (await read_web(server, RESULT)).text == "Copper: Copper melts at 1085 degrees."
+    with serving(found(RESULT), refused(500)) as server:
+        assert (await read_web(server)).text == "Copper: Copper melts at 1085 degrees."

@@ -111,8 +111,12 @@ def test_invalid_actions_are_refused(actions, tools, setting):
         EnvsConfig(actions=actions, tools=tools)
 
 
-@pytest.mark.parametrize(("action", "variable"), [("google_search", "GOOGLE_API_KEY"), ("search", "TAVILY_API_KEY")])
+@pytest.mark.parametrize(
+    ("action", "variable"),
+    [("google_search", "GOOGLE_API_KEY"), ("google_search", "GOOGLE_CSE_ID"), ("search", "TAVILY_API_KEY")],
+)
 def test_a_missing_key_is_reported_at_the_start(monkeypatch, action, variable):
+    monkeypatch.setenv("GOOGLE_API_KEY", "AIza-secret")
     monkeypatch.delenv(variable, raising=False)
     with pytest.raises(UserError, match=variable):
         Toolbox(EnvsConfig(actions=(action, "answer"), search="tavily"))

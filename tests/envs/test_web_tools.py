@@ -107,13 +107,6 @@ async def test_google_gets_the_key_in_a_header_and_not_in_the_address(caplog):
         assert await google(server) == []
 
 
-@pytest.mark.parametrize("variable", ["GOOGLE_API_KEY", "GOOGLE_CSE_ID"])
-def test_google_without_a_key_names_it_and_the_tool_that_needs_none(monkeypatch, variable):
-    monkeypatch.delenv(variable)
-    with pytest.raises(UserError, match=variable):
-        GoogleFinder(LIMITS)
-
-
 @pytest.mark.parametrize(
     ("status", "message", "attempts"),
     [
@@ -147,7 +140,7 @@ async def test_a_page_that_quotes_the_key_is_redacted_and_a_rejected_query_is_th
 
 class ScriptedFinder:
     def __init__(self, *pages):
-        self.pages = list(pages)
+        self.pages = pages
         self.queries = []
 
     async def find(self, query):
@@ -159,21 +152,16 @@ def found(title, text, url="https://example.org/"):
     return FoundPage(title=title, url=url, text=text)
 
 
-def search(*pages, block_list=None, max_chars=400):
-    block_list = block_list or BlockList()
-    return PageSearchTool("s", "d", ScriptedFinder(*pages), block_list=block_list, max_chars=max_chars)
-
-
 async def test_pages_of_blocked_hosts_and_with_held_out_questions_are_left_out():
     question = "How many crates of wool locks does the blue truck carry on its way to the harbour town?"
     block_list = BlockList(["blocked.example"], [question])
-    result = await search(
+    finder = ScriptedFinder(
         found("A", "fine\n\tday"),
         found("B", "fine", "https://www.blocked.example/x"),
         found("C", f"Forum: {question.upper()} Answer: 35"),
-        block_list=block_list,
-    ).call("crates")
-    assert result.text == "A: fine day"
+    )
+    search = PageSearchTool("s", "d", finder, block_list=block_list, max_chars=400)
+    assert (await search.call("crates")).text == "A: fine day"
 
 
 # Reading the web
