@@ -1,7 +1,6 @@
 """Selection of tools, and the wrappers of those that return outside text."""
 
 import asyncio
-import sys
 from contextlib import ExitStack
 
 import pytest
@@ -142,16 +141,6 @@ async def test_a_custom_tool_is_made_for_every_episode_and_closed_with_it():
                 before = Counter.closed
                 assert [(await tools[1].call("x")).text, (await tools[1].call("x")).text] == ["1", "2"]
             assert Counter.closed == before + 1
-
-
-def test_a_class_in_the_folder_of_the_call_is_found(tmp_path, monkeypatch):
-    (tmp_path / "tool_of_mine.py").write_text(
-        "class Mine:\n    name = 'mine'\n    description = 'd'\n    async def call(self, arguments): ...\n"
-    )
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    tools = {"mine": {"source": "tool_of_mine:Mine"}}
-    Toolbox(EnvsConfig(actions=("mine", "answer"), tools=tools)).close()
 
 
 def test_an_mcp_tool_has_the_description_and_the_limits_of_the_recipe():
