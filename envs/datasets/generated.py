@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count as count_from
 
 from envs.datasets.families import FAMILIES, PlanStep, build_catalogue, result_of
-from envs.datasets.rows import Purpose, Split, TooFewTasksError, purpose_of, split_of
+from envs.datasets.rows import Purpose, Split, purpose_of, split_of
 from envs.types import Task
 
 Plan = tuple[PlanStep, ...]
@@ -63,7 +63,7 @@ def sample_tasks(
 ) -> list[GeneratedTask]:
     """Return `count` different tasks in shuffled order, shared out by the weights of `mix`.
 
-    `purpose` selects the questions for one purpose; two purposes have no question in common. Raises TooFewTasksError.
+    `purpose` selects the questions for one purpose; two purposes have no question in common. Raises ValueError.
     """
     seen: set[str] = set()
     tasks: list[GeneratedTask] = []
@@ -79,7 +79,8 @@ def sample_tasks(
                 tasks.append(generated)
                 needed -= 1
         if needed:
-            raise TooFewTasksError(family, split, wanted=quota, available=quota - needed)
+            lower = "evaluation.num_tasks" if split == "eval" else "their number"
+            raise ValueError(f"{family!r} has {quota - needed} {split} tasks, but {quota} are needed; lower {lower}")
     random.Random(f"order|{split}|{seed}").shuffle(tasks)
     return tasks
 

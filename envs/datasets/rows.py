@@ -44,16 +44,6 @@ _TOKEN = re.compile(
 )
 
 
-class TooFewTasksError(ValueError):
-    """More tasks were requested than a data set has."""
-
-    def __init__(self, dataset: str, split: Split, *, wanted: int, available: int) -> None:
-        lower = "evaluation.num_tasks" if split == "eval" else "their number"
-        super().__init__(
-            f"{dataset!r} has {available} {split} tasks, but {wanted} are needed; lower {lower} or add rows"
-        )
-
-
 def split_of(key: str) -> Split:
     """Return the split of a key: the same in every process and for every seed."""
     return SPLITS[hashlib.sha256(f"split:{key}".encode()).digest()[0] % len(SPLITS)]
