@@ -51,7 +51,7 @@ async def _by_mcp(tool: PythonCodeTool, code: str) -> ToolResult:
 
 
 async def _attack(call: Call, sandbox: Sandbox, canaries: Canaries, attack: Attack) -> list[str]:
-    timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else _TIMEOUT_S
+    timeout_s = _HANG_TIMEOUT_S if attack.get("hangs") else attack.get("timeout_s", _TIMEOUT_S)
     for _ in range(attack.get("repeat", 1)):
         with closing(PythonCodeTool(sandbox, timeout_s=timeout_s)) as tool:
             result = await call(tool, canaries.place_in(attack["code"]))

@@ -156,69 +156,13 @@ def test_without_namespaces_no_episode_sees_the_hosts_files_or_a_siblings() -> N
     assert len(left) <= 2  # the last episodes' folders may still be on their way out
 
 
-FCNTL = """
-import fcntl, os, struct
-file = open('shared', 'w+')
-lock = struct.pack('hhqqi4x', fcntl.F_RDLCK, 0, 0, 0, 0)
-def tried(*arguments):
-    try:
-        fcntl.fcntl(file, *arguments)
-    except PermissionError:
-        return 'EPERM'
-    return 'allowed'
-"""
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "fcntl.F_SETLK, lock", "fcntl.F_GETLK, lock", "fcntl.F_SETLKW, lock", "fcntl.F_NOTIFY, 1",
-        "fcntl.F_SETLEASE, 1", "fcntl.F_SETOWN, os.getppid()", "fcntl.F_SETSIG, 9",
-        "37, lock", "1024 + 9, 1", "(1 << 30), 0",
-    ],
-)  # fmt: skip
-def test_descriptors_carry_no_locks_owners_or_signals(bare: Sandbox, call: str) -> None:
-    assert bare.run(f"{FCNTL}\ntried({call})") == ToolResult(text="'EPERM'\n")
-
-
 def test_what_descriptors_need_stays_allowed(bare: Sandbox) -> None:
-    code = "[tried(*a) for a in ((0, 5), (1,), (2, 1), (3,), (4, os.O_NONBLOCK), (1030, 5))], os.dup(1) > 4"
-    assert bare.run(f"{FCNTL}\n{code}") == ToolResult(text=f"({['allowed'] * 6}, True)\n")
-
-
-def test_a_futex_in_a_file_wakes_no_other_process(bare: Sandbox) -> None:
-    """Episodes read the same files, through which one could wake another."""
     code = """
-        import ctypes
-        libc = ctypes.CDLL(None, use_errno=True)
-        word = ctypes.c_uint32(0)
-        [(libc.syscall(202, ctypes.byref(word), operation, 1), ctypes.get_errno()) for operation in (1, 129)]
+        import fcntl, os
+        file = open('shared', 'w+')
+        [fcntl.fcntl(file, *a) >= 0 for a in ((0, 5), (1,), (2, 1), (3,), (4, os.O_NONBLOCK), (1030, 5))]
     """
-    assert bare.run(textwrap.dedent(code)).text == "[(-1, 1), (0, 1)]\n"
-
-
-def test_a_file_without_a_name_cannot_be_made(bare: Sandbox) -> None:
-    assert "PermissionError" in bare.run("import os; os.open('.', os.O_TMPFILE | os.O_RDWR)").text
-
-
-def test_only_the_librarys_own_packages_can_be_read(bare: Sandbox) -> None:
-    code = """
-        import os, sys
-        def names(path):
-            try:
-                return sorted(os.listdir(path))
-            except OSError:
-                return []
-        around = os.path.dirname(os.path.dirname(sys.modules['sympy'].__file__))
-        beside = os.path.dirname(os.__file__) + '/site-packages'
-        print(set(names(around)) | set(names(beside)) <= {'mpmath', 'numpy', 'numpy.libs', 'sympy'})
-        try:
-            open(around + '/psutil/__init__.py')
-        except OSError:
-            print('refused')
-        import wave, sympy.geometry, numpy.polynomial
-    """
-    assert bare.run(textwrap.dedent(code)) == ToolResult(text="True\nrefused\n")
+    assert bare.run(textwrap.dedent(code)) == ToolResult(text=f"{[True] * 6}\n")
 
 
 def test_the_code_is_not_told_where_on_the_host_it_runs(bare: Sandbox) -> None:
