@@ -20,7 +20,6 @@ from configs.loading import load_run_config
 from envs.sandbox import Sandbox, SandboxSettings, zygote
 from envs.sandbox.jail import make_folder, make_scratch, remove_folder
 from envs.sandbox.protocol import choose_tier, refusal
-from envs.sandbox.sandbox import IdleMemory
 from envs.sandbox.warden import too_many_files
 from envs.types import ToolResult
 
@@ -279,27 +278,6 @@ def test_nothing_is_left_when_the_host_is_killed(wanted: str, killed: tuple[str,
 
 
 # Memory between steps
-
-
-class _Idle:
-    def __init__(self, number: int) -> None:
-        self.number, self.closed, self.evicted = number, False, False
-
-    def evict(self) -> None:
-        self.evicted = True
-
-
-def test_the_largest_idle_episodes_go_first_and_no_more_than_must() -> None:
-    idle, episodes = IdleMemory(100), [_Idle(number) for number in range(5)]
-    for episode, held in zip(episodes, (10, 60, 20, 30, 40), strict=True):
-        idle.rest(episode, held)
-    assert [episode.number for episode in episodes if episode.evicted] == [1]
-    idle.wake(episodes[4])
-    episodes[3].closed = True
-    idle.rest(episodes[0], 75)
-    assert [episode.number for episode in episodes if episode.evicted] == [0, 1]
-    idle.rest(episodes[3], 1000)
-    assert not episodes[3].evicted
 
 
 def test_idle_episodes_above_the_bound_are_ended_and_say_so(sandbox: Sandbox) -> None:
