@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
+
 from configs.errors import UserError
 from envs import kernel
 from rollout.agent.keeper import REMOVE
@@ -20,6 +22,15 @@ from rollout.agent.keeper import REMOVE
 TOKENIZER = "tokenizer.json"
 """Copy of the model's tokenizer in a run folder, to read the token ids of its trajectories."""
 _PARTIAL = ".partial"
+_NETWORK = ("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3", "sshfs")
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the kind of network file system, such as nfs4, that a path is on; None for a local disk."""
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    whole = path.resolve()
+    kind = next((mounts[one] for one in (whole, *whole.parents) if one in mounts), "")
+    return kind if kind.removeprefix("fuse.") in _NETWORK else None
 
 
 def sync(path: Path) -> None:

@@ -25,6 +25,7 @@ from rollout.codec import trajectory_line
 from rollout.files import (
     TOKENIZER,
     named,
+    network_file_system,
     read_json,
     read_records,
     sync,
@@ -120,6 +121,8 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
             folder.rewind(sys.maxsize)
             folder._opened_s = folder._elapsed_s
             return folder
+        if kind := network_file_system(path):
+            tell(f"the run folder is on {kind}: its lock may not reach other machines, so start no second run in it")
         walls = asdict(sandbox) if sandbox else None
         write_json(path / "provenance.json", provenance(seed=config.seed, with_prm=with_prm, sandbox=walls))
         write_json(path / "config.json", config.model_dump(mode="json"))

@@ -1,10 +1,11 @@
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rollout import files
-from rollout.files import whole_folder, write_whole
+from rollout.files import network_file_system, whole_folder, write_whole
 
 
 def fill(target, text):
@@ -57,3 +58,11 @@ def test_lines_that_cannot_be_written_leave_the_old_file_alone(tmp_path, error):
     with pytest.raises(type(error)):
         write_whole(path, lines())
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("rows.jsonl", "old\nolder\n")]
+
+
+def test_a_folder_is_on_the_file_system_of_the_nearest_mount(monkeypatch):
+    kinds = {"/": "ext4", "/home": "nfs4", "/home/me/runs": "xfs", "/mnt": "fuse.sshfs", "/opt": "fuse.squashfuse"}
+    mounts = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in kinds.items()]
+    monkeypatch.setattr(files.psutil, "disk_partitions", lambda all: mounts)
+    places = ("/var/runs", "/home/me", "/home/me/runs/r", "/mnt/runs", "/opt/runs")
+    assert [network_file_system(Path(place)) for place in places] == [None, "nfs4", None, "fuse.sshfs", None]
