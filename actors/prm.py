@@ -22,26 +22,42 @@ SCORED_AT_ONCE = 64
 """Steps per call of the model, which share the computation of common prefixes. After each the pulse shows progress."""
 
 
-class PrmScorer:
-    """A queue around a model that scores in a thread. The buffer bounds it: a group that waits holds a place there."""
+@ray.remote
+class PrmActor(Watched):
+    """Holds the process reward model, with the weights in `trained` if there are any, as in a resumed run.
 
-    def __init__(self, prm: ProcessRewardModel) -> None:
-        self._prm = prm
+    It scores in a thread, one call at a time. The buffer bounds the queue: a group that waits holds a place there.
+    """
+
+    def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
+        redact_output()
+        self._seed = seed
+        self._trained = trained
+        self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
+        self._prm = self._untrained()
         self._in_turn = asyncio.Lock()
-        self._num_open = 0
-        self._num_scored = 0
+        self._num_open = self._num_scored = 0
+        if trained.exists():
+            self._prm.load(trained)
 
-    @property
-    def pulse(self) -> Pulse:
-        """Return the number of steps scored so far, and of those that wait."""
+    async def sees(self, check: Callable[[], bool]) -> bool:
+        """Return the result of a check in this process, for example whether it sees the run folder."""
+        return check()
+
+    async def heartbeat(self) -> Pulse:
+        """Return the number of steps scored so far, and of those that wait: the thread may hang while this answers."""
         return Pulse(done=self._num_scored, num_open=self._num_open)
 
-    async def score_group(self, group: Group) -> StepScores:
-        """Return raw scores of every planner turn. Raise PrmError if the model is broken."""
-        steps = [step_texts(trajectory) for trajectory in group.trajectories]
-        scores = iter(await self.score([step for trajectory in steps for step in trajectory]))
-        raw = tuple(tuple(next(scores) for _ in trajectory) for trajectory in steps)
-        return StepScores(raw=raw, prm_digest=self._prm.digest)
+    async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
+        """Train, always from the untrained model, and yield the loss of every optimizer step."""
+        del self._prm  # never two models in memory
+        self._prm = self._untrained()
+        for loss in train_prm(self._prm, steps, seed=self._seed):
+            yield loss
+
+    async def save(self, folder: Path, facts: Mapping[str, object]) -> str:
+        self._prm.save(folder, **facts)
+        return self._prm.digest
 
     async def score(self, steps: Sequence[StepText]) -> list[float | None]:
         """Return the scores of steps. The steps of one call are scored together, so scores repeat bit for bit."""
@@ -57,52 +73,20 @@ class PrmScorer:
             self._num_open -= len(steps)
         return scores
 
-
-@ray.remote
-class PrmActor(Watched):
-    """Holds the process reward model, with the weights in `trained` if there are any, as in a resumed run."""
-
-    def __init__(self, config: PrmConfig, model_path: Path, seed: int, trained: Path) -> None:
-        redact_output()
-        self._seed = seed
-        self._trained = trained
-        self._untrained = partial(ProcessRewardModel, model_path, config, seed=seed)
-        self._prm = self._untrained()
-        self._scorer = PrmScorer(self._prm)
-        if trained.exists():
-            self._prm.load(trained)
-
-    async def sees(self, check: Callable[[], bool]) -> bool:
-        """Return the result of a check in this process, for example whether it sees the run folder."""
-        return check()
-
-    async def heartbeat(self) -> Pulse:
-        """Return the pulse of the scorer, whose thread may hang while this actor answers."""
-        return self._scorer.pulse
-
-    async def train(self, steps: Sequence[LabelledStep]) -> AsyncIterator[float]:
-        """Train, always from the untrained model, and yield the loss of every optimizer step."""
-        del self._prm, self._scorer  # never two models in memory
-        self._prm = self._untrained()
-        self._scorer = PrmScorer(self._prm)
-        for loss in train_prm(self._prm, steps, seed=self._seed):
-            yield loss
-
-    async def save(self, folder: Path, facts: Mapping[str, object]) -> str:
-        self._prm.save(folder, **facts)
-        return self._prm.digest
-
-    async def score(self, steps: Sequence[StepText]) -> list[float | None]:
-        return await self._scorer.score(steps)
-
     async def score_group(self, group: Group, digest: str | None = None) -> StepScores:
-        """Score a group. Raise PrmError if the weights do not have this digest, as after a restart without them."""
+        """Return raw scores of every planner turn.
+
+        Raise PrmError if the model is broken, or without weights of this digest, as after a restart without them.
+        """
         if digest not in (None, self._prm.digest):
             raise PrmError(
                 f"the PRM has the weights {self._prm.digest[:12] or '(untrained)'}, and those of the run are "
                 f"{digest[:12]}: its node does not see '{self._trained}'"
             )
-        return await self._scorer.score_group(group)
+        steps = [step_texts(trajectory) for trajectory in group.trajectories]
+        scores = iter(await self.score([step for trajectory in steps for step in trajectory]))
+        raw = tuple(tuple(next(scores) for _ in trajectory) for trajectory in steps)
+        return StepScores(raw=raw, prm_digest=self._prm.digest)
 
 
 class RemotePrm:
