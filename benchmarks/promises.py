@@ -91,7 +91,7 @@ def planner_tokens(generator: torch.Generator) -> Tensor:
 
 def off_policy(seed: int) -> Measured:
     """Offer far and healthy policies to the guard, and measure the gradient that the clip removes."""
-    from configs.learner import Correction, DapoConfig
+    from configs.learner import DEFAULT_BAND, Correction, DapoConfig
     from learner.corrections import off_policy_metrics, off_policy_sums, refusal
     from learner.losses import LossInputs, policy_loss
     from learner.types import TrainBatch
@@ -127,7 +127,10 @@ def off_policy(seed: int) -> Measured:
             num_loss_tokens=3200,
             num_trajectories=32,
             correction=correction,
+            correction_band=DEFAULT_BAND,
             ages=torch.ones(32, 100, dtype=torch.long),
+            turn_ids=torch.zeros(32, 100, dtype=torch.long),
+            row_weights=torch.ones(32, 1),
         )
         policy_loss(loss)(inputs).loss.backward()
         return learner.grad

@@ -13,15 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from configs.learner import (
-    DEFAULT_BAND,
-    Correction,
-    CustomLossConfig,
-    DapoConfig,
-    FixedLossConfig,
-    FlowGrpoConfig,
-    LossConfig,
-)
+from configs.learner import Correction, CustomLossConfig, DapoConfig, FixedLossConfig, FlowGrpoConfig, LossConfig
 from configs.plugins import OwnCodeError, failure
 from learner.corrections import correction_weights, masked_log_ratio
 
@@ -58,14 +50,14 @@ class LossInputs:
     num_trajectories: int
     correction: Correction
     """Weight of a token by its ratio."""
-    correction_band: tuple[float, float] = DEFAULT_BAND
+    correction_band: tuple[float, float]
     """Bounds of a ratio for `icepop` and `sequence_reject`."""
-    ages: Tensor | None = None
+    ages: Tensor
     """Train steps since the weights that sampled each token. At age 0 their ratio to the learner's differs from 1 by
-    rounding only. None: other weights sampled all tokens."""
-    turn_ids: Tensor | None = None
-    """Numbers a row's planner turns from 0. None: one turn."""
-    row_weights: Tensor | float = 1.0
+    rounding only."""
+    turn_ids: Tensor
+    """Numbers a row's planner turns from 0."""
+    row_weights: Tensor
     """`[B, 1]`, each row's share of its trajectory: 1 / branches that train."""
     ref_logprobs: Tensor | None = None
     """Of the policy that RL starts with, if the loss needs them."""
@@ -227,8 +219,7 @@ def _clip(
 
 def _older(inputs: LossInputs) -> Tensor:
     """Return `[B, T]`, the loss tokens that older weights sampled."""
-    mask = inputs.loss_mask.bool()
-    return mask if inputs.ages is None else mask & (inputs.ages > 0)
+    return inputs.loss_mask.bool() & (inputs.ages > 0)
 
 
 def _unit(learner_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -246,10 +237,10 @@ def reference_k3(learner_logprobs: Tensor, ref_logprobs: Tensor, loss_mask: Tens
     return (log_ratio.exp() - log_ratio - 1).clamp(max=MAX_REFERENCE_K3)
 
 
-def _turn_weights(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
+def _turn_weights(loss_mask: Tensor, turn_ids: Tensor) -> Tensor:
     """Return 1 / (turns of the row) / (tokens of the token's turn) at loss tokens, 0 elsewhere, `[B, T]`."""
     mask = loss_mask.bool()
-    ids = torch.zeros_like(mask, dtype=torch.long) if turn_ids is None else turn_ids.long().clamp(min=0)
+    ids = turn_ids.clamp(min=0)
     lengths = torch.zeros(mask.shape[0], int(ids.max()) + 1 if ids.numel() else 1, device=mask.device)
     lengths.scatter_add_(1, ids, mask.to(lengths.dtype))
     num_turns = (lengths > 0).sum(-1, keepdim=True).clamp(min=1)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from configs.learner import LearnerConfig, ModelConfig
+from configs.learner import DEFAULT_BAND, LearnerConfig, ModelConfig
 from learner.types import TrainingSample
 
 WORDS = 60
@@ -80,15 +80,19 @@ def make_samples():
     ]
 
 
-def loss_inputs(learner, rollout, advantages, mask, *, correction="none", **further):
+def loss_inputs(learner, rollout, advantages, mask, **further):
+    """Of old tokens in one turn without a correction, unless otherwise said."""
     from learner.losses import LossInputs
 
+    ones = mask.long().clamp(min=1)
+    sizes = {"num_loss_tokens": 5, "num_trajectories": len(mask), "row_weights": ones[:, :1]}
+    correction = {"correction": "none", "correction_band": DEFAULT_BAND}
     return LossInputs(
         learner_logprobs=learner,
         rollout_logprobs=rollout,
         advantages=advantages,
         loss_mask=mask,
-        **{"num_loss_tokens": 5, "num_trajectories": len(mask), "correction": correction, **further},
+        **sizes | correction | {"ages": ones, "turn_ids": 0 * ones} | further,
     )
 
 
