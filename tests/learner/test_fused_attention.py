@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import gradient_of, make_learner, make_samples, random_tree, save_tiny_model
+from tiny import gradient_of, make_learner, make_samples, random_tree, reads, save_tiny_model
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 from torch.nn.attention.flex_attention import flex_attention_hop
@@ -27,11 +27,6 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(tree_attention, "kernel", lambda: uncompiled)
 
 
-def intervals(ends):
-    nodes = np.arange(len(ends))
-    return (nodes[None, :] <= nodes[:, None]) & (nodes[:, None] < ends[None, :])
-
-
 def table_of(mask):
     """`[N / 128, N / 128]`: 0 where a block is left out, 1 where the comparison is asked, 2 where all of it is read."""
     size = mask.kv_num_blocks.shape[-1]
@@ -50,7 +45,7 @@ def test_blocks_that_are_left_out_hold_nothing_and_those_not_asked_about_everyth
     ends = tree_attention.padded_ends(random_tree(700, seed=seed).ends())
     assert len(ends) == 768
     table = table_of(tree_attention.interval_mask(ends, CPU))
-    blocks = intervals(ends).reshape(6, 128, 6, 128).transpose(0, 2, 1, 3).reshape(6, 6, -1)
+    blocks = reads(ends).reshape(6, 128, 6, 128).transpose(0, 2, 1, 3).reshape(6, 6, -1)
     assert not blocks[table == 0].any()
     assert blocks[table == 2].all()
     assert (table[np.triu_indices(6, 1)] == 0).all()

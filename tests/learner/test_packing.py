@@ -1,15 +1,9 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import sample
+from tiny import reads, sample
 
 from learner.packing import pack, split_microbatches
-
-
-def reads(row):
-    """`[N, N]` bool: row q is True at the nodes that q reads."""
-    ends, nodes = row.ends(), np.arange(len(row.token_ids))
-    return (nodes[None, :] <= nodes[:, None]) & (nodes[:, None] < ends[None, :])
 
 
 def test_siblings_share_their_common_prefix_once():
@@ -22,7 +16,7 @@ def test_siblings_share_their_common_prefix_once():
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=8), min_size=1, max_size=6))
 def test_every_token_sees_exactly_the_tokens_before_it_in_its_own_sequence(sequences):
     row = pack([sample(ids, []) for ids in sequences])
-    mask = reads(row)
+    mask = reads(row.ends())
     for ids, nodes in zip(sequences, row.node_of, strict=True):
         assert row.token_ids[nodes].tolist() == ids
         for position, node in enumerate(nodes):

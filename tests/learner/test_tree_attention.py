@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tiny import ancestors, random_tree
+from tiny import random_tree, reads
 
 from learner import tree_attention
 from learner.packing import BLOCK_NODES
@@ -36,7 +36,7 @@ def with_gradients(output, tensors, weights):
 def test_blocks_give_what_plain_attention_gives_and_its_gradients(monkeypatch, attend, dtype, bound, recompute):
     monkeypatch.setattr(tree_attention, "_attend_on_cpu", getattr(tree_attention, attend))
     row = random_tree(2 * BLOCK_NODES + 40, leaving=0.1)
-    mask = ancestors(row)
+    mask = reads(row.ends())
     tensors, weights = inputs(len(mask), dtype)
     blocks = tree_attention.plan_attention(row.ends(), torch.device("cpu"))
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):

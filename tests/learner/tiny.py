@@ -120,10 +120,7 @@ def random_tree(num_nodes, *, seed=0, leaving=0.02):
     return PackedRow(token_ids=nothing, positions=nothing, parents=np.array(parents), node_of=())
 
 
-def ancestors(row):
-    """`[N, N]` bool by the definition: a node reads itself and what its parent reads."""
-    mask = np.eye(len(row.parents), dtype=bool)
-    for node, parent in enumerate(row.parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
+def reads(ends):
+    """`[N, N]` bool: row q is True at the nodes that q reads."""
+    nodes = np.arange(len(ends))
+    return (nodes[None, :] <= nodes[:, None]) & (nodes[:, None] < ends[None, :])
