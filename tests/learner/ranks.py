@@ -53,36 +53,17 @@ def make_learner(model_path, loss, *, zero_stage=1, ranks=None, dtype="float32")
     return Learner(model_path, ModelConfig(lora_rank=4), config, seed=3, ranks=ranks)
 
 
-def gradient_of(learner):
-    """Return the gradient of a whole step and its norm."""
-    batch = make_batch()
-    learner._accumulate(batch.microbatches, lambda rows: learner._rl_loss(rows, batch))
-    norm = None
-    parameters = learner.policy.trainable_parameters()
-    if learner.optimizer.gather(0) == [0]:
-        gradient = [parameter.grad for parameter in parameters]
-    else:
-        from deepspeed.utils import safe_get_full_grad
-
-        norm = learner.optimizer.clipped_norm()
-        gradient = [safe_get_full_grad(parameter) for parameter in parameters]
-    gradient = torch.cat([part.flatten() for part in gradient]).clone()
-    learner.optimizer.discard()
-    return {"gradient": gradient, "norm": float(gradient.norm()) if norm is None else norm}
-
-
 def run_steps(learner, folder):
     """Take supervised and RL steps, some of which are skipped, save a checkpoint and take one more step."""
     steps = [learner.imitate_step(make_samples(), learning_rate=rate) for rate in (1e-2, 5e-3)]
     learner.reset_optimizer(1e-2, warmup_steps=3)
     learner.set_reference()
-    result = gradient_of(learner)
     steps.append(learner.train_step(make_batch()))
     steps.append(learner.train_step(make_batch(broken="d")))
     steps.append(learner.train_step(make_batch(1)))
     steps.append(learner.train_step(build_batch([], microbatch_tokens=MICROBATCH_TOKENS)))
     save_checkpoint(learner, folder, keep=1)
-    return result | one_more_step(learner, steps)
+    return one_more_step(learner, steps)
 
 
 def one_more_step(learner, steps=()):

@@ -56,14 +56,12 @@ def together(folder, model_path, alone):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "stage"), ranks.CASES)
-def test_ranks_have_the_gradient_weights_and_metrics_of_one_process(model_path, alone, together, loss, stage):
+def test_ranks_have_the_weights_and_metrics_of_one_process(model_path, alone, together, loss, stage):
     """The steps include clipped, skipped and empty ones. Adam divides by the size of the gradient, so weights with
     almost no gradient differ by up to 1% of a step."""
     expected = alone[loss]
     for results in together:
         found = results[loss, stage]
-        assert (found["gradient"] - expected["gradient"]).abs().max() < 1e-6 < expected["gradient"].abs().max()
-        assert found["norm"] == pytest.approx(expected["norm"], abs=1e-6)
         assert found["version"] == expected["version"] == 5
         assert (found["weights"] - expected["weights"]).abs().max() < 1e-4
         for metrics, expected_metrics in zip(found["metrics"], expected["metrics"], strict=True):
