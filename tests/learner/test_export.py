@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 import torch
-from tiny_export import load_model, lora_config, random_adapter, save_tiny_export_model
+from tiny_export import load_model, random_adapter, save_tiny_export_model, with_adapter
 
 from configs.errors import UserError
 from rollout.chat import reply_ends
@@ -23,23 +23,12 @@ def adapter(model_path):
     return random_adapter(model_path)
 
 
-def in_place(model_path, adapter):
-    """PEFT's own forward pass, the adapter beside the weights."""
-    from peft import get_peft_model, set_peft_model_state_dict
-    from safetensors.torch import load
-    from transformers import AutoModelForCausalLM
-
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32), lora_config(4))
-    set_peft_model_state_dict(model, load(adapter))
-    return model.eval()
-
-
 @pytest.mark.parametrize(("dtype", "scale", "near"), [("bfloat16", 0.1, 1 / 256), ("float32", 0.003, 1e-6)])
 def test_merged_weights_are_those_that_peft_itself_would_write(model_path, tmp_path, dtype, scale, near):
     """A step of RL moves most weights by less than bfloat16, which keeps 8 bits, can tell."""
     step = random_adapter(model_path, scale=scale)
     write_merged_model(model_path, step, tmp_path / "hf", **MERGED | {"dtype": dtype})
-    expected = in_place(model_path, step).merge_and_unload().state_dict()
+    expected = with_adapter(load_model(model_path), adapter=step).merge_and_unload().state_dict()
     merged, untouched = load_model(tmp_path / "hf").state_dict(), load_model(model_path).state_dict()
     for name, weight in merged.items():
         assert torch.allclose(weight, expected[name], rtol=near, atol=near / 256), name

@@ -46,8 +46,6 @@ def test_quantized_weights_are_as_near_as_their_bits_allow(model_path, tmp_path,
 
 
 def test_the_tokenizer_is_copied_token_by_token(model_path, tmp_path):
-    from transformers import AutoTokenizer
-
     write_gguf(model_path, tmp_path / "m.gguf", "bf16", name="tiny")
     fields, _ = read(tmp_path / "m.gguf")
     tokenizer = AutoTokenizer.from_pretrained(model_path)
@@ -122,29 +120,23 @@ def test_beginning_of_text_token_appears_once(tmp_path, opening, server_begins):
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
+WHOLE_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+def split_by(pattern):
+    return pre_tokenizers.Split(Regex(pattern), "isolated")
 
 
 @pytest.mark.parametrize(
     ("steps", "name"),
     [
-        ([pre_tokenizers.ByteLevel(add_prefix_space=False)], "gpt-2"),
-        ([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)], "smollm"),
-        (
-            [
-                pre_tokenizers.Split(Regex(WORDS), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ],
-            "qwen2",
-        ),
-        (
-            [
-                pre_tokenizers.Split(Regex(WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ],
-            "llama-bpe",
-        ),
+        ([BYTES], "gpt-2"),
+        ([pre_tokenizers.Digits(individual_digits=True), BYTES], "smollm"),
+        ([split_by(WORDS), WHOLE_BYTES], "qwen2"),
+        ([split_by(WORDS.replace(r"\p{N}|", r"\p{N}{1,3}|")), WHOLE_BYTES], "llama-bpe"),
         ([pre_tokenizers.ByteLevel(add_prefix_space=True)], None),
-        ([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False)], None),
+        ([pre_tokenizers.Digits(individual_digits=False), BYTES], None),
         ([pre_tokenizers.Whitespace()], None),
     ],
 )
@@ -161,7 +153,7 @@ def test_pre_tokenizer_has_the_name_in_gguf_or_none(steps, name):
 
 def test_of_all_normalizers_only_nfc_is_passed_over():
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizers.ByteLevel(add_prefix_space=False), normalizers.NFC()
+    tokenizer.pre_tokenizer, tokenizer.normalizer = BYTES, normalizers.NFC()
     assert pre_tokenizer_name(json.loads(tokenizer.to_str())) == "gpt-2"
     both = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
     for other in (normalizers.NFKC(), normalizers.Lowercase(), normalizers.Prepend("_"), both):
@@ -170,25 +162,13 @@ def test_of_all_normalizers_only_nfc_is_passed_over():
             pre_tokenizer_name(json.loads(tokenizer.to_str()))
 
 
+FACTORS = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+ROPE = {"rope_type": "llama3", "rope_theta": 10000.0, **FACTORS}
+
+
 @pytest.mark.parametrize(
     ("architecture", "changes", "message"),
-    [
-        ("gemma", {"head_dim": 16}, "gemma"),
-        (
-            "llama",
-            {
-                "rope_parameters": {
-                    "rope_type": "llama3",
-                    "rope_theta": 10000.0,
-                    "factor": 8.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 64,
-                }
-            },
-            "rope_type 'llama3'",
-        ),
-    ],
+    [("gemma", {"head_dim": 16}, "gemma"), ("llama", {"rope_parameters": ROPE}, "rope_type 'llama3'")],
 )
 def test_model_without_an_exact_gguf_form_is_rejected(tmp_path, architecture, changes, message):
     model = save_tiny_export_model(tmp_path / "model", architecture, **changes)

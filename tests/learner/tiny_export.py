@@ -57,23 +57,28 @@ def save_tiny_export_model(folder, architecture, **changes):
 def random_adapter(folder, *, rank=4, scale=0.1, seed=1):
     """Bytes of a LoRA adapter on every linear layer, as a checkpoint holds it."""
     import torch
-    from peft import get_peft_model, get_peft_model_state_dict
+    from peft import get_peft_model_state_dict
     from safetensors.torch import save
-    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), lora_config(rank))
+    model = with_adapter(load_model(folder), rank)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = scale * torch.randn(parameter.shape)
     return save({name: value.contiguous() for name, value in get_peft_model_state_dict(model).items()})
 
 
-def lora_config(rank):
-    from peft import LoraConfig
+def with_adapter(model, rank=4, adapter=None):
+    """PEFT's own model, with these adapter bytes beside the weights or an untrained adapter."""
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+    from safetensors.torch import load
 
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+    lora = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=targets, task_type="CAUSAL_LM")
+    model = get_peft_model(model, lora)
+    if adapter:
+        set_peft_model_state_dict(model, load(adapter))
+    return model.eval()
 
 
 def load_model(path):

@@ -1,7 +1,7 @@
 import hashlib
 
 import pytest
-from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_export_model
+from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_export_model, with_adapter
 
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -99,16 +99,11 @@ def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path):
 @pytest.mark.slow
 def test_exported_model_gives_the_same_answers(tmp_path):
     """Compare unmerged adapter and merged model."""
-    from peft import get_peft_model, set_peft_model_state_dict
-    from safetensors.torch import load
-    from tiny_export import lora_config
-
     base = demo_model_dir()
     adapter = random_adapter(base, scale=0.004)
     run = make_run(tmp_path / "run", base, adapter, agent={"max_steps": 5}, rollout={"max_turn_tokens": 12})
     run_export(str(run), None, tmp_path / "out", **OPTIONS)
     prompt = build_chat(tmp_path / "out" / "hf").prompt("Answer.", "Task: what do 35 crates of wool locks weigh?")
-    beside = get_peft_model(load_model(base), lora_config(4)).eval()
-    set_peft_model_state_dict(beside, load(adapter))
+    beside = with_adapter(load_model(base), adapter=adapter)
     merged = load_model(tmp_path / "out" / "hf")
     assert greedy_answer(merged, prompt, 12) == greedy_answer(beside, prompt, 12)
