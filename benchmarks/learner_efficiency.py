@@ -10,8 +10,7 @@ optimizer step, with two packings in turn:
 
 Everything else is the same code, so the ratio measures sharing alone. The first repetition warms up and is not counted.
 `demo` samples are siblings that diverge at their second decision; in `prompt only` samples they diverge at their first
-sampled word, which is the lower bound. That both packings have the same gradient is a test
-(`tests/learner/test_prefix_sharing.py`).
+sampled word, which is the lower bound. That sharing changes no gradient is a test (`tests/learner/test_learner.py`).
 
 Useful FLOP count distinct tokens only: for each linear layer of the frozen base a forward product and the gradient of
 its input, for the adapter also the gradient of its weights, attention over the ancestors of a token, and the output

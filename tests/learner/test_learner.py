@@ -36,14 +36,25 @@ def test_packed_logprobs_are_those_of_the_plain_model(model_path):
         assert row[~np.pad(one.loss_mask, (0, len(row) - len(one.loss_mask)))].abs().sum() == 0
 
 
+GRAMMAR = 'root ::= "{" ("w1" | "w2") "}"'
+
+
+def grammar_turn(word=5, **sampled):
+    """Two prompt tokens and a turn under a grammar that leaves one, two, then one token of 64."""
+    span = GrammarSpan(start=2, end=5, grammar=GRAMMAR)
+    return replace(sample([6, 7, 2, word, 3], [2, 3, 4], **sampled), grammar_spans=(span,))
+
+
 @pytest.mark.parametrize("objective", LOSSES)
 def test_any_split_into_microbatches_gives_the_same_gradient(model_path, objective):
+    """Down to one sample each, so that siblings do not share the computation of their prefix."""
     learner = make_learner(model_path, loss=LOSSES[objective])
-    samples = make_samples()
-    whole = gradient_of(learner, build_batch(samples, microbatch_tokens=1000))
-    for microbatch_tokens in (8, 12, 20):
-        split = gradient_of(learner, build_batch(samples, microbatch_tokens=microbatch_tokens))
-        assert (whole - split).abs().max() < 1e-6
+    samples = [*make_samples(), grammar_turn(name="e"), grammar_turn(6, name="f", advantage=-1.0)]
+    whole, *split, apart = (build_batch(samples, microbatch_tokens=size) for size in (1000, 20, 12, 6))
+    assert (len(whole.microbatches), len(apart.microbatches)) == (1, len(samples))
+    expected = gradient_of(learner, whole)
+    for batch in (*split, apart):
+        assert (expected - gradient_of(learner, batch)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("objective", ["grpo", "flow_grpo", "gspo", "dr_grpo"])
@@ -58,15 +69,6 @@ def test_a_trajectory_that_branches_weighs_no_more_than_another(model_path, obje
     )
     added = alone / 4 if objective == "dr_grpo" else torch.zeros_like(alone)
     assert (branching - whole - added).abs().max() < 1e-3 * alone.abs().max()
-
-
-GRAMMAR = 'root ::= "{" ("w1" | "w2") "}"'
-
-
-def grammar_turn(name="t"):
-    """Two prompt tokens and a turn under a grammar that leaves one, two, then one token of 64."""
-    span = GrammarSpan(start=2, end=5, grammar=GRAMMAR)
-    return replace(sample([6, 7, 2, 5, 3], [2, 3, 4], name=name), grammar_spans=(span,))
 
 
 @pytest.mark.parametrize("named_in", ["generation_config.json", "config.json"])
