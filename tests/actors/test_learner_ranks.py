@@ -12,9 +12,8 @@ from tiny import save_tiny_model
 
 from actors.launch import Builders, Launcher
 from actors.learner import call_all
-from envs.types import Task
 from learner.learner import Learner
-from rollout.types import Completion, Trajectory, Turn
+from tests.reward.test_step_text import completion, make_trajectory, sampled
 from tests.simulated_parts import SimulatedLearner, SimulatedWorker
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.faults]
@@ -61,15 +60,8 @@ def call(ranks, method, *args):
 
 def demonstrations(number):
     """Of unequal lengths, two microbatches and more."""
-    return [demonstration(f"d{index}", tuple(range(4, 24 + 10 * index))) for index in range(number)]
-
-
-def demonstration(name, tokens):
-    logprobs = (-1.0,) * len(tokens)
-    completion = Completion(token_ids=tokens, logprobs=logprobs, text="", finish_reason="stop", policy_version=0)
-    turn = Turn.of(role="planner", prompt_token_ids=(len(name), len(tokens)), completion=completion, trainable=True)
-    task = Task(id=name, dataset="d", question="", answer="")
-    return Trajectory(id=name, group_id="", task=task, turns=(turn,), answer=None, stop_reason="answered")
+    replies = [completion(token_ids=tuple(range(4, 24 + 10 * index))) for index in range(number)]
+    return [make_trajectory(sampled((2, 20 + index), one), id=f"d{index}") for index, one in enumerate(replies)]
 
 
 def test_two_ranks_write_one_checkpoint_and_continue_from_it(tmp_path, model_path):

@@ -1,30 +1,15 @@
 import pytest
 
-from envs.types import Task
 from learner.packing import build_batch, group_samples, samples_of
-from rollout.types import Completion, Group, Reward, TextCompletion, Trajectory, Turn
-
-TASK = Task(id="task", dataset="lookup", question="q", answer="a")
-
-
-def make_turn(prompt, tokens, *, version, switches=(), trainable=True):
-    return Turn.of(
-        role="planner",
-        prompt_token_ids=tuple(prompt),
-        completion=Completion(
-            token_ids=tuple(tokens),
-            logprobs=tuple(-0.1 * token for token in tokens),
-            text="",
-            finish_reason="stop",
-            policy_version=version,
-            switches=tuple(switches),
-        ),
-        trainable=trainable,
-    )
+from rollout.types import Group, Reward, TextCompletion, Turn
+from tests.changed import replace
+from tests.reward.test_step_text import completion, make_trajectory, sampled
 
 
-def make_trajectory(*turns, name="t"):
-    return Trajectory(id=name, group_id="g", task=TASK, turns=turns, answer="a", stop_reason="answered")
+def make_turn(prompt, tokens, *, version, switches=()):
+    logprobs = tuple(-0.1 * token for token in tokens)
+    said = replace(completion(token_ids=tuple(tokens)), logprobs=logprobs, policy_version=version, switches=switches)
+    return sampled(tuple(prompt), said)
 
 
 def make_group(*trajectories):
@@ -35,7 +20,7 @@ def make_group(*trajectories):
 
 def switching_trajectory():
     """Two prompt tokens, a turn of version 3 that switched to 4 at its third token, a bridge, a turn of version 5."""
-    first = make_turn([1, 2], [11, 12, 13, 14], version=3, switches=[(2, 4)])
+    first = make_turn([1, 2], [11, 12, 13, 14], version=3, switches=((2, 4),))
     return make_trajectory(first, make_turn([1, 2, 11, 12, 13, 14, 9], [15, 16], version=5))
 
 
@@ -59,7 +44,7 @@ def test_exactly_the_tokens_of_older_versions_leave_the_loss_even_in_the_middle_
 
 def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_are_counted():
     old, fresh = make_turn([1], [11, 12, 13], version=2), make_turn([1], [14], version=7)
-    group = make_group(make_trajectory(old), make_trajectory(fresh, name="f"))
+    group = make_group(make_trajectory(old, id="t"), make_trajectory(fresh, id="f"))
     samples = group_samples(group, temperature=1.0, version_ages={7: 4, 11: 0})
     batch = build_batch(samples, microbatch_tokens=100)
     assert [one.trajectory_id for rows in batch.microbatches for one in rows] == ["f"]
@@ -70,7 +55,7 @@ def test_trajectory_with_nothing_left_is_out_of_the_batch_but_its_masked_tokens_
 def test_the_branches_of_a_trajectory_that_train_share_its_weight():
     """Of four branches, one has no token left that trains."""
     turns = [make_turn([first], [11], version=version) for first, version in ((1, 7), (2, 7), (3, 7), (4, 2))]
-    group = make_group(make_trajectory(*turns), make_trajectory(make_turn([1], [14], version=7), name="f"))
+    group = make_group(make_trajectory(*turns, id="t"), make_trajectory(make_turn([1], [14], version=7), id="f"))
     batch = build_batch(group_samples(group, temperature=1.0, version_ages={7: 0}), microbatch_tokens=100)
     (rows,) = batch.microbatches
     assert {row.name: row.weight for row in rows} == {"t": 1 / 3, "t#1": 1 / 3, "t#2": 1 / 3, "f": 1.0}
@@ -81,14 +66,14 @@ def test_what_a_server_answered_is_refused_by_name():
     completion = TextCompletion(text="{}", finish_reason="stop", num_prompt_tokens=9, num_tokens=2)
     turn = Turn.of(role="planner", prompt_token_ids=(), completion=completion, trainable=False)
     with pytest.raises(ValueError, match="trajectory t"):
-        samples_of(make_trajectory(turn), [1.0], temperature=1.0)
+        samples_of(make_trajectory(turn, id="t"), [1.0], temperature=1.0)
 
 
 def branching_trajectory():
     """A turn, one that goes on from it, one that goes on from the first in another way, and one of another dialogue."""
     turns = (([1], [11, 12]), ([1, 11, 12, 2], [13]), ([1, 11, 12, 3], [14]), ([7], [15]))
     turns += (([1, 11, 12, 3, 14, 4], [16]),)
-    return make_trajectory(*(make_turn(*one, version=1) for one in turns))
+    return make_trajectory(*(make_turn(*one, version=1) for one in turns), id="t")
 
 
 def test_each_sampled_token_of_a_branching_trajectory_is_trained_once_after_what_it_was_sampled_after():
