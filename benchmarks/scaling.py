@@ -35,7 +35,7 @@ from reward.judging import group_summary
 from rollout.codec import encode_group
 from rollout.lifecycle import Batch, Permit, Snapshot
 from rollout.types import Group, GroupSummary, Reward, StepScores
-from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedWorker
+from tests.simulated_parts import NUM_TURNS, GroupShape, SimulatedWorker
 
 GROUP_SIZE = 8
 PLACES = 4
@@ -52,7 +52,7 @@ Payload = tuple[bytes, GroupSummary]
 
 def prepared(tokens: int) -> list[Payload]:
     """Return groups with signal and step scores, encoded, with their facts."""
-    shape = GroupShape(tasks=LognormalTasks(median_s=0.0, sigma=0.0), turn_tokens=tokens // GroupShape().num_turns)
+    shape = GroupShape(median_s=0.0, turn_tokens=tokens // NUM_TURNS)
     worker, tasks = SimulatedWorker(0, shape), TaskSampler({"lookup": 1.0}, seed=0)
     worker.engine.policy_version = 0
 

@@ -31,30 +31,20 @@ Fate = Literal["signal", "all_right", "all_wrong"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LognormalTasks:
-    """Tasks with lognormal durations and outcomes that do not depend on the duration."""
-
-    median_s: float
-    sigma: float
-    shares: Mapping[Fate, float] = field(default_factory=lambda: {"signal": 1.0})
-
-    def draw(self, rng: random.Random) -> tuple[float, Fate]:
-        """Return the duration of a group of one task, and its outcome."""
-        seconds = self.median_s * rng.lognormvariate(0.0, self.sigma)
-        return seconds, rng.choices(list(self.shares), list(self.shares.values()))[0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """Seconds and outcomes of groups, and the tokens of a trajectory: by default as many as in a small real run."""
+    """Lognormal seconds of groups, outcomes that do not depend on them, and the tokens of a turn.
 
-    tasks: LognormalTasks = LognormalTasks(median_s=0.2, sigma=0.8)
-    num_turns: int = 5
+    By default as in a small real run.
+    """
+
+    median_s: float = 0.2
+    sigma: float = 0.8
+    shares: Mapping[Fate, float] = field(default_factory=lambda: {"signal": 1.0})
     turn_tokens: int = 50
 
 
 DEFAULT_SHAPE = GroupShape()
-PROMPT_TOKENS, RESULT_TOKENS = 150, 30
+PROMPT_TOKENS, RESULT_TOKENS, NUM_TURNS = 150, 30, 5
 
 
 class SimulatedEngine:
@@ -111,8 +101,9 @@ class SimulatedWorker:
         """There is no lockstep to prepare."""
 
     async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
-        rng = random.Random(task.id)
-        seconds, fate = self._shape.tasks.draw(rng)
+        rng, shape = random.Random(task.id), self._shape
+        seconds = shape.median_s * rng.lognormvariate(0.0, shape.sigma)
+        (fate,) = rng.choices(list(shape.shares), list(shape.shares.values()))
         num_right = {"signal": rng.randint(1, group_size - 1), "all_right": group_size}.get(fate, 0)
         # One of the siblings takes the whole time.
         paces = [1.0] + [rng.uniform(0.3, 1.0) for _ in range(group_size - 1)]
@@ -131,14 +122,14 @@ class SimulatedWorker:
         """Nothing is open."""
 
     async def _play(self, task: Task, trajectory_id: str, *, seconds: float, answer: str) -> Trajectory:
-        shape, rng = self._shape, random.Random(trajectory_id)
+        rng, turn_s = random.Random(trajectory_id), seconds / NUM_TURNS
         prompt, turns = _tokens(task.id, PROMPT_TOKENS), []
-        for number in range(shape.num_turns):
+        for number in range(NUM_TURNS):
             version = self.engine.policy_version
-            await asyncio.sleep(seconds / shape.num_turns)
-            last = number == shape.num_turns - 1
+            await asyncio.sleep(turn_s)
+            last = number == NUM_TURNS - 1
             call = ToolCall(name="answer", arguments=answer) if last else ToolCall(name="search", arguments="it")
-            turn = _turn(prompt, call, rng, shape.turn_tokens, version, seconds / shape.num_turns)
+            turn = _turn(prompt, call, rng, self._shape.turn_tokens, version, turn_s)
             prompt = prompt + turn.token_ids + _tokens(trajectory_id, RESULT_TOKENS)
             turns.append(turn)
         return Trajectory(

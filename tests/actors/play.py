@@ -8,11 +8,9 @@ from doubles import RememberingLearner, RoundWorker, WatchedWorker
 from stage import local_ray, make_config, open_stage
 
 from ray_jobs.train import reinforce
-from tests.simulated_parts import GroupShape, LognormalTasks, SimulatedLearner
+from tests.simulated_parts import GroupShape, SimulatedLearner
 
-MIXED = GroupShape(
-    tasks=LognormalTasks(median_s=0.2, sigma=0.8, shares={"signal": 0.6, "all_right": 0.2, "all_wrong": 0.2})
-)
+MIXED = GroupShape(shares={"signal": 0.6, "all_right": 0.2, "all_wrong": 0.2})
 """Some tasks are trained, some filtered; which, their names decide."""
 
 
