@@ -1,15 +1,26 @@
+import json
+import random
 from collections import Counter
+from pathlib import Path
+from typing import get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.learner import LearnerConfig
+from configs.reward import Credit
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, group_summary
+from learner.credit import assign_credit
+from learner.packing import group_samples
+from reward.judging import GroupJudge, OutcomeReward, group_summary, soft_overlong_penalty
 from reward.statistics import group_facts, rollout_metrics
+from rollout.filters import ending_of
 from rollout.types import Group, StepScores
 from tests.changed import replace
-from tests.reward.test_step_text import decided, make_trajectory
+from tests.reward.test_step_text import completion, decided, make_trajectory, sampled
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "values.json"
 TASK = Task(id="t", dataset="lookup", question="6*7?", answer="42")
 
 
@@ -48,9 +59,12 @@ def make_group(*answers):
     return Group(id="g", trajectories=tuple(trajectories))
 
 
+def outcome_reward(*, process=False, **learner):
+    return OutcomeReward(LearnerConfig(**learner), max_turn_tokens=100, process=process)
+
+
 def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):
-    outcome = OutcomeReward(LearnerConfig(), max_turn_tokens=100)
-    return GroupJudge(outcome, prm and prm.score_group, transient=transient, delays_s=delays_s)
+    return GroupJudge(outcome_reward(), prm and prm.score_group, transient=transient, delays_s=delays_s)
 
 
 async def judged(judge, group):
@@ -79,10 +93,8 @@ async def test_group_with_a_filtered_attempt_and_without_signal_is_not_sent_to_t
     prm, group = ScriptedPrm(), make_group("42", "1")
     right, wrong = group.trajectories
     cut = replace(wrong, turns=(replace(wrong.turns[0], finish_reason="length"),))
-    outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100)
-    await GroupJudge(outcome, prm.score_group).judge(
-        replace(group, trajectories=(right, replace(right, id="g/2"), cut))
-    )
+    judge = GroupJudge(outcome_reward(overlong="filter"), prm.score_group)
+    await judge.judge(replace(group, trajectories=(right, replace(right, id="g/2"), cut)))
     assert prm.num_calls == 0
 
 
@@ -101,12 +113,11 @@ async def test_process_reward_is_the_lowest_step_score_whatever_the_answer_is():
     async def score(group):
         return StepScores(raw=((0.9, 0.2), (0.9, 0.9), (0.9, 0.9), (0.9, None), (0.9, 0.9)), prm_digest="d")
 
-    outcome = OutcomeReward(LearnerConfig(overlong="filter"), max_turn_tokens=100, process=True)
     group = make_group("not 42", None, "broken", "42", "42")
     last = group.trajectories[-1]
     cut = replace(last, turns=(replace(last.turns[0], finish_reason="length"), *last.turns[1:]))
     group = replace(group, trajectories=(*group.trajectories[:-1], cut))
-    await GroupJudge(outcome, score).judge(group)
+    await GroupJudge(outcome_reward(overlong="filter", process=True), score).judge(group)
     # 0.05 + 0.95 * 0.2; no answer; ended by the infrastructure; a step without a score; cut off by the token limit.
     assert group.outcomes == [pytest.approx(0.24), 0.0, None, None, pytest.approx(0.905)]
     assert group.totals == [pytest.approx(0.24), 0.0, None, None, None]
@@ -130,3 +141,70 @@ async def test_unscored_steps_are_counted_and_left_out_of_the_mean_score():
     facts.update(group_facts(await judged(make_judge(ScriptedPrm()), make_group("42", "1"))))
     assert rollout_metrics(facts)["prm/unscored_share"] == 0.5
     assert rollout_metrics(facts)["prm/score"] == pytest.approx(0.7)
+
+
+# Outcome rewards.
+
+
+def attempt(answer="42", *, stop_reason="answered", index=0, num_tokens=3, cut=False):
+    turn = sampled((1, 2), completion("x", tuple(range(num_tokens)), "length" if cut else "stop"))
+    turns = () if stop_reason == "infrastructure" else (turn,)
+    return make_trajectory(*turns, task=TASK, id=f"g/{index}", answer=answer, stop_reason=stop_reason)
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "learner", "outcome", "total"),
+    [
+        *((attempt(answer), {}, score, score) for answer, score in (("42", 1.0), ("41", 0.0), (None, 0.0))),
+        (attempt(None, stop_reason="infrastructure"), {}, None, None),
+        (attempt(num_tokens=90), {"overlong": "soft", "overlong_cache_tokens": 20}, 1.0, pytest.approx(0.5)),
+        (attempt("1", cut=True), {"overlong": "filter"}, 0.0, None),
+    ],
+)
+def test_rewards_of_single_trajectories(trajectory, learner, outcome, total):
+    reward = outcome_reward(**learner).score(trajectory)
+    assert (reward.outcome, reward.total) == (outcome, total)
+
+
+ATTEMPTS = st.tuples(
+    st.sampled_from(["42", "41", None]), st.sampled_from(["answered", "format", "infrastructure"]), st.booleans()
+)
+
+
+@pytest.mark.parametrize("credit", get_args(Credit))
+@pytest.mark.parametrize("overlong", ["none", "soft", "filter"])
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ATTEMPTS, max_size=8), st.integers(0, 2**32))
+def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, attempts, seed):
+    """A cut attempt has the largest length, whose penalty reduces a right answer to the reward of a wrong one."""
+    rng, reward = random.Random(seed), outcome_reward(overlong=overlong, overlong_cache_tokens=50)
+    trajectories = [
+        attempt(answer, stop_reason=stop, index=index, cut=cut, num_tokens=100 if cut else rng.randint(1, 99))
+        for index, (answer, stop, cut) in enumerate(attempts)
+    ]
+    for trajectory in trajectories:
+        trajectory.reward = reward.score(trajectory)
+    group = Group(id="g", trajectories=tuple(trajectories))
+    raw = tuple(tuple(rng.random() for _ in trajectory.planner_turns) for trajectory in trajectories)
+    StepScores(raw=raw, prm_digest="d").write_to(group)
+    assign_credit(group, scheme=credit, weight=0.5)
+    samples = group_samples(group, temperature=1.0)
+    ending = ending_of(group.outcomes, group.totals)
+    assert ending != "ready" or any(sample.advantages[sample.loss_mask].any() for sample in samples)
+    assert ending != "overlong" or overlong != "none"
+
+
+def test_soft_overlong_matches_golden_values():
+    for case in json.loads(GOLDEN.read_text())["soft_overlong"]:
+        penalties = [
+            soft_overlong_penalty(length, max_length=case["L_max"], cache_length=case["L_cache"])
+            for length in case["lengths"]
+        ]
+        assert penalties == pytest.approx(case["penalty"])
+
+
+def test_without_scored_trajectories_there_is_no_solve_rate():
+    assert rollout_metrics({}) == {"rollout/trajectories": 0.0}
+    broken = rollout_metrics({"trajectories": 2, "turns": 3, "infrastructure": 2})
+    assert "rollout/solve_rate" not in broken
+    assert broken["rollout/infrastructure_failures"] == 2.0
