@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from configs.learner import DEFAULT_BAND, Correction
+from configs.learner import Correction
 from learner.types import TrainBatch
 
 MAX_LOG_RATIO = 20.0
@@ -17,7 +17,7 @@ MAX_WEIGHT = 2.0
 
 @torch.no_grad()
 def correction_weights(
-    correction: Correction, log_ratio: Tensor, loss_mask: Tensor, band: tuple[float, float] = DEFAULT_BAND
+    correction: Correction, log_ratio: Tensor, loss_mask: Tensor, band: tuple[float, float]
 ) -> Tensor:
     """Return the factor of every token's loss: detached, `[B, T]`, 0 outside the loss mask.
 

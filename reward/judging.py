@@ -82,12 +82,10 @@ class GroupJudge:
         score_steps: ScoreSteps | None = None,
         *,
         transient: tuple[type[Exception], ...] = (),
-        delays_s: tuple[float, ...] = RETRY_DELAYS_S,
     ) -> None:
         self._outcome = outcome
         self._score_steps = score_steps
         self._transient = transient
-        self._delays_s = delays_s
 
     async def judge(self, group: Group) -> float:
         """Fill in the rewards and scores of a group. Returns the seconds that it waited for step scores."""
@@ -105,16 +103,14 @@ class GroupJudge:
         if self._score_steps is None:
             return 0.0
         started = time.monotonic()
-        (await self._scores(self._score_steps, group)).write_to(group)
-        return time.monotonic() - started
-
-    async def _scores(self, score_steps: ScoreSteps, group: Group) -> StepScores:
-        for delay in (0.0, *self._delays_s):
+        scores = StepScores(raw=tuple((None,) * len(one.planner_turns) for one in group.trajectories), prm_digest="")
+        for delay in (0.0, *RETRY_DELAYS_S):
             await asyncio.sleep(delay)
             with suppress(*self._transient):
-                return await score_steps(group)
-        unscored = tuple((None,) * len(one.planner_turns) for one in group.trajectories)
-        return StepScores(raw=unscored, prm_digest="")
+                scores = await self._score_steps(group)
+                break
+        scores.write_to(group)
+        return time.monotonic() - started
 
 
 def lowest_step_score(trajectory: Trajectory) -> float | None:

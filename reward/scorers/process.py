@@ -136,12 +136,6 @@ def scored(
     raise ScoringError(f"{what} {problems.get(kind) or f'gave no score within {limit_s:g} s{advice}'}")
 
 
-def close() -> None:
-    """End the processes; the next call starts another."""
-    for child in _CHILDREN.values():
-        child.kill()
-
-
 def main() -> None:
     """Answer questions until the other side ends."""
     connection, memory = Connection(int(sys.argv[2])), int(sys.argv[3])

@@ -110,7 +110,7 @@ def test_weights_keep_to_the_documented_bounds(log_ratios, kind):
     ones = torch.ones(1, len(log_ratios), dtype=torch.float64)
     log_ratio = masked_log_ratio(torch.tensor([log_ratios], dtype=torch.float64), torch.zeros_like(ones), ones.bool())
     ratio = log_ratio.exp()
-    weights = correction_weights(kind, log_ratio, ones)
+    weights = correction_weights(kind, log_ratio, ones, (0.5, 5.0))
     kept = weights > 0
     assert torch.isfinite(weights).all()
     if kind in ("tis", "sequence_reject"):

@@ -17,7 +17,7 @@ from envs.types import Task
 from reward.judging import GroupJudge, OutcomeReward, failed_summary, group_summary
 from reward.scorers import score_answer
 from reward.scorers.custom import CustomTurnScorer, scorer_of
-from reward.scorers.process import ScoringError, close
+from reward.scorers.process import _CHILDREN, ScoringError
 from rollout.filters import ending_of
 from rollout.types import Group, Trajectory
 from tests.changed import replace
@@ -118,7 +118,8 @@ def custom_module(tmp_path, monkeypatch):
 def end_of_processes():
     # The processes keep the module, which is the same in every test.
     yield
-    close()
+    for child in _CHILDREN.values():
+        child.kill()
 
 
 def task(name, **further):

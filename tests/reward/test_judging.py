@@ -63,8 +63,13 @@ def outcome_reward(*, process=False, **learner):
     return OutcomeReward(LearnerConfig(**learner), max_turn_tokens=100, process=process)
 
 
-def make_judge(prm, *, transient=(BusyError,), delays_s=(0.0, 0.0)):
-    return GroupJudge(outcome_reward(), prm and prm.score_group, transient=transient, delays_s=delays_s)
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr("reward.judging.RETRY_DELAYS_S", (0.0, 0.0))
+
+
+def make_judge(prm, *, transient=(BusyError,)):
+    return GroupJudge(outcome_reward(), prm and prm.score_group, transient=transient)
 
 
 async def judged(judge, group):
@@ -134,7 +139,7 @@ async def test_summary_holds_the_facts_of_a_group():
 
 
 async def test_unscored_steps_are_counted_and_left_out_of_the_mean_score():
-    unscored = await judged(make_judge(ScriptedPrm(BusyError()), delays_s=()), make_group("42", "1"))
+    unscored = await judged(make_judge(ScriptedPrm(*[BusyError()] * 3)), make_group("42", "1"))
     facts = Counter(group_facts(unscored))
     assert (facts["prm_unscored"], facts["prm_steps"]) == (4, 0)
     assert rollout_metrics(facts)["prm/unscored_share"] == 1.0

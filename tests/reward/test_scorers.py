@@ -15,7 +15,7 @@ from envs.datasets.generated import generate
 from envs.types import Task
 from reward.scorers import partial_credit, score_answer, score_integer
 from reward.scorers.math import MAX_MEMORY, NotANumberError, is_solution, parse_number, same_number, score_math
-from reward.scorers.process import _CHILDREN, ScoringError, close
+from reward.scorers.process import _CHILDREN, ScoringError
 from reward.scorers.text import exact_match, score_choice, score_gaia, token_f1
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
@@ -322,7 +322,7 @@ def test_check_beyond_its_limit_is_unscored_and_neither_it_nor_a_dead_process_co
         with pytest.raises(ScoringError):
             score_math("9*3", "27")
     assert score_math("9*3", "27") == 1.0
-    close()
+    _CHILDREN[MAX_MEMORY].kill()
     assert score_math("9*3", "27") == 1.0
 
 
