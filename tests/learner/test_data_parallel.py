@@ -13,7 +13,6 @@ from tiny import sample, save_tiny_model
 
 from learner import optim
 from learner.checkpoint import load_checkpoint, newest_checkpoint
-from learner.packing import num_distinct_tokens, pack, split_microbatches
 
 ROOT = Path(__file__).parents[2]
 SIZE = 2
@@ -107,8 +106,3 @@ def test_ranks_have_equally_many_passes_of_similar_size(lengths, shares):
         one = SimpleNamespace(ranks=optim.Ranks(rank=rank, size=len(shares)))
         found = optim.ShardedAdamW.share(one, microbatches)
         assert [sum(len(row.token_ids) for row in rows) for rows in found] == expected
-
-
-def test_tokens_of_a_microbatch_are_those_of_its_packed_row():
-    for rows in split_microbatches(ranks.make_samples(), 30):
-        assert num_distinct_tokens(rows) == len(pack(rows).token_ids)
