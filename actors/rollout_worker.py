@@ -67,11 +67,7 @@ class RolloutWorkerActor:
 
     async def until_lost(self) -> None:
         """Load and prove every version that is published. Fails if a version cannot be proven, or this process ends."""
-        try:
-            await self._follower.follow()
-        except EngineError:
-            self._end_with_the_engine()
-            raise
+        await self._follower.follow()
 
     async def reach(self, policy_version: int) -> None:
         """Wait until the engine uses this version or a newer one."""
@@ -103,7 +99,6 @@ class RolloutWorkerActor:
                 for task in self._running.values():
                     task.cancel()
         except ExceptionGroup as errors:
-            self._end_with_the_engine()
             raise errors.exceptions[0] from errors
 
     async def heartbeat(self) -> Pulse:
@@ -156,11 +151,11 @@ class RolloutWorkerActor:
     async def _run_group(self, permit: Permit) -> None:
         try:
             payload, summary = await self._judged(permit)
+            self._end_with_the_engine()
             await self._courier.bring(permit.lease, payload, summary)
         finally:
             del self._running[permit.lease]
             self._show()
-            self._end_with_the_engine()
 
     async def _scored(self, group: Group) -> StepScores:
         return await self._prm.score_group.remote(group, self._prm_digest)
