@@ -450,7 +450,14 @@ async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_its
 
 def assert_gone(pids):
     for pid in map(int, pids):
-        until_not(lambda pid=pid: psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        until_not(lambda pid=pid: lives(pid))
+
+
+def lives(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def until_not(true):
