@@ -85,10 +85,16 @@ class ToolConfig(Config):
 
 
 class OwnDatasetConfig(Config):
-    source: Annotated[str, code_or(r"hf:[\w.-]+(/[\w.-]+)?", ", or hf:owner/name of the Hugging Face hub")]
-    """`module:name` of a function without arguments that returns the tasks: `envs.types.Task`s, or tables with
-    `question`, `answer` and, if wanted, `id`, `split`, `scorer` and further columns. Or `hf:owner/name` of the Hugging
-    Face hub."""
+    source: Annotated[
+        OwnPath,
+        code_or(
+            r"hf:[\w.-]+(/[\w.-]+)?|(?i:.+\.(jsonl|csv|parquet))",
+            ", a file *.jsonl, *.csv or *.parquet, or hf:owner/name of the Hugging Face hub",
+        ),
+    ]
+    """A JSON Lines, CSV or Parquet file, also beside the recipe; or `module:name` of a function without arguments that
+    returns the tasks: `envs.types.Task`s, or tables. Rows and tables have `question`, `answer` and, if wanted, `id`,
+    `split`, `scorer` and further columns. Or `hf:owner/name` of the Hugging Face hub."""
     scorer: str | None = None
     """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a custom function. None:
     the scorer that a task names, else reward.scorer."""
@@ -108,6 +114,10 @@ class OwnDatasetConfig(Config):
         return self.source.startswith("hf:")
 
     @property
+    def is_file(self) -> bool:
+        return not self.is_hub and ":" not in self.source.rpartition(".")[2]
+
+    @property
     def hub_id(self) -> str:
         return self.source.removeprefix("hf:")
 
@@ -125,12 +135,11 @@ BASE_GENERATOR_TOKENS = 128
 class EnvsConfig(Config):
     mix: Mix = {"lookup": 0.6, "two_lookup": 0.4}
     """Data set name -> share of the tasks. Generated: lookup, two_lookup, difference, three_lookup, chain,
-    game24; from `data_path`: own_text, own_integer, own_math, own_choice; downloaded without it: aime."""
+    game24; downloaded: aime; further ones: see `datasets`."""
     datasets: dict[str, OwnDatasetConfig] = {}
-    """Further data sets by name, which `mix` can name: tasks of a custom function, or of the hub."""
+    """Further data sets by name, which `mix` can name: tasks of a file, of a custom function, or of the hub."""
     data_path: OwnPath | None = None
-    """Local JSON Lines, CSV or Parquet file of a data set that is not generated: AIME, Game of 24, or one of the `own_`
-    names."""
+    """Local file with the problems of `aime` or `game24`."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """Tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
     Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""

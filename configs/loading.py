@@ -116,8 +116,12 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
         config = _validated(values, written)
     except ValidationError as error:
         raise UserError("; ".join(_describe(detail) for detail in error.errors())) from None
-    if path and path.suffix != ".json" and config.names_code and config.code_path is None:
-        config = config.model_copy(update={"code_path": str(path.parent)})
+    if path and path.suffix != ".json":
+        if config.names_code and config.code_path is None:
+            config = config.model_copy(update={"code_path": str(path.parent)})
+        for name, own in config.envs.datasets.items():
+            if own.is_file and not Path(own.source).exists() and (beside := path.parent / own.source).exists():
+                config.envs.datasets[name] = own.model_copy(update={"source": str(beside)})
     search_in(config.code_path)
     return config
 

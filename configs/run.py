@@ -208,7 +208,7 @@ class RunConfig(Config):
         """True if the recipe names custom modules."""
         tools = any(not tool.is_mcp for tool in self.envs.tools.values())
         rewards = self.reward.scorer or self.reward.turn_scorer
-        scorers = rewards or any(not one.is_hub or one.scorer for one in self.envs.datasets.values())
+        scorers = rewards or any(not (one.is_hub or one.is_file) or one.scorer for one in self.envs.datasets.values())
         agent = isinstance(self.agent, FunctionAgentConfig | CommandAgentConfig)
         others = isinstance(self.learner.loss, CustomLossConfig) or isinstance(self.cold_start, TeacherConfig)
         return bool(tools or scorers or agent or others)

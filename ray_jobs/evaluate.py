@@ -39,7 +39,7 @@ from ray_jobs.held_out import Wanted, attempt_all
 from ray_jobs.run.folder import write_json
 from ray_jobs.run.local import open_worker
 from ray_jobs.run.model_folder import resolve_model
-from ray_jobs.run.origin import check_trained_alike, run_of, saved_config, started_in
+from ray_jobs.run.origin import check_trained_alike, run_of, saved_config, started_in, with_absolute_paths
 from ray_jobs.run.preflight import check_key
 from ray_jobs.statistics import wilson_interval
 from ray_jobs.viewer.pages import Rate, percent, points, write_page
@@ -156,15 +156,15 @@ def _trained_on(adapter: Path | None) -> list[EnvsConfig]:
     run = run_of(adapter) if adapter else None
     if run is None:
         return []
-    envs = saved_config(run).envs
-    if envs.data_path:
-        data = started_in(run) / envs.data_path
-        if not data.is_file():
+    envs = with_absolute_paths(saved_config(run), started_in(run)).envs
+    files = {"envs.data_path": envs.data_path} if envs.data_path else {}
+    files |= {f"envs.datasets.{name}.source": own.source for name, own in envs.datasets.items() if own.is_file}
+    for setting, file in files.items():
+        if not Path(file).is_file():
             raise UserError(
-                f"envs.data_path of the run in '{run}' is missing: its training tasks in '{data}' cannot be left out; "
+                f"{setting} of the run in '{run}' is missing: its training tasks in '{file}' cannot be left out; "
                 "restore the file, or copy the checkpoint out of the run"
             )
-        envs = envs.model_copy(update={"data_path": str(data)})
     return [envs]
 
 

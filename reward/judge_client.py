@@ -176,7 +176,7 @@ def as_data(text: str) -> str:
     return whole_letters(text.replace("<", "‹"))
 
 
-COMPARED_AS_TEXT = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia", "own_text")
+COMPARED_AS_TEXT = ("bamboogle", "2wiki", "hotpotqa", "musique", "gaia")
 
 MAX_ANSWER_CHARS = 500
 

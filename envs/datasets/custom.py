@@ -13,11 +13,9 @@ from configs.errors import listed, whole_letters
 from configs.learner import TeacherConfig
 from configs.plugins import OwnCodeError, failure, own_function
 from configs.run import RunConfig
-from envs.datasets.rows import SPLITS, hub_table, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
+from envs.datasets.rows import hub_table, kept_with, local_rows, plain_rows, purpose_of, question_key, split_of
 from envs.types import Task
 
-CUSTOM_FILES = ("own_text", "own_integer", "own_math", "own_choice")
-"""Data sets read from `envs.data_path`; the name says how an answer is compared."""
 QUESTIONS = ("question", "prompt", "messages")
 """Columns that may hold the question of a row, in order of preference."""
 
@@ -31,30 +29,13 @@ _TAKEN = ("id", "answer", "split", "scorer")
 """Columns with a meaning, besides the question."""
 
 
-def file_tasks(dataset: str, path: Path | None, *, as_written: bool = False) -> dict[Part, list[Task]]:
-    """Return the tasks of a file by split. Raises ValueError, which names the file, for a row that is not a task.
-
-    `split` is in every row or in none. Without it the hash of the question, or of `kept_with`, decides. For the other
-    columns and `as_written` see `_row_task`.
-    """
-    if path is None:
-        raise ValueError(f"{dataset!r} reads a custom file: set envs.data_path to it")
-    rows = local_rows(path)
-    tasks = [
-        _row_task(dataset, row, f"{path}, row {number}", number, several=dataset == "own_text", as_written=as_written)
-        for number, row in enumerate(rows, start=1)
-    ]
-    named = [row.get("split") for row in rows]
-    return _divided(tasks, named, SPLITS, lambda task: split_of(question_key(kept_with(task))), path)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomSources:
     """Custom data sets and the scorer of a recipe."""
 
     datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
     path: Path | None = None
-    """File of CUSTOM_FILES, of AIME and of Game of 24."""
+    """File of AIME or of Game of 24."""
     scorer: str | None = None
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
@@ -77,63 +58,58 @@ class CustomSources:
         return task if scorer is None else replace(task, scorer=scorer, scoring_limit_s=self.scoring_limit_s)
 
     def tasks(self, name: str, part: Part) -> list[Task]:
-        """Return the tasks of one part of a data set or file. Raises ValueError and OwnCodeError."""
+        """Return the tasks of one part of a data set. Raises ValueError and OwnCodeError."""
         parts = self.parts(name)
         if not parts[part]:
-            source = f"envs.datasets.{name} ({self.datasets[name].source})" if name in self.datasets else self.path
+            num = sum(map(len, parts.values()))
             raise ValueError(
-                f"{source} has {sum(map(len, parts.values()))} tasks and none for '{part}'; add some, or set 'split' "
-                f"to one of {listed(parts)} in every task"
+                f"envs.datasets.{name} ({self.datasets[name].source}) has {num} tasks and none for '{part}'; add some, "
+                f"or set 'split' to one of {listed(parts)} in every task"
             )
         return [self.scored(task) for task in parts[part]]
 
     def parts(self, name: str) -> dict[Part, list[Task]]:
-        """Return all tasks of a data set or file by part, without `scored`. Raises ValueError and OwnCodeError."""
-        if name in self.datasets:
-            return module_tasks(name, self.datasets[name], self.with_teacher)
-        return file_tasks(name, self.path, as_written=self.scorer is not None)
+        """Return all tasks of a data set by part, without `scored`; its source is read once per process.
+
+        A task's `split` names its part, in all tasks or in none. Without it the hash of the question, or of
+        `kept_with`, decides: half of the tasks are for evaluation; of the others a quarter is for the PRM and, with a
+        teacher, a quarter for demonstrations. A held-out split of the hub is used for evaluation as it is.
+
+        Raises ValueError, which names source and row, for a row that is not a task, and OwnCodeError if a function
+        fails.
+        """
+        config = self.datasets[name]
+        tasks, named = read_source(name, config)
+
+        def part_for_training(task: Task) -> Part:
+            purpose = purpose_of(kept_with(task))
+            if purpose == "prm" or (purpose == "demonstrations" and self.with_teacher):
+                return purpose
+            return "train"
+
+        def hashed(task: Task) -> Part:
+            return "eval" if split_of(question_key(kept_with(task))) == "eval" else part_for_training(task)
+
+        if config.eval_split:
+            named = [part or part_for_training(task) for part, task in zip(named, tasks, strict=True)]
+        return _divided(tasks, named, hashed, config.source)
 
     def num_dropped(self, name: str) -> int:
         """Return the number of duplicates that `parts` leaves out."""
-        own = self.datasets.get(name)
-        rows = read_source(name, own)[0] if own else local_rows(self.path) if self.path else ()
-        return len(rows) - sum(map(len, self.parts(name).values()))
+        return len(read_source(name, self.datasets[name])[0]) - sum(map(len, self.parts(name).values()))
 
 
 NO_SOURCES = CustomSources()
 
 
-def module_tasks(name: str, config: OwnDatasetConfig, with_teacher: bool = False) -> dict[Part, list[Task]]:
-    """Return all tasks of a function or of the hub by part; the source is read once per process.
-
-    A task's `split` names its part, in all tasks or in none. Without it the hash of the question, or of `kept_with`,
-    decides: half of the tasks are for evaluation; of the others a quarter is for the PRM and, with a teacher, a quarter
-    for demonstrations. A held-out split of the hub is used for evaluation as it is.
-
-    Raises ValueError, which names source and row, for a row that is not a task, and OwnCodeError if the function fails.
-    """
-    tasks, named = read_source(name, config)
-
-    def part_for_training(task: Task) -> Part:
-        purpose = purpose_of(kept_with(task))
-        if purpose == "prm" or (purpose == "demonstrations" and with_teacher):
-            return purpose
-        return "train"
-
-    def hashed(task: Task) -> Part:
-        return "eval" if split_of(question_key(kept_with(task))) == "eval" else part_for_training(task)
-
-    if config.eval_split:
-        named = [part or part_for_training(task) for part, task in zip(named, tasks, strict=True)]
-    return _divided(tasks, named, PARTS, hashed, config.source)
-
-
 @lru_cache(maxsize=16)
 def read_source(name: str, config: OwnDatasetConfig) -> tuple[list[Task], list[object]]:
-    """Return the tasks of a function or of the hub, and the `split` of each; raises as `module_tasks`."""
+    """Return the tasks of a source, and the `split` of each; raises as `CustomSources.parts`."""
     rows: Sequence[object]
     if config.is_hub:
         rows = _hub_rows(name, config)
+    elif config.is_file:
+        rows = local_rows(Path(config.source))
     else:
         key = f"envs.datasets.{name}.source"
         function = own_function(config.source, key=key, takes="")
@@ -149,9 +125,8 @@ def read_source(name: str, config: OwnDatasetConfig) -> tuple[list[Task], list[o
 def _divided(
     tasks: Sequence[Task],
     named: Sequence[object],
-    parts: Sequence[Part],
     hashed: Callable[[Task], Part],
-    source: Path | str,
+    source: str,
 ) -> dict[Part, list[Task]]:
     """Return the tasks by the part that `named` gives to each, or else `hashed`, without duplicates.
 
@@ -162,10 +137,10 @@ def _divided(
     is_named = any(name not in (None, "") for name in named)
     placed: list[tuple[Task, Part, str]] = []
     for number, (task, name) in enumerate(zip(tasks, named, strict=True), start=1):
-        part = next((part for part in parts if part == name), None) if is_named else hashed(task)
+        part = next((part for part in PARTS if part == name), None) if is_named else hashed(task)
         if part is None:
             raise ValueError(
-                f"{source}, row {number}: 'split' must be {listed(parts)} in every row or in none, got {name!r}"
+                f"{source}, row {number}: 'split' must be {listed(PARTS)} in every row or in none, got {name!r}"
             )
         placed.append((task, part, question_key(kept_with(task))))
     home = {key: part for kept in reversed(_KEPT) for _, part, key in placed if part == kept}
@@ -177,7 +152,7 @@ def _divided(
         raise ValueError(f"{source}: every question of {listed(emptied)} is also in another part; add other questions")
     if repeated := [id for id, times in Counter(task.id for task in unique.values()).items() if times > 1]:
         raise ValueError(f"{source}: the id {repeated[0][:80]!r} is in several rows with different questions; keep one")
-    return {kept: [task for (_, part), task in unique.items() if part == kept] for kept in parts}
+    return {kept: [task for (_, part), task in unique.items() if part == kept] for kept in PARTS}
 
 
 def _hub_rows(name: str, config: OwnDatasetConfig) -> list[dict[str, object]]:
@@ -230,8 +205,9 @@ def _source_task(name: str, config: OwnDatasetConfig, row: object, number: int) 
         task = _row_task(name, columns, place, number, several=False, as_written=True)
         task = replace(task, metadata=metadata, scoring_limit_s=row.scoring_limit_s)
     else:
-        # Without a scorer reward.scorer scores it, a function that reads the text as it is written.
-        task = _row_task(name, row, place, number, several=scorer in (None, "text"), as_written=scorer != "text")
+        # A function, as reward.scorer is, reads the text as it is written.
+        written = scorer is None or ":" in scorer
+        task = _row_task(name, row, place, number, several=scorer in (None, "text"), as_written=written)
     task = replace(task, scorer=scorer)
     try:
         json.dumps(task.metadata)

@@ -13,14 +13,14 @@ from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets import game24
 from envs.datasets.benchmarks import load_aime, names_its_form, stem_of
-from envs.datasets.custom import CUSTOM_FILES, NO_SOURCES, CustomSources
+from envs.datasets.custom import NO_SOURCES, CustomSources
 from envs.datasets.families import FAMILIES
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.rows import Purpose, Split, kept_with, question_key
 from envs.leakage import find_leaks
 from envs.types import Task
 
-BUILT_IN = (*FAMILIES, "game24", "aime", *CUSTOM_FILES)
+BUILT_IN = (*FAMILIES, "game24", "aime")
 """Names of data sets that need no table `envs.datasets.NAME`."""
 DEFAULT_PLANS = 240
 """Scripted demonstrations where a recipe does not say how many."""
@@ -40,7 +40,7 @@ def load_tasks(
     is_generated = dataset == "game24" and custom.path is None
     if is_generated:
         tasks = list(islice(game24.generate_game24(split=split, seed=seed), count))
-    elif dataset in (*custom.datasets, *CUSTOM_FILES):
+    elif dataset in custom.datasets:
         tasks = custom.tasks(dataset, split)
     elif dataset == "aime":
         tasks = load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
@@ -249,7 +249,7 @@ def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
     custom = CustomSources(datasets=envs.datasets, path=Path(envs.data_path) if envs.data_path else None)
     trained: list[Task] = []
     for name in (name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES):
-        if name in (*envs.datasets, *CUSTOM_FILES):
+        if name in envs.datasets:
             # RL, a teacher or a PRM uses each part that is not held out.
             parts = custom.parts(name)
             trained += [task for part, tasks_of in parts.items() if part != "eval" for task in tasks_of]

@@ -169,19 +169,23 @@ def _reading(path: Path) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------ provenance
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Return the configuration for actors, whose processes may have been started in another folder."""
+def with_absolute_paths(config: RunConfig, home: Path | None = None) -> RunConfig:
+    """Return the configuration for processes that may have been started in another folder than `home`.
+
+    Without `home` this is the current folder.
+    """
     keys = ["output_dir", "reward.credit.prm_path"]
     # Ray copies the working directory of a submitted job to every machine, where it lies in another folder.
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+    if home is not None or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
         keys += ["envs.data_path", "envs.web.blocked_questions", "code_path", "cold_start.path", "agent.memory.path"]
+        keys += [f"envs.datasets.{name}.source" for name, own in config.envs.datasets.items() if own.is_file]
     values = config.model_dump()
     for key in keys:
         table, (*parents, leaf) = values, key.split(".")
         for parent in parents:
             table = table.get(parent, {})
         if table.get(leaf):
-            table[leaf] = str(Path(table[leaf]).absolute())
+            table[leaf] = str((home or Path()).absolute() / table[leaf])
     return RunConfig.model_validate(values)
 
 

@@ -74,16 +74,14 @@ def prm_tasks(config: RunConfig) -> "list[Task]":
 
 def _check_all_is_drawn(config: RunConfig) -> None:
     """Check that a custom data set or file is not forgotten; if the recipe sets the mix, data sets may be unused."""
-    from envs.datasets.custom import CUSTOM_FILES
-
-    drawn, from_file = dict.fromkeys([*config.envs.mix, *config.evaluation_mix]), (*CUSTOM_FILES, "aime", "game24")
+    drawn = dict.fromkeys([*config.envs.mix, *config.evaluation_mix])
     unread = [name for name in config.envs.datasets if name not in drawn]
     if unread and "mix" not in config.envs.model_fields_set:
         raise UserError(f"envs.datasets.{unread[0]} is in no mix; set envs.mix={{{unread[0]}=1.0}}")
-    if config.envs.data_path and not drawn.keys() & set(from_file):
+    if (path := config.envs.data_path) and not drawn.keys() & {"aime", "game24"}:
         raise UserError(
-            f"envs.data_path = '{config.envs.data_path}' is read by none of {listed(drawn)}; put one of "
-            f"{', '.join(from_file)} into envs.mix, for example envs.mix={{own_text=1.0}}, or leave the file out"
+            f"envs.data_path = '{path}' is for aime and game24, and the mix has {listed(drawn)}; for questions of your "
+            f"own set envs.datasets.questions.source='{path}' and envs.mix={{questions=1.0}}"
         )
 
 
@@ -111,14 +109,13 @@ def _check_references(names: set[str], own: "CustomSources") -> None:
 
     A custom scorer is called once. Raises ValueError and OwnCodeError.
     """
-    from envs.datasets.custom import CUSTOM_FILES
     from reward.scorers import score_answer
     from reward.scorers.text import aliases
     from rollout.filters import SOLVED
 
     scored: set[str] = set()
     datasets: dict[str, str] = {}
-    for name in sorted(names.intersection((*CUSTOM_FILES, *own.datasets))):
+    for name in sorted(names.intersection(own.datasets)):
         for task in (own.scored(task) for half in own.parts(name).values() for task in half):
             if (other := datasets.setdefault(task.id, task.dataset)) != task.dataset:
                 raise ValueError(f"'{other}' and '{task.dataset}' both have a task '{task.id}'; rename a data set")
@@ -183,7 +180,7 @@ def _check_never_trained_on(config: RunConfig, held_out: "Sequence[Task]") -> No
 
 def notes_before_start(config: RunConfig) -> list[str]:
     """Return warnings about a recipe that passed its checks: duplicates, and training questions like held-out ones."""
-    from envs.datasets.custom import CUSTOM_FILES, CustomSources
+    from envs.datasets.custom import CustomSources
     from envs.datasets.sampler import evaluation_tasks
     from envs.leakage import find_leaks
 
@@ -191,10 +188,11 @@ def notes_before_start(config: RunConfig) -> list[str]:
     notes = [
         f"{dropped} rows of {name} are left out: their question or `kept_with` is in another row, and of a question on "
         "both sides the held-out row stays"
-        for name in sorted({*config.envs.mix, *config.evaluation_mix} & {*CUSTOM_FILES, *own.datasets})
+        for name in sorted({*config.envs.mix, *config.evaluation_mix} & own.datasets.keys())
         if (dropped := own.num_dropped(name))
     ]
-    names = sorted({*config.envs.mix} & {*config.evaluation_mix} & {*CUSTOM_FILES})
+    files = {name for name, source in own.datasets.items() if source.is_file}
+    names = sorted({*config.envs.mix} & {*config.evaluation_mix} & files)
     # Only the tasks that are drawn: the time grows with the product of both numbers.
     held_out = evaluation_tasks(config) if names else []
     for name in names:

@@ -91,5 +91,4 @@ _SCORERS: dict[str, Callable[[str, str], float]] = {
     "gpqa": score_choice,
     "medqa": score_choice,
     **dict.fromkeys(SHORT_ANSWERS, exact_match),
-    **{f"own_{name}": compare for name, compare in NAMED.items()},
 }

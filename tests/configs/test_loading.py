@@ -98,7 +98,7 @@ def test_the_last_override_wins(tmp_path):
         ("agent=5", "agent"),
         ("model=Qwen/Qwen3-1.7B", "model"),
         ("trackers=wandb", "trackers"),
-        ("envs.mix=own_text", "envs.mix"),
+        ("envs.mix=lookup", "envs.mix"),
         ("reward.scorer=text", "reward.scorer"),
         ("reward.scorer=my_reward.py:score", "reward.scorer"),
         ("load_in_4bit=true", "load_in_4bit"),

@@ -12,7 +12,7 @@ from configs.envs import OwnDatasetConfig
 from configs.loading import load_run_config
 from configs.plugins import OwnCodeError
 from configs.run import RunConfig
-from envs.datasets.custom import CustomSources, file_tasks, module_tasks, read_source
+from envs.datasets.custom import CustomSources, read_source
 from envs.datasets.rows import question_key
 from envs.datasets.sampler import (
     cold_start_tasks,
@@ -35,8 +35,14 @@ def message(role, text="What is in it?"):
     return {"role": role, "content": text}
 
 
-def load_file(name, path, *, split):
-    return CustomSources(path=path).tasks(name, split)
+def of_file(path, compared="text", **sources):
+    """The data set `mine` of a file."""
+    read_source.cache_clear()
+    return CustomSources(datasets={"mine": OwnDatasetConfig(source=str(path), scorer=compared)}, **sources)
+
+
+def parts_of(config, *, name="mine", with_teacher=False):
+    return CustomSources(datasets={name: config}, with_teacher=with_teacher).parts(name)
 
 
 def write(path, rows):
@@ -61,8 +67,8 @@ def test_rows_of_a_file_become_tasks(file):
         {"question": "fifth", "prompt": "kept", "answer": "e", "split": "train"},
         {"question": "held out", "answer": "x", "split": "eval"},
     )
-    tasks = load_file("own_text", path, split="train")
-    assert [task.id for task in tasks] == ["own_text-fr", *(f"own_text-{number}" for number in (2, 3, 4, 5))]
+    tasks = of_file(path).tasks("mine", "train")
+    assert [task.id for task in tasks] == ["mine-fr", *(f"mine-{number}" for number in (2, 3, 4, 5))]
     assert [task.question for task in tasks][1:] == ["Two and two?", "third", "cut ?", "fifth"]
     assert [task.metadata for task in tasks] == [{"answer": ["Paris", "City of Light"]}, {}, {}, {}, {"prompt": "kept"}]
     assert (tasks[0].answer, tasks[1].answer) == ("Paris\nCity of Light", "4")
@@ -70,16 +76,17 @@ def test_rows_of_a_file_become_tasks(file):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "reference", "right", "wrong"),
+    ("scorer", "reference", "right", "wrong"),
     [
-        ("own_integer", 1234, "1,234", "1234.5"),
-        ("own_math", "1/2", "\\frac{2}{4}", "2"),
-        ("own_choice", "C. a whale", "C", "B"),
-        ("own_text", "The Nile", "nile", "Amazon"),
+        ("integer", 1234, "1,234", "1234.5"),
+        ("math", "1/2", "\\frac{2}{4}", "2"),
+        ("choice", " C. a  whale", "C", "B"),
+        ("text", "The Nile", "nile", "Amazon"),
     ],
 )
-def test_name_of_the_data_set_decides_the_comparison(file, dataset, reference, right, wrong):
-    [task] = load_file(dataset, file({"question": "q", "answer": reference, "split": "train"}), split="train")
+def test_scorer_of_the_data_set_decides_the_comparison(file, scorer, reference, right, wrong):
+    path = file({"question": "q", "answer": reference, "split": "train"})
+    [task] = of_file(path, scorer).tasks("mine", "train")
     assert (score_answer(task, right), score_answer(task, wrong)) == (1.0, 0.0)
 
 
@@ -89,15 +96,14 @@ def test_custom_scorer_gets_further_columns_and_unchanged_answers(file, tmp_path
     )
     monkeypatch.syspath_prepend(tmp_path)
     path = file({"question": "How many?", "answer": 40, "near": 2, "split": "train"})
-    custom = CustomSources(scorer="near_enough:score", path=path)
-    [task] = load_tasks("own_integer", split="train", count=None, seed=0, custom=custom)
+    custom = of_file(path, None, scorer="near_enough:score")
+    [task] = load_tasks("mine", split="train", count=None, seed=0, custom=custom)
     assert [score_answer(task, answer) for answer in ("40", "42", "43")] == [1.0, 1.0, 0.0]
 
     path = file({"question": "Write double.", "answer": CODE, "split": "train"}, {**CAPITALS[0], "split": "eval"})
-    drawn = load_tasks("own_text", split="train", count=None, seed=0, custom=custom)
-    drawn += collection_tasks({"own_text": 1.0}, count=2, seed=0, custom=custom)
-    assert [task.answer for task in drawn] == [CODE, CODE]
-    [compared] = load_tasks("own_text", split="train", count=None, seed=0, custom=CustomSources(path=path))
+    [written] = of_file(path, None, scorer="near_enough:score").tasks("mine", "train")
+    assert written.answer == CODE
+    [compared] = of_file(path).tasks("mine", "train")
     assert compared.answer == "def double(x): return 2 * x"
 
 
@@ -113,24 +119,23 @@ def test_parquet_file_is_read_like_json_lines(tmp_path):
     }
     path = tmp_path / "mine.parquet"
     pyarrow.parquet.write_table(pyarrow.table(rows), path)
-    france, sum_of_two = load_file("own_text", path, split="train")
-    assert (france.id, france.answer, sum_of_two.id) == ("own_text-fr", "Paris\nCity of Light", "own_text-2")
+    france, sum_of_two = of_file(path).tasks("mine", "train")
+    assert (france.id, france.answer, sum_of_two.id) == ("mine-fr", "Paris\nCity of Light", "mine-2")
     assert france.metadata == {"when": "2024-05-01", "scores": {"hard": 0.5}, "answer": ["Paris", "City of Light"]}
     assert sum_of_two.metadata == {"scores": {"hard": 1.0}, "answer": ["4"]}
     path.write_text('{"question": "q", "answer": "a"}\n')
     with pytest.raises(ValueError, match=r"mine\.parquet"):
-        file_tasks("own_text", path)
+        of_file(path).parts("mine")
 
 
 def test_hash_of_the_question_decides_the_split_whatever_case_spacing_or_punctuation(file):
     first = [{"question": f"How many legs do {number} spiders have?", "answer": "8"} for number in range(100)]
     again = [{"question": f"how  many legs do {number} spiders have ?", "answer": "8"} for number in range(100)]
-    splits = file_tasks("own_text", file(*first, *again))
-    train, held_out = ({question_key(task.question) for task in splits[split]} for split in ("train", "eval"))
-    assert len(train) + len(held_out) == 100
-    assert not train & held_out
-    reordered = file_tasks("own_text", file(*reversed(first)))
-    assert {question_key(task.question) for task in reordered["train"]} == train
+    parts = of_file(file(*first, *again)).parts("mine")
+    keys = [{question_key(task.question) for task in parts[part]} for part in ("train", "eval", "prm")]
+    assert sum(map(len, keys)) == len(set.union(*keys)) == 100
+    reordered = of_file(file(*reversed(first))).parts("mine")
+    assert {question_key(task.question) for task in reordered["train"]} == keys[0]
 
 
 @pytest.mark.parametrize(
@@ -153,16 +158,14 @@ def test_hash_of_the_question_decides_the_split_whatever_case_spacing_or_punctua
 )
 def test_row_that_is_not_a_task_is_refused_with_its_file(file, row):
     with pytest.raises(ValueError, match=r"mine\.jsonl"):
-        load_file("own_text", file(CAPITALS[0], row), split="train")
+        of_file(file(CAPITALS[0], row)).parts("mine")
 
 
 def test_file_with_an_empty_split_or_too_many_answers_is_refused(file):
     with pytest.raises(ValueError, match="eval"):
-        load_file("own_text", file(*({**row, "split": "train"} for row in CAPITALS)), split="eval")
+        of_file(file(*({**row, "split": "train"} for row in CAPITALS))).tasks("mine", "eval")
     with pytest.raises(ValueError, match="answer"):
-        load_file("own_integer", file({"question": "q", "answer": ["1", "2"]}), split="train")
-    with pytest.raises(ValueError, match=r"envs\.data_path"):
-        load_tasks("own_text", split="train", count=1, seed=0)
+        of_file(file({"question": "q", "answer": ["1", "2"]}), "integer").parts("mine")
     with pytest.raises(ValueError, match="gsm8k"):
         load_tasks("gsm8k", split="train", count=1, seed=0)
 
@@ -174,23 +177,24 @@ def test_duplicates_are_dropped_on_the_training_side_first_and_counted(file):
         {**first, "question": first["question"].upper(), "split": "eval"},
         {"question": "in other words", "kept_with": second["question"], "answer": "x", "split": "eval"},
     )
-    custom = CustomSources(path=path)
-    assert {part: [task.id for task in tasks] for part, tasks in custom.parts("own_text").items()} == {
-        "train": ["own_text-4"],
-        "eval": ["own_text-5", "own_text-6"],
+    custom = of_file(path)
+    assert {part: [task.id for task in tasks] for part, tasks in custom.parts("mine").items() if tasks} == {
+        "train": ["mine-4"],
+        "eval": ["mine-5", "mine-6"],
     }
-    assert custom.num_dropped("own_text") == 3
-    settings = ["envs.mix={own_text=1}", f"envs.data_path={path}", "evaluation.num_tasks=2"]
+    assert custom.num_dropped("mine") == 3
+    settings = ["envs.mix={mine=1}", f"envs.datasets={{mine={{source='{path}'}}}}", "evaluation.num_tasks=2"]
     [note, *_] = notes_before_start(load_run_config(None, settings))
     assert note.startswith("3 ")
     with pytest.raises(ValueError, match="train"):
-        module_tasks("mine", source("shared_group"))
+        parts_of(source("shared_group"))
 
 
 def test_training_never_asks_the_held_out_rows_of_a_file(file):
-    config = load_run_config(None, ["envs.mix={own_text=1}", f"envs.data_path={file(*CAPITALS)}"])
-    held_out = held_out_tasks(config.envs.mix, count=3, seed=0, custom=CustomSources(path=file(*CAPITALS)))
-    train = load_file("own_text", file(*CAPITALS), split="train")
+    path = file(*CAPITALS)
+    config = load_run_config(None, ["envs.mix={mine=1}", f"envs.datasets={{mine={{source='{path}'}}}}"])
+    held_out = held_out_tasks(config.envs.mix, count=3, seed=0, custom=of_file(path))
+    train = of_file(path).tasks("mine", "train")
     sampler = training_tasks(config)
     assert {sampler.task(ordinal).id for ordinal in range(len(train))} == {task.id for task in train}
     assert never_trained_on([*train, *held_out], config.envs) == held_out
@@ -264,22 +268,22 @@ def config_of(name, *overrides):
     return load_run_config(None, [table, "envs.mix={mine=1.0}", "reward.scorer=some:one", *overrides])
 
 
-def all_tasks(*arguments, **named):
-    return [task for tasks in module_tasks(*arguments, **named).values() for task in tasks]
+def all_tasks(config, name="mine"):
+    return [task for tasks in parts_of(config, name=name).values() for task in tasks]
 
 
 def test_rows_of_a_function_are_split_by_their_questions():
-    parts = module_tasks("mine", source("load"))
+    parts = parts_of(source("load"))
     assert [part for part, tasks in parts.items() if tasks] == ["train", "eval", "prm"]
     assert len({task.question for tasks in parts.values() for task in tasks}) == 80
     assert len(parts["prm"]) < len(parts["train"]) < len(parts["eval"]) + len(parts["train"])
-    first = min(all_tasks("mine", source("load")), key=lambda task: int(task.answer))
+    first = min(all_tasks(source("load")), key=lambda task: int(task.answer))
     assert (first.id, first.dataset, first.answer) == ("mine-1", "mine", "1")
     assert (first.scorer, first.metadata) == (None, {"source": "by hand"})
 
 
 def test_teacher_gets_tasks_that_rl_would_have_had_without_it():
-    without, parts = module_tasks("mine", source("load")), module_tasks("mine", source("load"), with_teacher=True)
+    without, parts = parts_of(source("load")), parts_of(source("load"), with_teacher=True)
     assert [*map(len, (parts["train"], parts["demonstrations"]))] > [0, 0]
     assert {task.id for part in ("train", "demonstrations") for task in parts[part]} == {
         task.id for task in without["train"]
@@ -296,7 +300,7 @@ def test_teacher_gets_tasks_that_rl_would_have_had_without_it():
 
 
 def test_tasks_of_a_group_are_in_the_same_part():
-    parts = module_tasks("mine", source("grouped"), with_teacher=True)
+    parts = parts_of(source("grouped"), with_teacher=True)
     groups = [{task.question.partition(" [")[0] for task in tasks} for tasks in parts.values()]
     assert all(len(tasks) == 2 * len(group) > 0 for tasks, group in zip(parts.values(), groups, strict=True))
     kept = [{"kept_with": min(group)} for group in groups]
@@ -305,7 +309,7 @@ def test_tasks_of_a_group_are_in_the_same_part():
 
 
 def test_split_of_a_row_is_kept_and_removed_from_the_metadata():
-    parts = module_tasks("mine", source("named", scorer="math"))
+    parts = parts_of(source("named", scorer="math"))
     assert {part: [task.id for task in tasks] for part, tasks in parts.items()} == {
         "train": ["mine-a"],
         "eval": ["mine-b"],
@@ -314,14 +318,14 @@ def test_split_of_a_row_is_kept_and_removed_from_the_metadata():
     }
     assert parts["eval"][0].answer == "y\nz"
     assert (parts["prm"][0].scorer, parts["demonstrations"][0].scorer) == ("integer", "math")
-    assert {name for task in all_tasks("mine", source("named")) for name in task.metadata} == {"answer"}
-    rows = all_tasks("mine", source("named"))
+    assert {name for task in all_tasks(source("named")) for name in task.metadata} == {"answer"}
+    rows = all_tasks(source("named"))
     assert [task.id for task in never_trained_on(rows, config_of("named").envs)] == ["mine-b"]
 
 
 def test_ready_made_tasks_have_the_name_of_the_data_set_in_their_ids():
     for name in ("mine", "others"):
-        tasks = all_tasks(name, source("numbered"))
+        tasks = all_tasks(source("numbered"), name)
         assert {(task.id, task.dataset, task.answer) for task in tasks} == {
             (f"{name}-{number}", name, str(number + 1)) for number in range(9)
         }
@@ -341,7 +345,7 @@ def test_ready_made_tasks_have_the_name_of_the_data_set_in_their_ids():
 )
 def test_function_without_usable_tasks_is_refused_in_one_line(name, error, part):
     with pytest.raises(error, match=part) as caught:
-        module_tasks("mine", source(name))
+        parts_of(source(name))
     assert "functions_of_the_test" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -413,7 +417,7 @@ def test_one_split_of_the_hub_is_trained_on_and_another_held_out(sums):
 
 
 def test_rows_of_the_hub_set_neither_scorer_nor_split(sums):
-    parts = module_tasks("sums", OwnDatasetConfig(**sums, scorer="integer"))
+    parts = parts_of(OwnDatasetConfig(**sums, scorer="integer"), name="sums")
     assert sum(map(len, parts.values())) == 40
     assert min(len(parts[part]) for part in ("train", "eval", "prm")) > 0
     assert {task.scorer for tasks in parts.values() for task in tasks} == {"integer"}
@@ -433,7 +437,7 @@ def test_rows_of_the_hub_set_neither_scorer_nor_split(sums):
 )
 def test_unloadable_data_set_of_the_hub_is_refused_in_one_line(sums, changed, part):
     with pytest.raises(ValueError, match=part) as caught:
-        module_tasks("sums", OwnDatasetConfig(**(sums | changed)))
+        parts_of(OwnDatasetConfig(**(sums | changed)), name="sums")
     assert "\n" not in str(caught.value)
 
 
@@ -441,11 +445,11 @@ def test_broken_rows_of_the_hub_are_refused_and_repeated_ones_dropped(sums, tmp_
     folder = tmp_path / "mine" / "sums"
     write(folder / "test.jsonl", [{"other": 1}])
     with pytest.raises(ValueError, match=r"envs\.datasets\.sums"):
-        module_tasks("sums", OwnDatasetConfig(**sums))
+        parts_of(OwnDatasetConfig(**sums), name="sums")
     write(folder / "train.jsonl", [row(n, 1) for n in [*range(30), 7] * 3])
     write(folder / "test.jsonl", [row(3, 1), row(99, 1)])
     read_source.cache_clear()
-    parts = module_tasks("sums", OwnDatasetConfig(**sums, eval_split="test"))
+    parts = parts_of(OwnDatasetConfig(**sums, eval_split="test"), name="sums")
     assert (len(parts["train"]) + len(parts["prm"]), len(parts["eval"])) == (29, 2)
 
 

@@ -5,7 +5,10 @@ from ray_jobs.run.folder import RunFolder, fingerprint_of
 from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.run import _sees
 
-RELATIVE = ("envs.data_path=mine.jsonl", "envs.web.blocked_questions=held.txt", "reward.credit.prm_path=runs/p/prm")
+RELATIVE = (
+    *("envs.data_path=aime.jsonl", "envs.datasets={mine={source='mine.jsonl'}, own={source='a:b'}}"),
+    *("envs.web.blocked_questions=held.txt", "reward.credit.prm_path=runs/p/prm"),
+)
 
 
 @pytest.fixture
@@ -16,12 +19,15 @@ def here(tmp_path, monkeypatch):
 
 def test_paths_for_actors_are_absolute_but_for_the_data_of_a_submitted_job(here, monkeypatch):
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
-    paths = (config.output_dir, config.envs.data_path, config.envs.web.blocked_questions, config.reward.prm_path)
-    assert paths == tuple(f"{here}/{name}" for name in ("runs", "mine.jsonl", "held.txt", "runs/p/prm"))
+    envs, names = config.envs, ("runs", "runs/p/prm", "aime.jsonl", "held.txt", "mine.jsonl")
+    paths = (config.output_dir, config.reward.prm_path, envs.data_path, envs.web.blocked_questions)
+    assert (*paths, envs.datasets["mine"].source) == tuple(f"{here}/{name}" for name in names)
+    assert envs.datasets["own"].source == "a:b"
     assert with_absolute_paths(config) == config
+    assert with_absolute_paths(load_run_config(None, RELATIVE), here / "x").envs.data_path == f"{here}/x/aime.jsonl"
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
-    assert (config.envs.data_path, config.envs.web.blocked_questions) == ("mine.jsonl", "held.txt")
+    assert (config.envs.data_path, config.envs.web.blocked_questions) == ("aime.jsonl", "held.txt")
     assert config.output_dir == f"{here}/runs"
 
 

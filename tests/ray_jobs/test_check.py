@@ -50,7 +50,8 @@ def check(tmp_path, monkeypatch, capsys):
     (tmp_path / "recipe.toml").write_text(RECIPE)
 
     def check(*settings, own=True):
-        own_rows = ("envs.mix={own_text=1.0}", "envs.data_path=rows.jsonl") if own else ()
+        scorer = "" if any("reward.scorer" in one for one in settings) else ", scorer='text'"
+        own_rows = ("envs.mix={mine=1.0}", f"envs.datasets={{mine={{source='rows.jsonl'{scorer}}}}}") if own else ()
         code = main(["check", "recipe.toml", *own_rows, *settings])
         lines = [line for text in capsys.readouterr() for line in text.splitlines()]
         return code, [line for line in lines if line.startswith("problem ")], lines

@@ -107,7 +107,8 @@ def test_training_tasks_of_the_adapters_run_are_left_out(tmp_path):
     asked = load_benchmark("musique", SAMPLE, whole=False)
     row = {"question": asked[0].question.upper() + " ?", "answer": "x", "split": "train"}
     (tmp_path / "mine.jsonl").write_text(json.dumps(row))
-    with RunFolder.open(config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl")) as run:
+    mine = ("envs.mix={mine=1}", f"envs.datasets.mine.source={tmp_path}/mine.jsonl")
+    with RunFolder.open(config_for(tmp_path, *mine)) as run:
         adapter = run.checkpoints / "v000001"
 
     def items():
@@ -115,7 +116,7 @@ def test_training_tasks_of_the_adapters_run_are_left_out(tmp_path):
 
     assert items() == asked[1:]
     (tmp_path / "mine.jsonl").unlink()
-    with pytest.raises(UserError, match=r"envs\.data_path"):
+    with pytest.raises(UserError, match=r"envs\.datasets\.mine\.source"):
         items()
     # Generated tasks need no look at that file.
     assert len(evaluation_items(config_for(tmp_path, "evaluation.num_tasks=5"), adapter=adapter)) == 5
@@ -126,7 +127,7 @@ def test_training_task_with_the_published_question_is_left_out(tmp_path, name):
     row = json.loads((SAMPLE / f"{name}.jsonl").read_text().splitlines()[0])
     question = next(row[column] for column in ("question", "Question", "Problem") if column in row)
     (tmp_path / "mine.jsonl").write_text(json.dumps({"question": question, "answer": "x", "split": "train"}))
-    config = config_for(tmp_path, "envs.mix={own_text=1}", f"envs.data_path={tmp_path}/mine.jsonl")
+    config = config_for(tmp_path, "envs.mix={mine=1}", f"envs.datasets.mine.source={tmp_path}/mine.jsonl")
     asked = load_benchmark(name, SAMPLE, whole=False)
     assert evaluation_items(config, benchmarks=[name], data=SAMPLE, whole=False) == asked[1:]
 

@@ -50,18 +50,16 @@ def test_existing_project_is_not_overwritten(project):
         ('{"prompt": "Capital?", "answer": ["Paris", "paris"]}\n', (None, None), "text", [["Paris", "paris"]]),
     ],
 )
-def test_project_of_a_file_draws_its_rows(tmp_path, monkeypatch, content, columns, scorer, answers):
+def test_project_of_a_file_draws_its_rows(tmp_path, content, columns, scorer, answers):
     file = tmp_path / ("pairs.jsonl" if content.startswith("{") else "pairs.csv")
     file.write_text(content)
     question, answer = columns
     init(tmp_path / "mine", data=file, question=question, answer=answer)
     rows = [json.loads(line) for line in (tmp_path / "mine" / "questions.jsonl").read_text().splitlines()]
     assert [row["answer"] for row in rows] == answers
-    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
     config = load_run_config(tmp_path / "mine" / "recipe.toml", [])
     read_source.cache_clear()
     tasks, _ = read_source("questions", config.envs.datasets["questions"])
-    sys.modules.pop("agent")
     assert [task.scorer for task in tasks] == [scorer] * len(rows)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.loading import load_run_config
+from envs.datasets.custom import read_source
 from envs.datasets.sampler import evaluation_tasks
 from ray_jobs.run.task_checks import check_mixes, check_tasks
 
@@ -29,11 +30,12 @@ def refusal(*overrides, training=True):
     return str(caught.value)
 
 
-def write_rows(file, *rows):
-    """Write questions and their halves as a data set; every answer is `a`."""
-    lines = (json.dumps({"question": question, "answer": "a", "split": split}) + "\n" for question, split in rows)
-    file.write_text("".join(lines))
-    return f"envs.data_path={file}"
+def write_rows(file, *rows, scorer="text"):
+    """Write questions and their halves as the data set `mine`; every answer is `a`."""
+    named = ({"question": question, "answer": "a", "split": split, "scorer": scorer} for question, split in rows)
+    file.write_text("".join(json.dumps(row) + "\n" for row in named))
+    read_source.cache_clear()
+    return f"envs.datasets.mine.source={file}"
 
 
 @pytest.mark.parametrize(
@@ -52,9 +54,12 @@ def test_tasks_that_cannot_work_name_the_setting(settings, named):
 
 
 def test_reference_that_its_own_scorer_does_not_accept_is_rejected(tmp_path):
-    settings = (write_rows(tmp_path / "mine.jsonl", ("1 + 1?", "eval"), ("?", "train")), NO_COLD_START)
-    assert "own_math-" in refusal("envs.mix={own_math=1}", *settings, "evaluation.num_tasks=1")
-    check("envs.mix={own_text=1}", *settings, "evaluation.num_tasks=1")
+    settings, rows = (
+        ("envs.mix={mine=1}", NO_COLD_START, "evaluation.num_tasks=1"),
+        (("1 + 1?", "eval"), ("?", "train")),
+    )
+    assert "mine-" in refusal(*settings, write_rows(tmp_path / "mine.jsonl", *rows, scorer="math"))
+    check(*settings, write_rows(tmp_path / "mine.jsonl", *rows))
 
 
 # --- held-out questions -------------------------------------------------------------------------------
@@ -62,7 +67,7 @@ def test_reference_that_its_own_scorer_does_not_accept_is_rejected(tmp_path):
 
 @pytest.fixture
 def sharing(tmp_path, monkeypatch):
-    """Three data sets with the same question: `own_text` trains on it, `held` and `known` hold it out."""
+    """Three data sets with the same question: `mine` trains on it, `held` and `known` hold it out."""
     (tmp_path / "sharing_tasks.py").write_text(
         "def held():\n"
         "    yield {'question': 'Who wrote  it', 'answer': 'x', 'split': 'eval'}\n"
@@ -72,27 +77,28 @@ def sharing(tmp_path, monkeypatch):
         "    yield {'question': 'When?', 'answer': 'x', 'split': 'train'}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    data = write_rows(tmp_path / "mine.jsonl", ("who wrote it?", "train"), ("Where?", "eval"))
-    sources = [f"{name} = {{source = 'sharing_tasks:{name}', scorer = 'text'}}" for name in ("held", "known")]
-    yield (data, f"envs.datasets={{{', '.join(sources)}}}", "evaluation.num_tasks=2", NO_COLD_START)
+    data = (write_rows(tmp_path / "mine.jsonl", ("who wrote it?", "train"), ("Where?", "eval")),)
+    for name in ("held", "known"):
+        data += (f"envs.datasets.{name}={{source='sharing_tasks:{name}', scorer='text'}}",)
+    yield (*data, "evaluation.num_tasks=2", NO_COLD_START)
     sys.modules.pop("sharing_tasks", None)
 
 
 def test_held_out_question_that_another_data_set_trains_on_is_rejected(sharing):
     for mix in (
-        ["envs.mix={own_text=1, held=1}"],
-        ["envs.mix={own_text=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1"],
+        ["envs.mix={mine=1, held=1}"],
+        ["envs.mix={mine=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1"],
     ):
         for training in (True, False):
             assert "held-1" in refusal(*sharing, *mix, training=training)
-    check(*sharing, "envs.mix={own_text=0, known=1, held=1}")
-    check(*sharing, "envs.mix={own_text=0, known=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1")
+    check(*sharing, "envs.mix={mine=0, known=1, held=1}")
+    check(*sharing, "envs.mix={mine=0, known=1}", "evaluation.mix={held=1}", "evaluation.num_tasks=1")
 
 
 def test_example_that_solves_a_held_out_task_of_this_run_is_rejected(tmp_path):
     """The seed decides which rows the run holds out, and only those are compared."""
     data = write_rows(tmp_path / "mine.jsonl", *((f"q{n}?", "eval" if n else "train") for n in range(30)))
-    settings = ("envs.mix={own_text=1}", data, "evaluation.num_tasks=1", NO_COLD_START)
+    settings = ("envs.mix={mine=1}", data, "evaluation.num_tasks=1", NO_COLD_START)
     [held_out] = evaluation_tasks(config(*settings))
 
     def with_example(question):
@@ -110,7 +116,7 @@ def test_recorded_conversation_about_a_held_out_task_is_rejected(tmp_path, text,
     recorded.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     data = write_rows(tmp_path / "mine.jsonl", *((f"q{n}?", "eval" if n else "train") for n in range(3)))
     agent = ("agent.command=cat", "reward.credit=outcome", f"cold_start={{path='{recorded}'}}")
-    settings = (*agent, "envs.mix={own_text=1}", data, "evaluation.num_tasks=2")
+    settings = (*agent, "envs.mix={mine=1}", data, "evaluation.num_tasks=2")
     if rejected:
         assert f"{recorded}, line 2" in refusal(*settings)
     else:

@@ -20,7 +20,7 @@ OWN_MIX = """envs.mix={own=1.0} "envs.datasets={own={source='my_tasks:load'}}" "
 OWN_AGENT = "cold_start.num_demonstrations=0 agent"
 MCP_URL = "source='mcp:https://host/weather.py',description='x'"
 MCP = "source='mcp:python recipes/agent.py#t',description='x'"
-PLAIN = "envs.mix={own_text=1.0} envs.data_path=data/tasks.jsonl"
+PLAIN = "envs.mix={mine=1.0} envs.datasets.mine.source=data/tasks.jsonl"
 PATTERNS = st.sampled_from(
     ["*", "!*.py", "!*.toml", ".*", "a", "a/", "!a", "!a/", "/b.py", "a/*", "**/c.toml", "!.gitignore"]
 )
@@ -80,7 +80,7 @@ OWN_REWARD = "reward.scorer=my_reward:score"
         (".gitignore: *.log\n.cache", f"{PLAIN} {OWN_REWARD} model.path=owner/name", None),
         (".gitignore: __pycache__", f"{OWN_AGENT}.command='python agent.py . host:80 {'long ' * 99}{'x' * 999}'", None),
         ("", f'"envs.tools={{t={{{MCP_URL}}}}}" "envs.datasets={{a={{source=\'hf:gsm8k\'}}}}"', None),
-        ("", "model.path=/mnt/models/qwen envs.data_path=/mnt/data.jsonl envs.mix={own_text=1.0}", None),
+        ("", "model.path=/mnt/models/qwen envs.mix={mine=1.0} envs.datasets.mine.source=/mnt/data.jsonl", None),
     ],
 )
 def test_what_a_recipe_names_travels_or_is_refused_by_its_name(ignored, arguments, named, project, server, capsys):

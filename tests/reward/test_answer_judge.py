@@ -76,12 +76,10 @@ async def test_a_long_answer_is_wrong_without_a_request():
     ("dataset", "scorer", "expected"),
     [
         ("gaia", None, True),
-        ("own_text", None, True),
         ("questions", "text", True),
-        ("own_math", None, False),
         ("medqa", None, False),
         ("questions", "math", False),
-        ("own_text", "my_reward:score", False),
+        ("gaia", "my_reward:score", False),
     ],
 )
 def test_only_answers_that_are_compared_as_texts_have_other_wordings(dataset, scorer, expected):
