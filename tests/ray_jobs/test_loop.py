@@ -44,10 +44,8 @@ def test_error_after_which_a_run_can_be_resumed_says_how(tmp_path, monkeypatch, 
         raise error
         yield
 
-    for name in ("model_notes", "notes_before_start"):
-        monkeypatch.setattr(module, name, lambda config: ())
-    for name in ("start_ray", "builders_of"):
-        monkeypatch.setattr(module, name, lambda *_, **__: None)
+    for name in ("model_notes", "notes_before_start", "start_ray", "builders_of"):
+        monkeypatch.setattr(module, name, lambda *_, **__: ())
     monkeypatch.setattr(module.RunFolder, "keep_tokenizer", lambda *_: None)
     monkeypatch.setattr(module, "start_parts", failing)
     config = RunConfig.model_validate({"output_dir": str(tmp_path), "name": "r"})

@@ -449,15 +449,8 @@ async def test_a_program_knows_no_secret_but_its_own_key_and_has_a_folder_to_its
 
 
 def assert_gone(pids):
-    for pid in map(int, pids):
-        until_not(lambda pid=pid: lives(pid))
-
-
-def lives(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    gone = {*map(int, pids)}
+    until_not(lambda: gone & {one.pid for one in psutil.process_iter(["status"]) if one.info["status"] != "zombie"})
 
 
 def until_not(true):
