@@ -138,8 +138,6 @@ class EnvsConfig(Config):
     game24; downloaded: aime; further ones: see `datasets`."""
     datasets: dict[str, OwnDatasetConfig] = {}
     """Further data sets by name, which `mix` can name: tasks of a file, of a custom function, or of the hub."""
-    data_path: OwnPath | None = None
-    """Local file with the problems of `aime` or `game24`."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """Tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
     Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""

@@ -157,13 +157,11 @@ def _trained_on(adapter: Path | None) -> list[EnvsConfig]:
     if run is None:
         return []
     envs = with_absolute_paths(saved_config(run), started_in(run)).envs
-    files = {"envs.data_path": envs.data_path} if envs.data_path else {}
-    files |= {f"envs.datasets.{name}.source": own.source for name, own in envs.datasets.items() if own.is_file}
-    for setting, file in files.items():
-        if not Path(file).is_file():
+    for name, own in envs.datasets.items():
+        if own.is_file and not Path(own.source).is_file():
             raise UserError(
-                f"{setting} of the run in '{run}' is missing: its training tasks in '{file}' cannot be left out; "
-                "restore the file, or copy the checkpoint out of the run"
+                f"envs.datasets.{name}.source of the run in '{run}' is missing: its training tasks in '{own.source}' "
+                "cannot be left out; restore the file, or copy the checkpoint out of the run"
             )
     return [envs]
 

@@ -169,7 +169,7 @@ def identity_of(
     limits = (rollout.max_turn_tokens, rollout.max_calls, rollout.episode_timeout_s, rollout.wall_timeout_s)
     sampling = (config.evaluation.temperature, *limits, rollout.engine.max_model_len, rollout.engine.adapter_mode)
     # Which tasks are asked does not change a tool.
-    not_tools = {"mix", "datasets", "data_path"}
+    not_tools = {"mix", "datasets"}
     fixed: dict[str, object] = {
         "version": version("agentflow-ray"),
         "seeds": num_seeds,

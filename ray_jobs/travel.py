@@ -35,7 +35,7 @@ LEFT_BEHIND = (*CACHES, *WEIGHTS, *_ANY_CASE)
 
 _CACHE_NAMES = {name.strip("/") for name in CACHES}
 _NAMING = {
-    *("data_path", "blocked_questions", "prm_path", "path", "model_path"),
+    *("blocked_questions", "prm_path", "path", "model_path"),
     *("function", "source", "scorer", "turn_scorer", "command"),
 }
 """Last names of the settings that may name files or modules."""

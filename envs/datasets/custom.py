@@ -34,8 +34,6 @@ class CustomSources:
     """Custom data sets and the scorer of a recipe."""
 
     datasets: Mapping[str, OwnDatasetConfig] = field(default_factory=dict)
-    path: Path | None = None
-    """File of AIME or of Game of 24."""
     scorer: str | None = None
     """Scorer of tasks that name none."""
     scoring_limit_s: float = 10.0
@@ -46,7 +44,6 @@ class CustomSources:
     def of(cls, config: RunConfig) -> "CustomSources":
         return cls(
             datasets=config.envs.datasets,
-            path=Path(config.envs.data_path) if config.envs.data_path else None,
             scorer=config.reward.scorer,
             scoring_limit_s=config.reward.timeout_s,
             with_teacher=isinstance(config.cold_start, TeacherConfig),

@@ -3,7 +3,7 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import combinations, combinations_with_replacement, product
@@ -23,7 +23,7 @@ Hand = tuple[int, ...]
 def generate_game24(*, split: Split, seed: int) -> Iterator[Task]:
     """Yield the solvable hands of one split in random order. The two splits are disjoint."""
     all_hands = combinations_with_replacement(range(1, MAX_NUMBER + 1), HAND_SIZE)
-    hands = [hand for hand in all_hands if _split_of_hand(hand) == split]
+    hands = [hand for hand in all_hands if split_of(f"game24 {[*hand]}") == split]
     random.Random(f"game24|{split}|{seed}").shuffle(hands)
     return (_task(f"game24-{'-'.join(map(str, hand))}", hand) for hand in hands if is_solvable(hand))
 
@@ -54,11 +54,6 @@ def _numbers_in(text: object) -> list[int]:
     return numbers if len(numbers) == HAND_SIZE else []
 
 
-def of_split(tasks: Iterable[Task], split: Split) -> list[Task]:
-    """Return the tasks whose hand is in the split, by the same rule as the generated hands."""
-    return [task for task in tasks if _split_of_hand([int(n) for n in task.answer.split()]) == split]
-
-
 def _task(id: str, hand: Hand) -> Task:
     return Task(
         id=id,
@@ -69,10 +64,6 @@ def _task(id: str, hand: Hand) -> Task:
         ),
         answer=" ".join(map(str, hand)),
     )
-
-
-def _split_of_hand(numbers: Sequence[int]) -> Split:
-    return split_of(f"game24 {sorted(numbers)}")
 
 
 def is_solvable(numbers: Sequence[int]) -> bool:

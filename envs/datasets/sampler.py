@@ -5,16 +5,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from pathlib import Path
 
 from configs.envs import EnvsConfig
 from configs.learner import PlansConfig, TeacherConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
-from envs.datasets import game24
 from envs.datasets.benchmarks import load_aime, names_its_form, stem_of
 from envs.datasets.custom import NO_SOURCES, CustomSources
 from envs.datasets.families import FAMILIES
+from envs.datasets.game24 import generate_game24
 from envs.datasets.generated import GeneratedTask, rl_task, sample_tasks, shared_out
 from envs.datasets.rows import Purpose, Split, kept_with, question_key
 from envs.leakage import find_leaks
@@ -34,31 +33,24 @@ def load_tasks(
 ) -> list[Task]:
     """Return at most `count` different tasks of one split of a finite data set; the same for the same seed.
 
-    Without the file of `custom`, "game24" is generated and "aime" downloaded. Raises ValueError, and OwnCodeError if
-    the function of a custom data set fails.
+    "game24" is generated, and "aime" downloaded: its training problems without those that leak a held-out one. Raises
+    ValueError, and OwnCodeError if the function of a custom data set fails.
     """
-    is_generated = dataset == "game24" and custom.path is None
-    if is_generated:
-        tasks = list(islice(game24.generate_game24(split=split, seed=seed), count))
-    elif dataset in custom.datasets:
+    if dataset == "game24":
+        tasks = list(islice(generate_game24(split=split, seed=seed), count))
+        return [custom.scored(task) for task in tasks]
+    if dataset in custom.datasets:
         tasks = custom.tasks(dataset, split)
     elif dataset == "aime":
-        tasks = load_aime(custom.path, split="eval") if split == "eval" else _aime_without_leaks(custom.path)
-    elif dataset == "game24":
-        tasks = game24.of_split(game24.load_game24(custom.path), split)
+        tasks = load_aime(split=split)
+        if split == "train":
+            questions = [task.question for task in load_aime(split="eval")]
+            leaks = set(find_leaks([(task.id, task.question) for task in tasks], questions))
+            tasks = [task for task in tasks if task.id not in leaks]
     else:
         raise ValueError(f"unknown data set {dataset!r}; known data sets: {', '.join(BUILT_IN)}")
     count = len(tasks) if count is None else min(count, len(tasks))
-    drawn = tasks if is_generated else random.Random(f"pick|{seed}").sample(tasks, count)
-    return [custom.scored(task) for task in drawn]
-
-
-def _aime_without_leaks(path: Path | None) -> list[Task]:
-    # A local file may hold the training problems alone.
-    questions = [task.question for task in load_aime(path, split="eval", whole_file=path is None)]
-    tasks = load_aime(path, split="train")
-    leaks = set(find_leaks([(task.id, task.question) for task in tasks], questions))
-    return [task for task in tasks if task.id not in leaks]
+    return [custom.scored(task) for task in random.Random(f"pick|{seed}").sample(tasks, count)]
 
 
 class FixedShares:
@@ -246,7 +238,7 @@ def never_trained_on(tasks: Iterable[Task], envs: EnvsConfig) -> list[Task]:
 
     The questions of generated families are never equal to those of other data sets.
     """
-    custom = CustomSources(datasets=envs.datasets, path=Path(envs.data_path) if envs.data_path else None)
+    custom = CustomSources(datasets=envs.datasets)
     trained: list[Task] = []
     for name in (name for name, share in envs.mix.items() if share > 0 and name not in FAMILIES):
         if name in envs.datasets:

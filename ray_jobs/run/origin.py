@@ -177,7 +177,7 @@ def with_absolute_paths(config: RunConfig, home: Path | None = None) -> RunConfi
     keys = ["output_dir", "reward.credit.prm_path"]
     # Ray copies the working directory of a submitted job to every machine, where it lies in another folder.
     if home is not None or "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
-        keys += ["envs.data_path", "envs.web.blocked_questions", "code_path", "cold_start.path", "agent.memory.path"]
+        keys += ["envs.web.blocked_questions", "code_path", "cold_start.path", "agent.memory.path"]
         keys += [f"envs.datasets.{name}.source" for name, own in config.envs.datasets.items() if own.is_file]
     values = config.model_dump()
     for key in keys:

@@ -73,16 +73,11 @@ def prm_tasks(config: RunConfig) -> "list[Task]":
 
 
 def _check_all_is_drawn(config: RunConfig) -> None:
-    """Check that a custom data set or file is not forgotten; if the recipe sets the mix, data sets may be unused."""
+    """Check that a custom data set is not forgotten; if the recipe sets the mix, data sets may be unused."""
     drawn = dict.fromkeys([*config.envs.mix, *config.evaluation_mix])
     unread = [name for name in config.envs.datasets if name not in drawn]
     if unread and "mix" not in config.envs.model_fields_set:
         raise UserError(f"envs.datasets.{unread[0]} is in no mix; set envs.mix={{{unread[0]}=1.0}}")
-    if (path := config.envs.data_path) and not drawn.keys() & {"aime", "game24"}:
-        raise UserError(
-            f"envs.data_path = '{path}' is for aime and game24, and the mix has {listed(drawn)}; for questions of your "
-            f"own set envs.datasets.questions.source='{path}' and envs.mix={{questions=1.0}}"
-        )
 
 
 def _check_plans(config: RunConfig, tasks: "Sequence[GeneratedTask]") -> None:

@@ -27,7 +27,7 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same_recipe(recipe, tmp
         "evaluation.num_tasks=7",
         'envs.mix={"a.b/c d"=1}',
         'output_dir="😀 \\"\\t\\u007f"',
-        "envs.data_path=a#b",
+        "envs.web.blocked_questions=a#b",
         'envs.tools.a={source="mcp:python server.py#find", description="look it up"}',
     ],
 )
@@ -39,8 +39,8 @@ def test_rendered_configuration_loads_back_for_any_value(override, tmp_path):
 
 @pytest.mark.parametrize("name", ["2024-01-01", "1.10", "1e5", "007", "nan", "12", "1_000", "0x10"])
 def test_name_that_looks_like_a_number_or_a_date_stays_as_it_is_written(name):
-    config = load_run_config(None, [f"name={name}", f"envs.data_path={name}"])
-    assert (config.name, config.envs.data_path) == (name, name)
+    config = load_run_config(None, [f"name={name}", f"envs.web.blocked_questions={name}"])
+    assert (config.name, config.envs.web.blocked_questions) == (name, name)
     assert load_run_config(None, ["envs.datasets.a.source=m:f", f"envs.datasets.a.answer={name}"])
 
 
@@ -53,9 +53,9 @@ def test_recipe_may_begin_with_a_byte_order_mark(tmp_path):
 def test_a_path_may_begin_with_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     memory = 'agent.memory={type="folder", path="~/m"}'
-    config = load_run_config(None, ["output_dir=~/runs", "name=a", "envs.data_path=~/q.jsonl", memory])
+    config = load_run_config(None, ["output_dir=~/runs", "name=a", "envs.web.blocked_questions=~/q.txt", memory])
     assert config.run_path == Path("/home/me/runs/a")
-    assert (config.envs.data_path, config.planner.memory.path) == ("/home/me/q.jsonl", "/home/me/m")
+    assert (config.envs.web.blocked_questions, config.planner.memory.path) == ("/home/me/q.txt", "/home/me/m")
 
 
 def test_the_last_override_wins(tmp_path):

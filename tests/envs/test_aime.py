@@ -6,7 +6,7 @@ from string import ascii_lowercase
 import pytest
 
 from envs.datasets.benchmarks import load_aime
-from envs.datasets.custom import CustomSources
+from envs.datasets.rows import local_rows
 from envs.datasets.sampler import collection_tasks, load_tasks
 
 COLUMNS = ["ID", "Year", "Problem Number", "Question", "Answer", "Part"]
@@ -80,17 +80,18 @@ def test_unknown_columns_and_ids_are_refused(tmp_path, row, split):
         load_aime(write_jsonl(tmp_path / "a.jsonl", row), split=split, whole_file=False)
 
 
-def test_problems_that_leak_the_evaluation_are_dropped_for_rl_and_a_prm(tmp_path):
+def test_problems_that_leak_the_evaluation_are_dropped_for_rl_and_a_prm(tmp_path, monkeypatch):
     letters = random.Random(0)
     words = ["".join(letters.choices(ascii_lowercase, k=6)) for _ in range(30 * 946)]
     questions = [" ".join(words[start : start + 30]) for start in range(0, len(words), 30)]
     held_out = [(f"2024-I-{number}", "7", question) for number, question in enumerate(questions[916:], start=1)]
     trained = [held_out[0][2].upper(), f"$ {held_out[1][2]} $", *questions[:916]]
     rows = [(f"{1983 + index % 41}-{index // 41 + 1}", "7", question) for index, question in enumerate(trained)]
-    custom = CustomSources(path=write_csv(tmp_path / "aime.csv", *rows, *held_out, ("2022-II-8", "7")))
+    path = write_csv(tmp_path / "aime.csv", *rows, *held_out, ("2022-II-8", "7"))
+    monkeypatch.setattr("envs.datasets.benchmarks.public_rows", lambda source: local_rows(path))
     for tasks in (
-        load_tasks("aime", split="train", count=None, seed=0, custom=custom),
-        collection_tasks({"aime": 1.0}, count=918, seed=0, custom=custom),
+        load_tasks("aime", split="train", count=None, seed=0),
+        collection_tasks({"aime": 1.0}, count=918, seed=0),
     ):
         assert len(tasks) == 916
         assert not {task.id for task in tasks} & {rows[0][0], rows[1][0]}

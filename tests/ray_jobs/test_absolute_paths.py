@@ -6,8 +6,8 @@ from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.run import _sees
 
 RELATIVE = (
-    *("envs.data_path=aime.jsonl", "envs.datasets={mine={source='mine.jsonl'}, own={source='a:b'}}"),
-    *("envs.web.blocked_questions=held.txt", "reward.credit.prm_path=runs/p/prm"),
+    *("envs.datasets={mine={source='mine.jsonl'}, own={source='a:b'}}", "envs.web.blocked_questions=held.txt"),
+    "reward.credit.prm_path=runs/p/prm",
 )
 
 
@@ -19,16 +19,17 @@ def here(tmp_path, monkeypatch):
 
 def test_paths_for_actors_are_absolute_but_for_the_data_of_a_submitted_job(here, monkeypatch):
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
-    envs, names = config.envs, ("runs", "runs/p/prm", "aime.jsonl", "held.txt", "mine.jsonl")
-    paths = (config.output_dir, config.reward.prm_path, envs.data_path, envs.web.blocked_questions)
-    assert (*paths, envs.datasets["mine"].source) == tuple(f"{here}/{name}" for name in names)
+    envs = config.envs
+    paths = (config.output_dir, config.reward.prm_path, envs.web.blocked_questions, envs.datasets["mine"].source)
+    assert paths == tuple(f"{here}/{name}" for name in ("runs", "runs/p/prm", "held.txt", "mine.jsonl"))
     assert envs.datasets["own"].source == "a:b"
     assert with_absolute_paths(config) == config
-    assert with_absolute_paths(load_run_config(None, RELATIVE), here / "x").envs.data_path == f"{here}/x/aime.jsonl"
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     config = with_absolute_paths(load_run_config(None, ["name=r", *RELATIVE]))
-    assert (config.envs.data_path, config.envs.web.blocked_questions) == ("aime.jsonl", "held.txt")
+    assert (config.envs.datasets["mine"].source, config.envs.web.blocked_questions) == ("mine.jsonl", "held.txt")
     assert config.output_dir == f"{here}/runs"
+    config = with_absolute_paths(config, here / "x")
+    assert config.envs.datasets["mine"].source == f"{here}/x/mine.jsonl"
 
 
 def test_fingerprint_distinguishes_folders_of_the_same_name(here, tmp_path):

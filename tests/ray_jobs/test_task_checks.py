@@ -44,7 +44,6 @@ def write_rows(file, *rows, scorer="text"):
         (["envs.mix={nonsense=1}"], "envs.mix"),
         (["envs.datasets={words={source='words:load'}}"], "envs.datasets.words"),
         (["envs.datasets.aime.source=a:b"], "envs.datasets.aime"),
-        (["envs.data_path=questions.jsonl", "envs.mix={lookup=1.0}"], "envs.data_path"),
         (['envs.actions=["think","search","answer"]'], "envs.actions"),
         (["envs.mix={lookup=1, three_lookup=1}", "agent.max_steps=4"], "agent.max_steps=5"),
     ],
