@@ -1,4 +1,4 @@
-"""Rollout workers: the actor that runs and judges admitted groups, always with proven weights, and the pool of all."""
+"""Rollout workers: the actor that runs and judges groups, and delivers those of proven weights; the pool of all."""
 
 import asyncio
 import os

@@ -1,8 +1,8 @@
 """Supervision of a run's actors, in every phase: lost or hung parts are replaced here and nowhere else.
 
     part            how a loss is noticed                                what happens
-    rollout worker  its process ends, its heartbeat hangs, or its        replaced (`_replace_worker`); its groups are
-                    engine cannot prove the newest weights               drawn again
+    rollout worker  its process ends, its heartbeat hangs, or its        replaced (`_replace_workers`); its groups
+                    engine cannot prove the newest weights               are drawn again
     PRM             its process ends, or its heartbeat hangs             replaced (`_replace_prm`)
     learner         a call fails, or takes longer than its limit         LearnerLostError; the loop calls
                                                                          `restart_learner` and loads a checkpoint

@@ -3,7 +3,7 @@
 A batch gives one optimizer step, so the gradient is taken at the learner's own weights. PPO's clipped term min(r A,
 clip(r) A), with r = learner / rollout, is then r times plain REINFORCE inside a one-sided trust region around the
 sampler, and has no gradient outside: above 1 + clip_high where A > 0, below 1 - clip_low where A < 0 (PPO, arXiv
-1707.06347, eq. 7). A correction bounds r as a weight. `gspo` has one r per trajectory; `cispo` only bounds r.
+1707.06347, eq. 7). A correction bounds r as a weight. `gspo` has one r per row; `cispo` only bounds r.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class LossOutput:
     loss: Tensor
     metrics: dict[str, float]
     """Sums over the loss tokens: `clip_high` and `clip_low` count tokens outside the trust region, `correction_masked`
-    tokens inside it with weight 0; `kl_ref_k3` is there with a KL term."""
+    tokens inside it with weight 0; `kl_ref_k3` is there with a KL term. Other names of a custom loss are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +162,9 @@ def cispo_loss(inputs: LossInputs, *, max_weight: float = 5.0) -> LossOutput:
 def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> LossOutput:
     """Return GSPO's loss on min(s A, clip(s, 1 - clip_low, 1 + clip_high) A).
 
-    s is the geometric mean of the ratios of a trajectory's loss tokens. The loss is averaged over a trajectory's
+    s is the geometric mean of the ratios of a row's loss tokens. The loss is averaged over a trajectory's
     tokens, then over trajectories (arXiv 2507.18071, eq. 5 and 7; for advantages that differ between tokens eq. 13 and
-    14). A trajectory without a stale token is not clipped: its s differs from 1 by rounding only.
+    14). A row without a stale token is not clipped: its s differs from 1 by rounding only.
     """
     mask = inputs.loss_mask.bool()
     lengths = mask.sum(-1, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Train a planner: evaluate, cold start, reinforce, evaluate again, report. The training loop of the system.
+"""Train a policy: evaluate, cold start, reinforce, evaluate again, report. The training loop of the system.
 
     rollout workers ── judged groups ──> dynamic sampling ── batch, by reference ──> LoRA learner
          ^    |                                |    ^                                     |

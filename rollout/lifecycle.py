@@ -85,7 +85,9 @@ class Permit:
     lease: int
     """Number of this run of the group."""
     ordinal: int
+    """Number of the group."""
     task: int
+    """Number of its task, which `TaskSampler.task` takes."""
     attempt: int
 
     @property

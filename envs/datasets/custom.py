@@ -39,6 +39,8 @@ class CustomSources:
     scoring_limit_s: float = 10.0
     with_teacher: bool = False
     """Whether a teacher plays demonstrations, which get a part of the tasks."""
+    with_prm: bool = True
+    """Whether the run uses a PRM; otherwise RL also asks the tasks on which one would be trained."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "CustomSources":
@@ -47,6 +49,7 @@ class CustomSources:
             scorer=config.reward.scorer,
             scoring_limit_s=config.reward.timeout_s,
             with_teacher=isinstance(config.cold_start, TeacherConfig),
+            with_prm=config.reward.prm is not None,
         )
 
     def scored(self, task: Task) -> Task:
@@ -57,13 +60,14 @@ class CustomSources:
     def tasks(self, name: str, part: Part) -> list[Task]:
         """Return the tasks of one part of a data set. Raises ValueError and OwnCodeError."""
         parts = self.parts(name)
-        if not parts[part]:
+        found = parts["train"] + parts["prm"] if part == "train" and not self.with_prm else parts[part]
+        if not found:
             num = sum(map(len, parts.values()))
             raise ValueError(
                 f"envs.datasets.{name} ({self.datasets[name].source}) has {num} tasks and none for '{part}'; add some, "
                 f"or set 'split' to one of {listed(parts)} in every task"
             )
-        return [self.scored(task) for task in parts[part]]
+        return [self.scored(task) for task in found]
 
     def parts(self, name: str) -> dict[Part, list[Task]]:
         """Return all tasks of a data set by part, without `scored`; its source is read once per process.

@@ -28,7 +28,7 @@ Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "eval")
 
 Purpose = Literal["rl", "demonstrations", "prm"]
-# One entry per slot: RL gets half of the training questions, the other two a quarter each.
+# One entry per slot: of the training questions RL gets half, the other two a quarter each.
 _PURPOSES: tuple[Purpose, ...] = ("rl", "rl", "demonstrations", "prm")
 
 _BEFORE = {"<super>": "^", "<sub>": "_", "<fraction>": " "}

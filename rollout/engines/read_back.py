@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NUM_COLUMNS = 8
-"""Of every merged matrix: one or two per cent of its weights. A step of 1e-6 changes one weight in some thousand."""
+"""Columns that are read of every merged matrix. A step size of 1e-6 changes one weight in some thousand of bfloat16, so
+a single column could be equal in two versions."""
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """The layers that vLLM computes as one, in the Llama, Qwen2 and Qwen3 families."""

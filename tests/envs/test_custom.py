@@ -194,8 +194,9 @@ def test_training_never_asks_the_held_out_rows_of_a_file(file):
     path = file(*CAPITALS)
     config = load_run_config(None, ["envs.mix={mine=1}", f"envs.datasets={{mine={{source='{path}'}}}}"])
     held_out = held_out_tasks(config.envs.mix, count=3, seed=0, custom=of_file(path))
-    train = of_file(path).tasks("mine", "train")
+    train = of_file(path, with_prm=False).tasks("mine", "train")
     sampler = training_tasks(config)
+    assert len(train) == len(of_file(path).tasks("mine", "train")) + len(of_file(path).tasks("mine", "prm"))
     assert {sampler.task(ordinal).id for ordinal in range(len(train))} == {task.id for task in train}
     assert never_trained_on([*train, *held_out], config.envs) == held_out
 
@@ -351,7 +352,8 @@ def test_function_without_usable_tasks_is_refused_in_one_line(name, error, part)
 
 
 def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_the_recipe():
-    config = config_of("load", "reward.timeout_s=3", "evaluation.num_tasks=20")
+    prm = ("reward.credit=outcome_gated", "label.type=monte_carlo")
+    config = config_of("load", "reward.timeout_s=3", "evaluation.num_tasks=20", *prm)
     custom, sampler = CustomSources.of(config), training_tasks(config)
     trained = [sampler.task(ordinal) for ordinal in range(100)]
     held_out = evaluation_tasks(config)

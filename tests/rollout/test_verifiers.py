@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from configs.envs import OwnDatasetConfig
-from envs.datasets.custom import module_tasks, read_source
+from envs.datasets.custom import CustomSources, read_source
 
 pytest.importorskip("verifiers")
 
@@ -54,7 +54,7 @@ def parts(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
         read_source.cache_clear()
         config = OwnDatasetConfig(source=f"{module.__name__}:tasks", scorer="own:score")
-        found = module_tasks("w", config, with_teacher=True)
+        found = CustomSources(datasets={"w": config}, with_teacher=True).parts("w")
         return {part: [task.question for task in tasks] for part, tasks in found.items()}
 
     return parted
