@@ -38,6 +38,10 @@ def honest() -> None:
         return Image(data=b"\x89PNG", format="png")
 
     @server.tool
+    def key(name: str) -> str:
+        return os.environ.get(name, "not there")
+
+    @server.tool
     def variables() -> str:
         return "\n".join(map("=".join, os.environ.items()))
 

@@ -49,7 +49,6 @@ def test_error_after_which_a_run_can_be_resumed_says_how(tmp_path, monkeypatch, 
     monkeypatch.setattr(module.RunFolder, "keep_tokenizer", lambda *_: None)
     monkeypatch.setattr(module, "start_parts", failing)
     config = RunConfig.model_validate({"output_dir": str(tmp_path), "name": "r"})
-    ready = SimpleNamespace(sandbox=None, model_path=None)
     resumed = pytest.raises(UserError, match=f"agentflow resume .*{tmp_path.name}/r")
-    with resumed, module.open_run(config, ready, with_prm=False):
+    with resumed, module.open_run(config, SimpleNamespace(sandbox=None, model_path=None), with_prm=False):
         pass
