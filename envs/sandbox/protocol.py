@@ -114,7 +114,10 @@ def split_frame(data: bytes) -> tuple[bytes, bytes] | None:
     """Return the first frame in `data` and the bytes after it, or None while the frame is incomplete."""
     if len(data) < _LENGTH.size:
         return None
-    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+    (length,) = _LENGTH.unpack_from(data)
+    if length > MAX_MESSAGE_BYTES:
+        raise ConnectionError(f"a frame of {length} bytes exceeds {MAX_MESSAGE_BYTES}")
+    end = _LENGTH.size + length
     return (data[_LENGTH.size : end], data[end:]) if len(data) >= end else None
 
 
@@ -203,10 +206,13 @@ def find_answer(received: bytes, nonce: bytes) -> tuple[bytes | None, bytes]:
     """Return the answer that starts with `nonce` and the bytes after it; other answers are of earlier runs."""
     if len(received) > _MAX_ANSWER_BYTES:
         return _INVALID_ANSWER, b""
-    while (split := split_frame(received)) is not None:
-        frame, received = split
-        if frame.startswith(nonce):
-            return frame[len(nonce) :], received
+    try:
+        while (split := split_frame(received)) is not None:
+            frame, received = split
+            if frame.startswith(nonce):
+                return frame[len(nonce) :], received
+    except ConnectionError:
+        return _INVALID_ANSWER, b""
     return None, received
 
 

@@ -247,6 +247,8 @@ def test_frames_survive_being_split_anywhere() -> None:
     data = encode_frame(b"hello") + encode_frame(b"")
     assert [split_frame(data[:cut]) for cut in range(9)] == [None] * 9
     assert split_frame(data) == (b"hello", encode_frame(b""))
+    with pytest.raises(ConnectionError):
+        split_frame(b"\xff\xff\xff\xff")
 
 
 def test_answers_are_believed_only_about_the_code_itself() -> None:
