@@ -3,7 +3,7 @@ VENV ?= .venv
 EXTRA ?= cpu
 RECIPE ?= configs/recipes/demo_cpu.toml
 ARGS ?=
-# PYTHON, CXX, AGENTFLOW_CACHE and the package index are read from the environment or from make's arguments.
+# PYTHON, CC, AGENTFLOW_CACHE and the package index are read from the environment or from make's arguments.
 export VENV EXTRA PYTHON
 # Every actor and every command of a test imports torch or vLLM: 7 s on two cores, twice that where nothing is cached.
 unexport PYTHONDONTWRITEBYTECODE

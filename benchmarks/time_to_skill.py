@@ -60,7 +60,7 @@ from rollout.worker import Worker
 
 RECIPE = Path(__file__).with_name("expressions.toml")
 TRL = "1.16.0"
-SAME_VERSIONS = ("torch", "transformers", "peft", "accelerate", "datasets", "numpy")
+SAME_VERSIONS = ("torch", "transformers", "peft", "accelerate", "datasets", "numpy", "msgspec")
 NUM_PROMPTS = 2000
 STARTED_WITH = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 """The environment for another interpreter: an engine in this process changes its own."""

@@ -109,8 +109,8 @@ class RolloutConfig(Config):
     """Tokens of one reply. A longer reply is cut; the planner's counts as a format error then."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature in training; evaluation is greedy."""
-    max_attempts: MayChange[int] = Field(default=6, ge=1)
-    """Attempts at one group whose worker dies or that cannot be scored, before the group has failed."""
+    max_tries: MayChange[int] = Field(default=6, ge=1)
+    """Tries of a group whose worker dies or that cannot be scored, before the group has failed."""
     episode_timeout_s: float = Field(default=300.0, gt=0)
     """Time limit of one trajectory, without the time that it waits for the engine."""
     wall_timeout_s: float = Field(default=7200.0, gt=0)

@@ -57,8 +57,7 @@ class Waiter:
 class GroupBuffer:
     """Admission, filtering and batching of groups.
 
-    `family_of` returns the family of the task with a number. `put` stores an encoded group and
-    returns its reference.
+    `family_of` returns the family of the task with a number. `put` stores an encoded group and returns its reference.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class GroupBuffer:
             return False
         group = self._groups[ordinal]
         self._running_by_worker[group.worker] -= 1
-        if summary.ending is None and group.attempt < self._config.rollout.max_attempts:
+        if summary.ending is None and group.num_tries < self._config.rollout.max_tries:
             self._retry(group, counted=True)
         else:
             self._settle(group, payload, summary)
@@ -134,7 +133,7 @@ class GroupBuffer:
         rounds = {group.round for group in lost}
         for group in lost:
             del self._leases[group.lease]
-            if self._synchronous or group.attempt < self._config.rollout.max_attempts:
+            if self._synchronous or group.num_tries < self._config.rollout.max_tries:
                 self._retry(group, counted=not self._synchronous)
             else:
                 self._settle(group, b"", GroupSummary(ending=None, reason=reason))
@@ -207,8 +206,8 @@ class GroupBuffer:
             self._published.clear()
         self._publish(step, policy_version)
         self.snapshot = snapshot
-        for task, attempt in snapshot.redraw:
-            self._add(task, attempt)
+        for task, num_tries in snapshot.redraw:
+            self._add(task, num_tries)
         self._notify()
 
     def close(self) -> None:
@@ -292,16 +291,16 @@ class GroupBuffer:
         self._next_lease += 1
         self._leases[group.lease] = group.ordinal
         self._running_by_worker[worker] += 1
-        return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, attempt=group.attempt)
+        return Permit(lease=group.lease, ordinal=group.ordinal, task=group.task, num_tries=group.num_tries)
 
     # --- the life of a group ---------------------------------------------------------------------
 
     def _in_state(self, *states: State) -> list[LiveGroup]:
         return [group for group in self._groups.values() if group.state in states]
 
-    def _add(self, task: int, attempt: int = 1) -> LiveGroup:
+    def _add(self, task: int, num_tries: int = 1) -> LiveGroup:
         family = self._family_of(task)
-        group = LiveGroup(ordinal=self._next_ordinal, task=task, family=family, attempt=attempt)
+        group = LiveGroup(ordinal=self._next_ordinal, task=task, family=family, num_tries=num_tries)
         self._groups[group.ordinal] = group
         self._counts[State.QUEUED] += 1
         self._next_ordinal += 1
@@ -316,7 +315,7 @@ class GroupBuffer:
     def _retry(self, group: LiveGroup, *, counted: bool) -> None:
         self._move(group, State.QUEUED)
         group.worker = None
-        group.attempt += counted
+        group.num_tries += counted
         self._num_retries += counted
 
     def _settle(self, group: LiveGroup, payload: bytes, summary: GroupSummary) -> None:
@@ -354,17 +353,17 @@ class GroupBuffer:
     def _expire_if_stale(self, group: LiveGroup) -> None:
         """Draw the task again where too few tokens are young enough.
 
-        A task whose attempts always take longer than the bound is trained on the rest of its tokens in the end.
+        A task whose groups always take longer than the bound is trained on the rest of its tokens in the end.
         """
         assert group.summary is not None
         stale = fresh_share(group.summary.versions, ages=self._version_ages) < LEAST_FRESH_SHARE
-        if not stale or group.attempt >= self._config.rollout.max_attempts:
+        if not stale or group.num_tries >= self._config.rollout.max_tries:
             return
         self._move(group, State.EXPIRED)
         group.reason = f"older than version {self._oldest_version}"
         self._reasons[group.reason] += 1
         self._expired.append(group)
-        self._add(group.task, group.attempt + 1)
+        self._add(group.task, group.num_tries + 1)
         self._num_retries += 1
         group.ref = None
 
@@ -428,7 +427,7 @@ class GroupBuffer:
             next_task=self._next_task,
             next_ordinal=self._next_ordinal,
             counts={str(state): num for state, num in counts.items() if num},
-            redraw=tuple((one.task, one.attempt) for one in sorted(redraw, key=lambda one: one.task)),
+            redraw=tuple((one.task, one.num_tries) for one in sorted(redraw, key=lambda one: one.task)),
             scores=self._scores_without(unreported.keys()),
             without_signal=self._signal_row,
             facts=dict(self._facts),

@@ -88,7 +88,7 @@ class Permit:
     """Number of the group."""
     task: int
     """Number of its task, which `TaskSampler.task` takes."""
-    attempt: int
+    num_tries: int
 
     @property
     def group_id(self) -> str:
@@ -102,7 +102,7 @@ class GroupRow(Struct, kw_only=True):
     task_number: int
     family: str
     state: State
-    attempt: int
+    num_tries: int
     step: int
     duration_s: float
     tokens: int
@@ -142,7 +142,7 @@ class Snapshot(Struct, kw_only=True, frozen=True):
     next_ordinal: int = 0
     counts: dict[str, int] = {}
     redraw: tuple[tuple[int, int], ...] = ()
-    """Number and attempt of the lost groups' tasks."""
+    """Number and tries of the lost groups' tasks."""
     scores: dict[str, list[tuple[int, float, int]]] = {}
     """Of the last groups of each family: number, sum of the outcomes, number of scored trajectories."""
     without_signal: int = 0
@@ -159,7 +159,7 @@ class Totals(Struct, kw_only=True, frozen=True):
     reasons: dict[str, int]
     """Number of groups that failed, were unscored or expired, by reason."""
     num_retries: int
-    """Attempts beyond the first."""
+    """Tries of groups beyond the first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ class LiveGroup:
     ordinal: int
     task: int
     family: str
-    attempt: int
+    num_tries: int
     state: State = State.QUEUED
     worker: int | None = None
     lease: int = -1
@@ -193,7 +193,7 @@ class LiveGroup:
             task_number=self.task,
             family=self.family,
             state=self.state,
-            attempt=self.attempt,
+            num_tries=self.num_tries,
             step=step,
             duration_s=summary.duration_s,
             tokens=self.num_tokens,

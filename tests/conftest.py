@@ -12,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Two processes of tests share the cores: threads that wait must soon sleep, as in a run (`ray_jobs/run/resources.py`).
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+os.environ["CC"] = os.environ["CXX"] = "none"  # engines and learners on a CPU compile nothing
 
 # An example may meet a gap in scheduling.
 settings.register_profile("suite", settings(), deadline=None)

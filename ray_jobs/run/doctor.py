@@ -52,9 +52,6 @@ def _packages() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.machine()}"
     yield "system", system, "ok" if system == "Linux x86_64" else "fail"
-    # vLLM compiles a small kernel at its first token.
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    yield "C++ compiler", compiler or "none: install g++, or set CXX=...", "ok" if compiler else "fail"
     amounts = (
         ("disk", shutil.disk_usage(".").free / 2**30, MIN_DISK_GIB, "GiB free here for runs"),
         ("CPU cores", os.cpu_count() or 1, 2, "cores"),
@@ -81,6 +78,8 @@ def _card() -> Iterator[Finding]:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
         yield "Python's headers", f"none, and a card needs them: install {package}", wrong
+    if not shutil.which(os.environ.get("CC", "gcc")):
+        yield "C compiler", "none, and a card needs it: install gcc, or set CC=...", wrong
 
 
 def _parts() -> Iterator[Finding]:

@@ -110,6 +110,8 @@ def build_llm(
     Raises ValueError if they do not fit the model.
     """
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_bytes(config) // 2**30)
+    if config.device == "cpu":
+        _rank_without_compiler()
     from vllm.config import StructuredOutputsConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -171,6 +173,13 @@ def _set_cpu_kv_block() -> int:
     block = kv_block("cpu")
     CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda kv_cache_spec=None: [MultipleOf(block)])
     return block
+
+
+def _rank_without_compiler() -> None:
+    """Replace the function that vLLM compiles at the first token, which takes seconds and needs a C++ compiler."""
+    from vllm.v1.sample import sampler
+
+    sampler.batched_count_greater_than = lambda logprobs, sampled: (logprobs >= sampled).sum(-1)
 
 
 def fused_norms() -> dict[str, list[str]]:

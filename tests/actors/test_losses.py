@@ -94,7 +94,7 @@ def test_learner_that_is_killed_continues_from_its_newest_whole_checkpoint(tmp_p
 @pytest.mark.parametrize(("worker", "restarts"), [(PoisonedWorker, 0), (KilledWorker, 3)], ids=["raises", "kills"])
 @pytest.mark.usefixtures("cluster")
 def test_task_that_no_worker_survives_fails_and_the_others_are_trained(tmp_path, worker, restarts):
-    config = make_config(tmp_path, *ALL_TASKS, "rollout.max_attempts=3", "rollout.engine.max_num_seqs=2")
+    config = make_config(tmp_path, *ALL_TASKS, "rollout.max_tries=3", "rollout.engine.max_num_seqs=2")
     with open_stage(config, build_worker=partial(worker, folder=tmp_path)) as stage:
         finish(stage, stage.reinforce(), restarts=restarts, failed=1)
 

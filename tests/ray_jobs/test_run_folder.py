@@ -72,7 +72,7 @@ def test_resume_uses_the_original_working_directory(started_run, tmp_path, monke
 
 MAY_CHANGE = """cluster.patience_s=600 cluster.dashboard=true card.learner=0.5 trackers=[] learner.keep_checkpoints=5
 learner.checkpoint_every=1 learner.gradient_checkpointing=true learner.num_workers=2 learner.microbatch_tokens=512
-rollout.num_workers=2 rollout.max_attempts=9 rollout.engine.kv_cache_gib=0.5 reward.timeout_s=60 max_empty_batches=20
+rollout.num_workers=2 rollout.max_tries=9 rollout.engine.kv_cache_gib=0.5 reward.timeout_s=60 max_empty_batches=20
 envs.sandbox=landlock prm.gradient_checkpointing=true evaluation.every_steps=2"""
 STAYS = """seed=7 num_steps=13 batch_groups=5 max_staleness=1 learner.loss=grpo learner.adam_eps=1e-6 model.lora_rank=8
 name=other rollout.temperature=0.9 rollout.episode_timeout_s=9 rollout.engine.max_model_len=2048 envs.mix={lookup=1.0}

@@ -140,7 +140,7 @@ def make_run(folder: Path, *, num_steps=3) -> Path:
 
 
 def make_group_row(ordinal, state, step, **changes):
-    facts = {"family": "lookup", "attempt": 1, "duration_s": 1.0, "tokens": 8, "versions": (1, 2)}
+    facts = {"family": "lookup", "num_tries": 1, "duration_s": 1.0, "tokens": 8, "versions": (1, 2)}
     facts |= {"right": 1.0, "scored": 3, "reason": ""}
     return GroupRow(id=f"g{ordinal:06d}", task_number=ordinal, state=state, step=step, **(facts | changes))
 

@@ -16,17 +16,15 @@ from rollout.lifecycle import Snapshot, State
 from rollout.types import GroupSummary
 
 
-def make_config(batch_groups, pipeline_depth, *, max_attempts=6, **settings):
+def make_config(batch_groups, pipeline_depth, *, max_tries=6, **settings):
     """The settings of a buffer, also those that a whole run may not have."""
-    rollout = RolloutConfig(max_attempts=max_attempts)
-    known = {"batch_groups": batch_groups, "pipeline_depth": pipeline_depth, "rollout": rollout}
-    return RunConfig.model_construct(**known, **settings)
+    settings |= {"rollout": RolloutConfig(max_tries=max_tries)}
+    return RunConfig.model_construct(batch_groups=batch_groups, pipeline_depth=pipeline_depth, **settings)
 
 
 def make_buffer(batch_groups=2, pipeline_depth=1, **settings):
     """Even tasks are of family `a`, odd ones of family `b`."""
-    config = make_config(batch_groups, pipeline_depth, **settings)
-    return GroupBuffer(config, family_of=lambda task: "ab"[task % 2])
+    return GroupBuffer(make_config(batch_groups, pipeline_depth, **settings), family_of=lambda task: "ab"[task % 2])
 
 
 def ready(version=0, tokens=10, right=1.0, **changes):
@@ -107,19 +105,18 @@ async def test_workers_get_equal_shares_and_old_weights_get_nothing():
 
 
 @pytest.mark.parametrize(
-    ("summary", "attempts", "state"),
+    ("summary", "tries", "state"),
     [(FAILED, 2, "failed"), (dropped("unscored", reason="6 of 8 took too long"), 1, "unscored")],
 )
-async def test_failed_group_is_tried_again_and_one_with_few_scores_is_not(summary, attempts, state):
-    buffer = make_buffer(batch_groups=1, pipeline_depth=0, max_attempts=2)
-    for attempt in range(1, attempts + 1):
+async def test_failed_group_is_tried_again_and_one_with_few_scores_is_not(summary, tries, state):
+    buffer = make_buffer(batch_groups=1, pipeline_depth=0, max_tries=2)
+    for num_tries in range(1, tries + 1):
         (permit,) = await admit(buffer)
-        assert (permit.ordinal, permit.attempt) == (0, attempt)
+        assert (permit.ordinal, permit.num_tries) == (0, num_tries)
         assert not buffer.complete(permit.lease, b"", summary)
-    (permit,) = await admit(buffer)
-    assert permit.ordinal == 1
+    assert [one.ordinal for one in await admit(buffer)] == [1]
     totals = buffer.totals()
-    assert (getattr(totals.counts, state), totals.num_retries) == (1, attempts - 1)
+    assert (getattr(totals.counts, state), totals.num_retries) == (1, tries - 1)
     assert totals.reasons == {summary.reason: 1}
 
 
@@ -143,7 +140,7 @@ async def test_synchronous_round_of_a_lost_worker_is_played_again_as_a_whole():
     buffer.complete(first[1].lease, b"", dropped())
     buffer.release(0, "its worker was lost")
     again = await admit(buffer, worker=1)
-    assert [(one.ordinal, one.task, one.attempt) for one in again] == [(n, n, 1) for n in range(3)]
+    assert [(one.ordinal, one.task, one.num_tries) for one in again] == [(n, n, 1) for n in range(3)]
     for permit in again:
         buffer.complete(permit.lease, b"", ready())
     assert (await train(buffer, 1)).facts == {"n": 3}
@@ -162,7 +159,7 @@ async def test_synchronous_batch_waits_for_the_end_of_the_round():
 
 
 async def test_stale_group_expires_and_its_task_is_drawn_again_until_its_attempts_are_used_up():
-    buffer = make_buffer(batch_groups=1, pipeline_depth=3, max_staleness=1, max_attempts=2)
+    buffer = make_buffer(batch_groups=1, pipeline_depth=3, max_staleness=1, max_tries=2)
     permits = await admit(buffer)
     for permit in permits[:3]:
         buffer.complete(permit.lease, b"", ready(version=0))
@@ -170,7 +167,7 @@ async def test_stale_group_expires_and_its_task_is_drawn_again_until_its_attempt
         await train(buffer, step)
     assert buffer.counts.expired == 1
     again = await admit(buffer, version=2)
-    assert (again[0].task, again[0].attempt) == (2, 2)
+    assert (again[0].task, again[0].num_tries) == (2, 2)
     buffer.complete(again[0].lease, b"", ready(version=0))
     assert buffer.counts.ready == 1
 
@@ -236,7 +233,7 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def start(self, depth, batch_groups, num_workers, max_staleness):
         self.loop = asyncio.new_event_loop()
-        bounds = {"max_staleness": max_staleness, "max_attempts": 3, "max_empty_batches": 1000}
+        bounds = {"max_staleness": max_staleness, "max_tries": 3, "max_empty_batches": 1000}
         self.buffer = self.loop.run_until_complete(self.make(batch_groups, depth, **bounds))
         self.config = make_config(batch_groups, depth, **bounds)
         self.num_workers = num_workers

@@ -92,7 +92,7 @@ export async function group(app, { id }) {
         siblings.length ? h("h2", {}, `${siblings.length} attempts`) : h("p", { class: "card" }, "Its attempts are not in the run folder: of the groups that were not trained, at most four are recorded per train step."),
         ...(picture ? [partingLine(parted), matrixLegend(), picture] : [])),
       h("dl", { class: "stats" }, ...[
-        ["family", one.family], ["task number", one.task_number], ["step", one.step], ["reference", one.gold], ["attempt at the task", one.attempt], ["versions", one.versions ? versions(one.versions) : null],
+        ["family", one.family], ["task number", one.task_number], ["step", one.step], ["reference", one.gold], ["tries", one.num_tries], ["versions", one.versions ? versions(one.versions) : null],
         ["sampled tokens", one.tokens], ["duration", one.duration_s === null || one.duration_s === undefined ? null : seconds(one.duration_s)], ["mean reward", credit?.totals.mean], ["standard deviation of rewards", credit?.totals.std],
       ].filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, typeof value === "number" ? number(value) : value))))],
     move: (by) => {
