@@ -19,6 +19,7 @@ from rollout.codec import (
 )
 from rollout.files import append_line, append_record, read_records
 from rollout.types import Completion, Group, GroupCredit, Reward, Spread, Trajectory, Turn
+from tests.reward.test_step_text import completion, make_trajectory, sampled
 
 TEXTS = st.text(max_size=20)
 
@@ -80,27 +81,15 @@ def test_a_flat_record_is_json_and_names_every_turn(trajectory):
         assert shown["prompt_tokens"] == len(turn.prompt_token_ids)
 
 
-def make_turn(prompt=(1, 2), tokens=(3, 4), text="x"):
-    completion = Completion(
-        token_ids=tokens, logprobs=(-0.5,) * len(tokens), text=text, finish_reason="stop", policy_version=1
-    )
-    return Turn.of(role="planner", prompt_token_ids=prompt, completion=completion, trainable=True)
-
-
-def make_trajectory(*turns):
-    task = Task(id="t", dataset="d", question="q", answer="a")
-    return Trajectory(id="g/0", group_id="g", task=task, turns=turns, answer="a", stop_reason="answered")
-
-
 def test_a_dialogue_is_stored_once():
-    turns = [make_turn(prompt=tuple(range(2000)))]
+    turns = [sampled(tuple(range(2000)), completion(token_ids=(3, 4)))]
     for _ in range(20):
-        turns.append(make_turn(prompt=(*turns[-1].prompt_token_ids, 3, 4, 9)))
+        turns.append(sampled((*turns[-1].prompt_token_ids, 3, 4, 9), completion(token_ids=(3, 4))))
     assert len(encode_group(Group(id="g", trajectories=(make_trajectory(*turns),)))) < 2 * 4 * 2000
 
 
 def test_half_a_surrogate_pair_becomes_a_question_mark():
-    written = trajectory_line(make_trajectory(make_turn(text="half \ud83d")))
+    written = trajectory_line(make_trajectory(sampled((1, 2), completion("half \ud83d"))))
     assert trajectory_of(written).turns[0].text == "half ?"
 
 
@@ -114,7 +103,7 @@ def test_another_schema_is_rejected(data):
 
 def test_files_of_lines_leave_out_what_a_crash_cut_off_and_name_a_damaged_line(tmp_path):
     path = tmp_path / "trajectories.jsonl"
-    line = trajectory_line(make_trajectory(make_turn()))
+    line = trajectory_line(make_trajectory(sampled((1, 2), completion()), id="g/0"))
     path.write_bytes(line + line[:20])
     assert [one.id for one in read_trajectories(path)] == ["g/0"]
     append_line(path, line)
