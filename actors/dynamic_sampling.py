@@ -112,7 +112,10 @@ class DynamicSampling(Watched):
         return self._newest
 
     async def acknowledge(self, worker: int, policy_version: int, digest: str, read_back: ReadBack) -> None:
-        """Record the proof of a version: the bytes' digest, and what the engine holds. Raise UserError if wrong."""
+        """Check the proof of a version: the bytes' digest, and what the engine holds. Raise UserError if wrong.
+
+        The error reaches the worker, which ends and is replaced.
+        """
         published = self._digests[policy_version]
         if digest != published:
             raise UserError(

@@ -278,7 +278,7 @@ class Supervisor:
         self._start_missing_workers()
 
     def _replace_workers(self, lost: dict[int, str]) -> None:
-        """Have others started for workers that are lost; those that are lost with their node are one loss."""
+        """End lost workers, so that `_start_missing_workers` replaces them; all those of a lost node are one loss."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         for node in {self._workers[index].node for index in lost} - alive:
             indices = [index for index, part in self._workers.items() if part.node == node]

@@ -26,7 +26,7 @@ NO_GROUPS = Snapshot()
 
 
 def save_checkpoint(learner: "Learner", parent: Path, *, keep: int, snapshot: Snapshot = NO_GROUPS) -> Path:
-    """Write adapter, optimizer and random state of the current version below `parent`, atomically.
+    """Write adapter, optimizer, torch's random state and a manifest of the current version below `parent`, atomically.
 
     `snapshot` is the state of the buffer after the step that made these weights. All ranks call this, and one writes.
     Older checkpoints beyond `keep` are deleted at the end. Raises UserError when the disk is full or not writable.
