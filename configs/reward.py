@@ -14,7 +14,7 @@ class CollectConfig(Config):
     num_tasks: int = Field(default=918, ge=2)
     """Tasks that trajectories are collected for."""
     rollouts_per_task: int = Field(default=4, ge=1)
-    """Trajectories per task."""
+    """Trajectories per task, besides the teacher's."""
     temperature: float = Field(default=1.0, gt=0, le=2)
     """Sampling temperature; a PRM learns from right and wrong steps, so it may be above training's."""
 

@@ -13,8 +13,8 @@ from configs.envs import BASE_GENERATOR_TOKENS
 from configs.learner import FileConfig, TeacherConfig
 from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
-from envs.datasets.families import PlanStep
-from envs.datasets.generated import GeneratedTask
+from envs.datasets.families import FAMILIES, PlanStep
+from envs.datasets.generated import GeneratedTask, plan_of
 from envs.tools.toolbox import AskModel, Toolbox
 from envs.types import Task
 from rollout.agent.agent import Agent, TurnListener, build_chat
@@ -195,9 +195,24 @@ class Worker(Solver):
                 _log.warning("trajectory %s is not remembered: %s", trajectory.id, error)
 
     async def collect_group(self, task: Task, group_id: str, group_size: int) -> Group:
-        """Run a group outside of training, at the temperature of collecting."""
+        """Run a group outside of training, at the temperature of collecting, and the teacher's attempt at its task.
+
+        A PRM must know the right steps that the policy does not make yet.
+        """
         agent = self._build_agent(self.engine, self._config.collect.temperature)
-        return await run_group(agent, task, group_id=group_id, group_size=group_size)
+        group = await run_group(agent, task, group_id=group_id, group_size=group_size)
+        if teacher := self._teacher_of(task):
+            taught = await teacher.run(task, trajectory_id=f"{group_id}/teacher", group_id=group_id)
+            group.trajectories = (*group.trajectories, taught)
+        return group
+
+    def _teacher_of(self, task: Task) -> AnyAgent | None:
+        """Return the agent that follows the recipe's teacher or, in the planner, the plan of a generated task."""
+        if isinstance(self._config.cold_start, TeacherConfig):
+            return self.taught(load_teacher(self._config.cold_start), self._config.cold_start.function)
+        if self._toolbox and task.dataset in FAMILIES:
+            return self.following(plan_of(task))
+        return None
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         """Return `count` new ends of a trajectory after its first `num_turns` planner turns, sampled as in training.

@@ -72,6 +72,11 @@ def test_summary_has_the_gap_of_log_probs_and_the_quality_of_the_prm_with_interv
     assert prm["num_tasks_held_out"] == 3
 
 
+def test_collected_attempts_include_the_plan_of_each_task(run):
+    last = [group["trajectories"][-1] for group in read_records(run / "collected" / "groups.jsonl")]
+    assert [(one["id"].partition("/teacher")[1], one["reward"]["outcome"]) for one in last] == [("/teacher", 1.0)] * 12
+
+
 def test_repeated_prm_training_starts_from_the_base(killed, run):
     """Rounding may differ in another process. The losses themselves depend on what was sampled."""
     (_, first), (_, second) = killed[2], prm_of(run)
