@@ -201,7 +201,9 @@ class Worker(Solver):
         """
         agent = self._build_agent(self.engine, self._config.collect.temperature)
         group = await run_group(agent, task, group_id=group_id, group_size=group_size)
-        if teacher := self._teacher_of(task):
+        # A group without any attempt of the policy is collected again, so it gets no teacher's attempt.
+        sampled = any(one.stop_reason != "infrastructure" for one in group.trajectories)
+        if sampled and (teacher := self._teacher_of(task)):
             taught = await teacher.run(task, trajectory_id=f"{group_id}/teacher", group_id=group_id)
             group.trajectories = (*group.trajectories, taught)
         return group
