@@ -1,7 +1,7 @@
 """The learner as actors: a process for each of its ranks (in most runs one), and one for shared base weights."""
 
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from learner.learner import Learner
 from learner.optim import Ranks, join
 from learner.packing import build_batch, group_samples, samples_of
 from learner.types import StepResult
-from reward.prm.evidence import weight_of
 from rollout.codec import decode_group
 from rollout.engines.base_weights import BaseWeights, ExportedBase
 from rollout.lifecycle import Batch, Snapshot
@@ -78,11 +77,11 @@ class LearnerActor:
         self._learner.reset_optimizer(config.learning_rate, config.warmup_steps, num_steps)
         self._learner.set_reference()
 
-    def train_step(self, batch: Batch, *, weights: Mapping[str, float]) -> StepResult:
-        """Train on the groups of a batch. `weights` are those of step scores in the advantages, by family."""
+    def train_step(self, batch: Batch) -> StepResult:
+        """Train on the groups of a batch."""
         config, samples = self._config, []
         for group in map(decode_group, ray.get(list(batch.refs))):
-            assign_credit(group, scheme=config.reward.credit.type, weight=weight_of(group, weights))
+            assign_credit(group, scheme=config.reward.credit.type)
             samples += group_samples(group, temperature=config.rollout.temperature, version_ages=batch.version_ages)
         return self._learner.train_step(build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens))
 

@@ -12,17 +12,19 @@ import ray
 from actors.cluster import PART_LOST, WORKER_GAUGES, Handle, set_gauges
 from configs.errors import UserError
 from configs.plugins import OwnCodeError, search_in
+from configs.reward import OutcomeGuidedConfig
 from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, PrmError, failed_summary, group_summary
+from reward.judging import GroupJudge, OutcomeReward, PrmError, failed_summary, group_summary, rescued
 from reward.scorers.custom import CustomTurnScorer
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, Pulse
 from rollout.engines.vllm import VllmEngine
 from rollout.filters import SOLVED
+from rollout.guide import Earned, Guide
 from rollout.lifecycle import Permit
 from rollout.types import Group, GroupSummary, StepScores, Trajectory
 from rollout.worker import Worker
@@ -51,9 +53,11 @@ class RolloutWorkerActor:
         score = self._scored if prm else None
         if source := config.reward.turn_scorer:
             score = CustomTurnScorer(source, limit_s=config.reward.timeout_s).score_group
-        process = config.reward.credit.type == "process"
+        credit = config.reward.credit
+        process = credit.type == "process"
         outcome = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens, process=process)
-        self._judge = GroupJudge(outcome, score, transient=(PrmError, *PART_LOST))
+        self._judge = GroupJudge(outcome, score if process else None, transient=(PrmError, *PART_LOST))
+        self._credit, self._score_steps, self._earned = credit, score, Earned()
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, sampling, index)
         self._courier = Courier(sampling)
@@ -165,11 +169,15 @@ class RolloutWorkerActor:
         started = time.monotonic()
         try:
             task = self._tasks.task(permit.task)
-            group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size)
-            self._end_with_the_engine()
-            # Weights that are loaded while a group runs may turn out wrong; then it is lost with the worker.
-            await self._follower.reach(self._worker.engine.policy_version)
+            hints = await self._worker.hints(task)
+            group = await self._worker.run_group(task, permit.group_id, self._config.rollout.group_size, hints)
+            await self._proven()
             prm_s = await self._judge.judge(group)
+            summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
+            credit, is_wrong = self._credit, summary.ending == "all_wrong"
+            if isinstance(credit, OutcomeGuidedConfig) and is_wrong and self._earned.wants(task.dataset):
+                group, summary = await self._rescued(group, summary, credit, hints)
+                self._earned.note(task.dataset, rescued=summary.ending == "ready")
             if self._config.planner.memory.type != "none":
                 await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
         except OwnCodeError:  # the same scorer would fail on every other worker, so the run ends
@@ -177,8 +185,24 @@ class RolloutWorkerActor:
         except Exception as error:
             # The group is tried again elsewhere and fails in the end with this reason; the run continues.
             return b"", failed_summary(error)
-        summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
         return encode_group(group), summary
+
+    async def _rescued(
+        self, group: Group, summary: GroupSummary, credit: OutcomeGuidedConfig, hints: str
+    ) -> tuple[Group, GroupSummary]:
+        """Run guided attempts for a group without a right one; return it with those that are right, and its facts."""
+        started, score, size = time.monotonic(), self._score_steps, credit.candidates
+        assert score is not None
+        guides = [Guide(task=group.task, score_steps=score, candidates=size) for _ in range(credit.attempts)]
+        guided = await self._worker.run_guided(group.task, group.id, guides, hints)
+        await self._proven()
+        await self._judge.judge(guided)
+        return rescued(group, summary, guided, guides, duration_s=time.monotonic() - started)
+
+    async def _proven(self) -> None:
+        """Wait until the weights that sampled are proven: those loaded meanwhile may be wrong, and the worker lost."""
+        self._end_with_the_engine()
+        await self._follower.reach(self._worker.engine.policy_version)
 
     def _end_with_the_engine(self) -> None:
         """End the process if the engine has died: the actor around it would take work that it cannot do."""

@@ -1,4 +1,4 @@
-"""Credit by step scores, against credit by outcomes, over seeds.
+"""Step scores that guide attempts or are the credit, against outcomes alone, over seeds.
 
     python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms outcome,plan]
 
@@ -6,9 +6,9 @@ The arms of a seed continue from one cold start and are evaluated on the same he
 number of train steps. The families have equal shares.
 
     outcome   outcomes alone
-    plan      `outcome_gated` with the best scores that a PRM can learn
+    plan      `outcome_guided` with the best scores that a PRM can learn
     random, lenient, padding, operator_blind
-              `outcome_gated` with scores that mislead (see `benchmarks.scorers`)
+              `outcome_guided` with scores that mislead (see `benchmarks.scorers`)
     process   the scores of `plan` and no outcomes
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
@@ -38,7 +38,7 @@ from ray_jobs.evaluation import evaluation_in
 
 ARMS = {
     "outcome": 'type="outcome"',
-    **{scorer: f'type="outcome_gated", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
+    **{scorer: f'type="outcome_guided", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
     "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
 BASE = "outcome"
@@ -47,7 +47,7 @@ OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
     "depth_cpu": (
         "envs.mix={lookup=1, two_lookup=1, three_lookup=1, chain=1}",
-        "cold_start.lazy_share=0.87",
+        "cold_start.lazy_share=0.9",
         "max_empty_batches=300",
     ),
 }
@@ -88,7 +88,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         held_out[item.dataset][1] += 1
     tokens, to_half, steps = 0.0, {}, train_steps(folder)
     for number, step in enumerate(steps):
-        tokens += step["rollout/sampled_tokens"] * step["rollout/trajectories"]
+        tokens += step["rollout/sampled_tokens"] * step["rollout/trajectories"] + step.get("guided/sampled_tokens", 0.0)
         for family in held_out.keys() - to_half.keys():
             rates = [one.get(f"solved/{family}", 0.0) for one in steps[: number + 1]]
             if len(rates) >= IN_A_ROW and min(rates[-IN_A_ROW:]) >= HALF:

@@ -177,7 +177,7 @@ def train_step(sampling: Any, folder: RunFolder, step: int) -> int:
     """Do what the driver does in a train step; returns the number of groups."""
     batch: Batch = ray.get(sampling.next_batch.remote(step))
     result = StepResult(policy_version=step, metrics={})
-    trajectories = step_trajectories(batch, batch_groups(batch), result, scheme="outcome_gated", weights={})
+    trajectories = step_trajectories(batch, batch_groups(batch), result, scheme="outcome")
     folder.log_step(trajectories, group_rows(batch, result))
     ray.get(sampling.mark_trained.remote(step, step))
     return len(batch.refs)

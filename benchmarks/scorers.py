@@ -2,15 +2,34 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from envs.types import Task
+from msgspec import structs
+
+from envs.datasets.generated import plan_of
+from envs.types import Task, ToolResult
 from reward.labels.plan import REPEATED, plan_scores
+from reward.scorers.math import NotANumberError, parse_number
 from rollout.types import Turn
 
 
 def plan(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
     """Return the labels of the task's plan: the best scores that a PRM can learn."""
-    return plan_scores(task, turns)
+    return plan_scores(task, [turn if turn.tool_result else foreseen(task, turn) for turn in turns])
+
+
+def foreseen(task: Task, turn: Turn) -> Turn:
+    """Return a turn whose call has not run yet with the result that it will have, as far as the plan needs it."""
+    call, text = turn.tool_call, ""
+    if call is None:
+        return turn
+    if call.name == "search":
+        asked = {step.action_input for step in plan_of(task) if step.action == "search"}
+        text = next((f"of {one} weighs" for one in asked if one.lower() == call.arguments.strip().lower()), "")
+    elif call.name == "code":
+        with suppress(NotANumberError):
+            text = str(parse_number(call.arguments))
+    return structs.replace(turn, tool_result=ToolResult(text=text))
 
 
 def random(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
@@ -32,7 +51,7 @@ def padding(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float
 
 def operator_blind(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
     """Return the plan's labels, but 1 for new code that adds or multiplies and 0 for new code that subtracts."""
-    scores = plan_scores(task, turns)
+    scores = plan(task, answer, turns)
     for number, turn in enumerate(turns):
         if turn.tool_call and turn.tool_call.name == "code" and scores[number] != REPEATED:
             scores[number] = float("-" not in turn.tool_call.arguments)

@@ -122,12 +122,14 @@ class StepScoresConfig(Config):
         return self
 
 
-class OutcomeGatedConfig(StepScoresConfig):
-    """The outcome and, where outcomes differ, a step's score against its siblings' in the same state."""
+class OutcomeGuidedConfig(StepScoresConfig):
+    """The outcome. If all attempts at a task are wrong, step scores choose the decisions of further ones."""
 
-    type: Literal["outcome_gated"] = "outcome_gated"
-    max_weight: float = Field(default=0.5, ge=0, allow_inf_nan=False)
-    """Largest weight of step scores. A family of tasks has it as far as its scores have earned it."""
+    type: Literal["outcome_guided"] = "outcome_guided"
+    attempts: int = Field(default=2, ge=1, le=64)
+    """Guided attempts for a group without a right one. Those that are right take the places of wrong ones."""
+    candidates: int = Field(default=16, ge=2, le=256)
+    """Most samples of one decision. The first with a score of at least 0.5 is taken."""
 
 
 class ProcessConfig(StepScoresConfig):
@@ -136,11 +138,11 @@ class ProcessConfig(StepScoresConfig):
     type: Literal["process"] = "process"
 
 
-_GATED = dict.fromkeys(("prm_path", "turn_scorer", "max_weight"), "outcome_gated")
+_GUIDED = dict.fromkeys(("prm_path", "turn_scorer", "attempts", "candidates"), "outcome_guided")
 CreditConfig = Annotated[
-    OutcomeConfig | OutcomeGatedConfig | ProcessConfig, Field(discriminator="type"), typed("outcome", **_GATED)
+    OutcomeConfig | OutcomeGuidedConfig | ProcessConfig, Field(discriminator="type"), typed("outcome", **_GUIDED)
 ]
-Credit = Literal["outcome", "outcome_centered", "outcome_gated", "process"]
+Credit = Literal["outcome", "outcome_centered", "outcome_guided", "process"]
 
 
 class RewardConfig(Config):

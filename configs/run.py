@@ -281,6 +281,11 @@ class RunConfig(Config):
                 f"learner.loss.type = 'dr_grpo' needs reward.credit.type = 'outcome_centered', not '{credit}': its "
                 "advantages are not divided by the group's deviation"
             )
+        if credit == "outcome_guided" and self.pipeline_depth == 0:
+            raise ValueError(
+                "reward.credit.type = 'outcome_guided' needs pipeline_depth >= 1, not 0: guided attempts are not "
+                "part of a synchronous run's rounds; or set reward.credit=outcome"
+            )
         return self
 
     @model_validator(mode="after")

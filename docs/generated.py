@@ -200,10 +200,10 @@ def commands_of(app: App) -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """Yield tables of every metric of a run."""
+    from envs.datasets.families import FAMILIES
     from ray_jobs.run.metrics import GROUPS, LIMITS, LIVE, LOGGED
-    from reward.prm.evidence import EVIDENCE_FAMILIES
 
-    family = re.compile(rf"/({'|'.join(EVIDENCE_FAMILIES)})$")
+    family = re.compile(rf"/({'|'.join(FAMILIES)})$")
     columns = ("metric", "unit", "meaning")
     for group, title in GROUPS.items():
         shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]

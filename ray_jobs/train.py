@@ -86,8 +86,7 @@ def train_step(run: Run, training: Training) -> bool:
             save_checkpoint(run)
         return False
     batched = time.perf_counter()
-    weights = training.weights
-    result: StepResult = supervisor.learn("train_step", batch, weights=weights)
+    result: StepResult = supervisor.learn("train_step", batch)
     trained = time.perf_counter()
     run.publish()
     metrics = step_metrics(
@@ -98,13 +97,12 @@ def train_step(run: Run, training: Training) -> bool:
         train_s=trained - batched,
         publish_s=time.perf_counter() - trained,
     )
-    metrics |= {f"prm/weight/{family}": weight for family, weight in weights.items()}
     run.log_metrics(step, metrics)
     run.folder.log_step(
-        step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type, weights=weights),
+        step_trajectories(batch, batch_groups(batch), result, scheme=config.reward.credit.type),
         group_rows(batch, result),
     )
-    run.tell(batch.warning, result.skipped, *training.add(step, metrics), *training.rises())
+    run.tell(batch.warning, result.skipped, *training.add(step, metrics))
     if config.evaluates_after(step):
         evaluate_step(run, step)
     ray.get(run.sampling.mark_trained.remote(step, result.policy_version, refused=result.skipped))
@@ -143,5 +141,4 @@ def continue_training(run: Run, *, new_learner: bool = False) -> Training:
         run.folder.reopen_phase("reinforce")
         run.tell(f"no checkpoint of the train steps after {step} is left: they are repeated")
     rows = run.folder.rewind(step)
-    scored = run.uses_prm or run.config.reward.turn_scorer is not None
-    return Training(run.config, rows, num_steps=step, scored=scored)
+    return Training(rows, num_steps=step)

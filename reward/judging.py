@@ -1,10 +1,12 @@
-"""The judgement of a group: outcome, then filter, then step scores for groups with signal."""
+"""The judgement of a group by outcomes or by step scores, and guided attempts for a group without a right one."""
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from contextlib import suppress
+
+from msgspec import structs
 
 from configs.api_keys import without_secrets
 from configs.errors import UserError
@@ -13,15 +15,14 @@ from configs.plugins import failure
 from learner.credit import step_reward
 from reward.scorers import outcome_of
 from reward.statistics import group_facts
-from rollout.filters import ending_of
+from rollout.filters import SOLVED, ending_of
+from rollout.guide import Guide, ScoreSteps
 from rollout.types import Group, GroupSummary, Reward, StepScores, Trajectory, is_answer
 
 MAX_REASON = 300
 """Characters of a reason."""
 RETRY_DELAYS_S = (0.1, 1.0, 5.0, 15.0, 30.0)
 """Long enough for a PRM that died to be restarted."""
-
-ScoreSteps = Callable[[Group], Awaitable[StepScores]]
 
 
 class PrmError(UserError):
@@ -69,11 +70,10 @@ class OutcomeReward:
 
 
 class GroupJudge:
-    """Outcome rewards and, with `score_steps`, step scores.
+    """Outcome rewards or, with `score_steps`, step scores and rewards that are made of them.
 
-    Groups that the filter will drop get no step scores, unless these are what the outcome is made of.
     `transient` are the errors after which scoring is tried again. When the last try fails, every step of the group
-    stays unscored, which trains it on its outcome alone and is counted (`prm/unscored_share`).
+    stays unscored, which is counted (`prm/unscored_share`).
     """
 
     def __init__(
@@ -89,14 +89,12 @@ class GroupJudge:
 
     async def judge(self, group: Group) -> float:
         """Fill in the rewards and scores of a group. Returns the seconds that it waited for step scores."""
-        waited_s = await self._score(group) if self._outcome.process else 0.0
+        waited_s = await self._score(group)
         # In threads: an answer that is hard to check must not hold up the other episodes of the worker.
         rewards = await asyncio.gather(*(asyncio.to_thread(self._outcome.score, one) for one in group.trajectories))
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             trajectory.reward = reward
-        if self._outcome.process or ending_of(group.outcomes, group.totals) != "ready":
-            return waited_s
-        return await self._score(group)
+        return waited_s
 
     async def _score(self, group: Group) -> float:
         """Fill in the step scores of a group; return the seconds that this took."""
@@ -146,6 +144,37 @@ def group_summary(group: Group, *, duration_s: float, prm_s: float) -> GroupSumm
         scored=int(facts["scored"]),
         facts={**facts, "groups": 1.0, "kept": kept, "duration_s": duration_s, "prm_s": prm_s},
         reason=without_secrets(reasons)[:MAX_REASON],
+    )
+
+
+def rescued(
+    group: Group, summary: GroupSummary, guided: Group, guides: Sequence[Guide], *, duration_s: float
+) -> tuple[Group, GroupSummary]:
+    """Return a group without a right attempt with the right ones of guided attempts, and its facts.
+
+    They take the places of wrong ones, of unscored ones first. What is counted of the attempts, and with it the solve
+    rate, stays that of the policy alone. `duration_s` are the seconds of the guided attempts.
+    """
+    right = [one for one in guided.trajectories if one.outcome == SOLVED and one.total is not None]
+    wrong = sorted(group.trajectories, key=lambda one: one.outcome is None)
+    num = min(len(right), len(wrong) - 1)
+    group = Group(id=group.id, trajectories=(*wrong[: len(wrong) - num], *right[:num]))
+    ending = ending_of(group.outcomes, group.totals)
+    facts = {
+        **summary.facts,
+        "kept": float(ending == "ready"),
+        "duration_s": summary.duration_s + duration_s,
+        "prm_s": summary.facts["prm_s"] + max(guide.waited_s for guide in guides),
+        "guided_groups": 1.0,
+        "rescued": float(ending == "ready"),
+        "guided_tokens": float(sum(guide.num_tokens for guide in guides)),
+    }
+    return group, structs.replace(
+        summary,
+        ending=ending,
+        versions=group.token_versions,
+        duration_s=summary.duration_s + duration_s,
+        facts=facts,
     )
 
 

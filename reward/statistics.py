@@ -3,8 +3,6 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from learner.credit import share_in_order
-from reward.prm.evidence import EVIDENCE_FAMILIES, family_of
 from rollout.types import Group
 
 SATURATED = 0.02
@@ -12,8 +10,7 @@ SATURATED = 0.02
 Facts = dict[str, float]
 """Plain counts and sums; they add up over groups. A failed trajectory stays in every denominator but `scored`.
 
-`prm_*` are over steps with a PRM score. `order/FAMILY` adds up `share_in_order` of the `order_groups/FAMILY` groups
-that have it.
+`prm_*` are over steps with a PRM score.
 """
 
 
@@ -33,6 +30,7 @@ def rollout_metrics(facts: Mapping[str, float]) -> dict[str, float]:
         "rollout/repeat_share": sums["repeats"] / max(sums["turns"], 1),
         "rollout/infrastructure_failures": float(sums["infrastructure"]),
         **_prm_metrics(sums),
+        **_guided_metrics(sums),
     }
 
 
@@ -44,11 +42,18 @@ def _prm_metrics(sums: Mapping[str, float]) -> dict[str, float]:
         metrics["prm/unscored_share"] = sums["prm_unscored"] / asked
     if not steps:
         return metrics
-    metrics |= {"prm/score": sums["prm_score"] / steps, "prm/saturated_share": sums["prm_saturated"] / steps}
-    for family in EVIDENCE_FAMILIES:
-        if num := sums[f"order_groups/{family}"]:
-            metrics |= {f"prm/order/{family}": sums[f"order/{family}"] / num, f"prm/order_groups/{family}": float(num)}
-    return metrics
+    return metrics | {"prm/score": sums["prm_score"] / steps, "prm/saturated_share": sums["prm_saturated"] / steps}
+
+
+def _guided_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return nothing where no group had guided attempts."""
+    if not sums["guided_groups"]:
+        return {}
+    return {
+        "guided/groups": sums["guided_groups"],
+        "guided/rescued_share": sums["rescued"] / sums["guided_groups"],
+        "guided/sampled_tokens": sums["guided_tokens"],
+    }
 
 
 def group_facts(group: Group) -> Facts:
@@ -75,7 +80,6 @@ def group_facts(group: Group) -> Facts:
     }
     if all(trajectory.prm_digest is None for trajectory in trajectories):
         return facts
-    order, family = share_in_order(group), family_of(trajectories[0].task.dataset)
     scores = [turn.score for turn in turns if turn.score is not None]
     return {
         **facts,
@@ -83,5 +87,4 @@ def group_facts(group: Group) -> Facts:
         "prm_unscored": len(turns) - len(scores),
         "prm_saturated": sum(not SATURATED <= score <= 1 - SATURATED for score in scores),
         "prm_score": sum(scores),
-        **({} if order is None else {f"order/{family}": order, f"order_groups/{family}": 1}),
     }

@@ -90,15 +90,15 @@ def flat_record(trajectory: Trajectory) -> Record:
     if trajectory.trained_as is not None:
         record |= _named(trajectory, "trained_as")
     if trajectory.prm_digest is not None:
-        record |= {"prm_digest": trajectory.prm_digest, "prm_scores": [turn.score for turn in planned]}
+        record |= {"prm_digest": trajectory.prm_digest}
+    if any(turn.score is not None for turn in planned):
+        record |= {"prm_scores": [turn.score for turn in planned]}
+    if any(turn.num_candidates > 1 for turn in planned):
+        record |= {"num_candidates": [turn.num_candidates for turn in planned]}
     if trajectory.credit is not None:
         record |= {
             "credit": msgspec.to_builtins(trajectory.credit),
             "advantages": [turn.advantage for turn in planned],
-            "outcome_parts": [turn.outcome_part for turn in planned],
-            "process_parts": [turn.process_part for turn in planned],
-            "step_rewards": [turn.step_reward for turn in planned],
-            "state_means": [turn.state_mean for turn in planned],
             "same_steps": [list(turn.same_steps) for turn in planned],
         }
     return record

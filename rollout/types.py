@@ -123,14 +123,9 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     """For a custom agent the time from the reply to its next call or its end."""
     score: float | None = None
     """Of a process reward model or turn scorer."""
-    step_reward: float | None = None
-    """Score mapped to a reward (`learner.credit.map_score`)."""
-    state_mean: float | None = None
-    """Mean of the rewards of all steps of the group that were decided after the same prompt."""
+    num_candidates: int = 1
+    """Samples of this decision, of which a guide took this one by its score."""
     advantage: float | None = None
-    outcome_part: float | None = None
-    process_part: float | None = None
-    """`advantage` is the sum of its parts from the outcome and from step scores."""
     same_steps: tuple[float, ...] = ()
     """Advantages of all attempts of the group that made this decision after the same prompt."""
 
@@ -215,9 +210,6 @@ class GroupCredit(Struct, kw_only=True, frozen=True):
     """How a group's advantages were computed, with the spread of its total rewards."""
 
     scheme: str
-    """An outcome scheme also where no step had a score and the recipe asks for scores."""
-    weight: float
-    """Weight of step scores, which the family's evidence allowed, or factor of a group without a right attempt."""
     totals: Spread
 
 

@@ -34,6 +34,7 @@ from rollout.engines.wrappers import (
     frozen_model,
     stream_seed,
 )
+from rollout.guide import Guide
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
 from rollout.types import Group, Trajectory, Turn
 
@@ -174,15 +175,28 @@ class Worker(Solver):
         if self._lockstep is not None:
             self._lockstep.begin_round(num_groups * self._config.rollout.group_size)
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
-        hints = ""
+    async def hints(self, task: Task) -> str:
+        """Return what the memory says about a task, for all attempts of a group."""
         if self._memory is not None:
             try:
-                hints = await self._memory.hints(task)
+                return await self._memory.hints(task)
             except MemoryUnavailableError as error:
                 # The whole group does without them, and so stays comparable.
-                _log.warning("group %s has no hints: %s", group_id, error)
+                _log.warning("a group of task %s has no hints: %s", task.id, error)
+        return ""
+
+    async def run_group(self, task: Task, group_id: str, group_size: int, hints: str) -> Group:
         return await run_group(self._agent, task, group_id=group_id, group_size=group_size, hints=hints)
+
+    async def run_guided(self, task: Task, group_id: str, guides: Sequence[Guide], hints: str) -> Group:
+        """Run further attempts for a group, whose decisions the guides choose."""
+        attempts = (
+            replace(self._agent, guide=guide).run(
+                task, trajectory_id=f"{group_id}/guided/{index}", group_id=group_id, hints=hints
+            )
+            for index, guide in enumerate(guides)
+        )
+        return Group(id=group_id, trajectories=tuple(await asyncio.gather(*attempts)))
 
     async def remember(self, solved: Sequence[Trajectory]) -> None:
         """Keep what trajectories that were right in training did, where the recipe asks for it."""

@@ -100,7 +100,10 @@ class SimulatedWorker:
     def begin_round(self, num_groups: int) -> None:
         """There is no lockstep to prepare."""
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
+    async def hints(self, task: Task) -> str:
+        return ""
+
+    async def run_group(self, task: Task, group_id: str, group_size: int, hints: str = "") -> Group:
         rng, shape = random.Random(task.id), self._shape
         seconds = shape.median_s * rng.lognormvariate(0.0, shape.sigma)
         (fate,) = rng.choices(list(shape.shares), list(shape.shares.values()))

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 from actors.cluster import WORKER_GAUGES
 from envs.datasets.families import FAMILIES
-from reward.prm.evidence import EVIDENCE_FAMILIES
 from rollout.concurrency import WorkerReading
 
 Unit = Literal["share", "s", "count", "tokens", "versions", "steps", "nats", "number"]
@@ -77,12 +76,11 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("score", "share", "Mean score that the process reward model gave a step"),
         ("unscored_share", "share", "Steps for which the PRM gave no usable score"),
         ("saturated_share", "share", "Scores within 0.02 of 0 or 1"),
-        *(
-            (f"order/{family}", "share", "Pairs of decisions in one state that scores order as they ended")
-            for family in EVIDENCE_FAMILIES
-        ),
-        *((f"order_groups/{family}", "count", "Groups behind prm/order") for family in EVIDENCE_FAMILIES),
-        *((f"weight/{family}", "number", "Weight of step scores") for family in EVIDENCE_FAMILIES),
+    ),
+    ("guided", "Guided attempts"): (
+        ("groups", "count", "Groups without a right attempt, for which guided ones were made"),
+        ("rescued_share", "share", "Those of them that a guided attempt gave signal"),
+        ("sampled_tokens", "tokens", "Sampled for guided attempts, those of decisions not taken included"),
     ),
     ("bias", "Sampling bias"): (
         ("length_trained_over_drawn", "number", "Tokens of trained groups over all with signal; 1 is unbiased"),

@@ -11,13 +11,11 @@ import ray
 from msgspec import structs
 
 from actors.cluster import Handle
-from configs.reward import Credit, OutcomeGatedConfig
-from configs.run import RunConfig
+from configs.reward import Credit
 from envs.datasets.families import FAMILIES
 from learner.credit import assign_credit, note_learner_logprobs
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
-from reward.prm.evidence import step_weights, weight_of
 from reward.statistics import rollout_metrics
 from rollout.codec import decode_group
 from rollout.concurrency import WorkerReading
@@ -61,13 +59,13 @@ def batch_groups(batch: Batch) -> Iterator[Group]:
 
 
 def step_trajectories(
-    batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit, weights: Mapping[str, float]
+    batch: Batch, groups: Iterable[Group], result: StepResult, *, scheme: Credit
 ) -> Iterator[Trajectory]:
     """Yield the trajectories of the batch with their credit, then those kept for reading."""
     trained = result.skipped is None
     verdict = State.TRAINED if trained else State.REFUSED
     for group in groups:
-        assign_credit(group, scheme=scheme, weight=weight_of(group, weights))
+        assign_credit(group, scheme=scheme)
         for trajectory in group.trajectories:
             note_learner_logprobs(trajectory, result.learner_logprobs, batch.version_ages)
             trajectory.step, trajectory.verdict = batch.step, verdict
@@ -89,33 +87,19 @@ def group_rows(batch: Batch, result: StepResult) -> list[GroupRow]:
 
 
 class Training:
-    """The metrics of the train steps so far, and the weight that step scores have earned by them."""
+    """The metrics of the train steps so far."""
 
-    def __init__(self, config: RunConfig, rows: Iterable[Mapping[str, float]], *, num_steps: int, scored: bool) -> None:
-        """Continue after these rows, with `num_steps` train steps behind them; `scored` if steps are scored."""
-        credit = config.reward.credit
-        # Of step scores that order decisions like the outcomes.
-        self._full_weight = credit.max_weight if isinstance(credit, OutcomeGatedConfig) and scored else 0.0
+    def __init__(self, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> None:
+        """Continue after these rows, with `num_steps` train steps behind them."""
         self.num_steps, self.rows = num_steps, list(rows)
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """Return the weight of step scores in the next train step, by family."""
-        return step_weights(self.rows, self._full_weight) if self._full_weight else {}
-
     def add(self, step: int, row: Mapping[str, float]) -> list[str]:
-        """Add a train step; return messages about step scores that it gave their first weight, or took their last."""
-        before = self.weights
+        """Add a train step; return warnings about shares that rose above their lowest window.
+
+        The policy may learn to break its agent.
+        """
         self.num_steps = step
         self.rows.append(row)
-        return [
-            f"step scores of {family} now have the weight {weight:.2g}"
-            for family, weight in self.weights.items()
-            if bool(weight) != bool(before.get(family))
-        ]
-
-    def rises(self) -> list[str]:
-        """Return warnings about shares that rose above their lowest window: the policy may learn to break its agent."""
         warnings = []
         for name in ("rollout/failed_share", "rollout/unscored_share"):
             shares = [row[name] for row in self.rows if name in row]
@@ -158,6 +142,5 @@ class Training:
             "restarts": num_restarts,
             # The same version sampled and scored the first batch, so that any gap is numerical.
             "logprob_gap_version0": self.rows[0]["policy/logprob_gap_abs"] if self.rows else None,
-            **({"step_weights_at_end": self.weights} if self._full_weight else {}),
             "bottleneck": verdict(average_shares(self.rows)) if self.rows else None,
         }

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from configs.rollout import RolloutConfig
@@ -28,6 +28,7 @@ from rollout.agent.planner import (
 from rollout.chat import Chat, ChatFormat, ChatTemplateError
 from rollout.engines.engine import ContextFullError, Engine, EngineError, GenerationRequest, TimeLimit, TimeLimitError
 from rollout.files import TOKENIZER
+from rollout.guide import Guide
 from rollout.types import Message, Role, StopReason, TextCompletion, Trajectory, Turn
 
 TurnListener = Callable[[Turn], None]
@@ -58,6 +59,8 @@ class Agent:
     """Opens new tools for a task."""
     temperature: float
     """0 is greedy."""
+    guide: Guide | None = None
+    """Chooses the planner's decisions in one attempt; None takes the first sample."""
 
     @cached_property
     def schemas(self) -> Schemas:
@@ -157,9 +160,15 @@ class _Episode:
             if rollout.engine.max_model_len - len(self._context) < rollout.max_turn_tokens:
                 return None
             try:
-                turn, decision = await self._sample(step)
+                if guide := self.agent.guide:
+                    planned = [one for one in self.turns if one.role == "planner"]
+                    turn, decision = await guide.choose(planned, partial(self._sample, step))
+                else:
+                    turn, decision = await self._sample(step)
             except ContextFullError:
                 return None
+            self._context += turn.token_ids
+            self._messages.append(Message(role="assistant", content=turn.text))
             if decision is not None:
                 break
             self._record(turn)
@@ -184,8 +193,6 @@ class _Episode:
         with self.limit.paused():
             completion = await self.agent.engine.generate(request)
         generate_s = round(time.perf_counter() - started, 4)
-        self._context = prompt + completion.token_ids
-        self._messages.append(Message(role="assistant", content=completion.text))
         decision, wrong = None, None
         try:
             if completion.finish_reason == "length":
@@ -201,6 +208,7 @@ class _Episode:
             trainable=not served,
             grammar=None if served else grammar,
             thought=decision.thought if decision else "",
+            tool_call=ToolCall(name=decision.action, arguments=decision.arguments) if decision else None,
             format_error=wrong,
             generate_s=generate_s,
         )

@@ -31,6 +31,7 @@ from rollout.endpoint.server import Endpoint
 from rollout.endpoint.writer import Writer
 from rollout.engines.engine import TimeLimit, TimeLimitError
 from rollout.files import held_folder, remove_tree
+from rollout.guide import Guide
 from rollout.types import StopReason, Trajectory, Turn
 
 GRACE_S = 5.0
@@ -248,6 +249,8 @@ class CustomAgent:
     chat: ChatFormat
     rules: Rules
     limits: RolloutConfig
+    guide: Guide | None = None
+    """Chooses the replies in one attempt; None takes the first sample."""
 
     async def run(
         self, task: Task, *, trajectory_id: str, group_id: str, on_turn: TurnListener | None = None, hints: str = ""
@@ -259,7 +262,7 @@ class CustomAgent:
         turns: list[Turn] = []
         try:
             limit = TimeLimit(self.limits.episode_timeout_s, self.limits.wall_timeout_s)
-            attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit)
+            attempt = Attempt(self.writer(task, trajectory_id), self.chat, self.rules, limit, self.guide)
             self.endpoint.admit(attempt)
             try:
                 answer = await self._in_time(task, attempt)

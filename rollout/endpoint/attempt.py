@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, TypeVar
 
 from envs.types import ToolCall, ToolResult
@@ -15,6 +16,7 @@ from rollout.endpoint.messages import ChatMessage, RequestError, read_calls, tur
 from rollout.endpoint.request import ModelRequest, Rules
 from rollout.endpoint.writer import EngineWriter, Writer
 from rollout.engines.engine import TimeLimit
+from rollout.guide import Guide
 from rollout.types import Completion, Turn
 
 Bound = Literal["context", "calls"]
@@ -80,6 +82,9 @@ class Call:
     answering: "asyncio.Task[Reply]" = field(init=False)
     reply: Reply | None = None
     """None until it is sampled."""
+    score: float | None = None
+    num_candidates: int = 1
+    """As in `Turn`, where a guide chose the reply."""
     delivered: bool = False
     """The client received the complete reply."""
     left: bool = False
@@ -113,6 +118,8 @@ class Call:
             tool_call=call,
             tool_result=self.tool_result,
             heard="\n".join(f"{one.role}: {one.content}" for one in turns_of(self.tail, tools)),
+            score=self.score,
+            num_candidates=self.num_candidates,
             generate_s=round(self.generate_s, 4),
             tool_s=round(self.tool_s, 4),
         )
@@ -125,8 +132,15 @@ def _ended() -> RequestError:
 class Attempt:
     """The calls of one attempt, which carry its key."""
 
-    def __init__(self, writer: Writer, chat: ChatFormat, rules: Rules, limit: TimeLimit | None = None) -> None:
-        """Open an attempt, in a running event loop."""
+    def __init__(
+        self,
+        writer: Writer,
+        chat: ChatFormat,
+        rules: Rules,
+        limit: TimeLimit | None = None,
+        guide: Guide | None = None,
+    ) -> None:
+        """Open an attempt, in a running event loop. A guide chooses its replies from several samples."""
         self.rules = rules
         self.limit = limit or TimeLimit()
         self.key = f"attempt-{secrets.token_urlsafe(24)}"
@@ -142,6 +156,7 @@ class Attempt:
         """The reason if a reply could not be sampled."""
         self._writer = writer
         self._chat = chat
+        self._guide = guide
         self._calls: list[Call] = []
         self._by_name: dict[str, Call] = {}
         self._starting = asyncio.Lock()
@@ -281,11 +296,16 @@ class Attempt:
             last.tool_s = time.perf_counter() - last.finished
 
     async def _sample(self, call: Call, max_tokens: int) -> Reply:
-        started, request = time.perf_counter(), call.request
+        started = time.perf_counter()
         try:
             # The time of an engine does not count as the agent's.
             with self.limit.paused() if isinstance(self._writer, EngineWriter) else nullcontext():
-                completion = await self._writer.write(request, call.prompt_token_ids, max_tokens)
+                if self._guide is None:
+                    reply = await self._written(call, call.request, max_tokens)
+                else:
+                    turns = [one.turn(one.reply) for one in self._calls if one.reply]
+                    turn, reply = await self._guide.choose(turns, partial(self._candidate, call, max_tokens))
+                    call.score, call.num_candidates = turn.score, turn.num_candidates
         except RequestError as error:
             self.broken = str(error)
             raise
@@ -294,12 +314,22 @@ class Attempt:
         finally:
             call.finished = time.perf_counter()
             call.generate_s = call.finished - started
+        call.reply = reply
+        return reply
+
+    async def _candidate(self, call: Call, max_tokens: int) -> tuple[Turn, Reply]:
+        # With the seed of a request all candidates would be equal.
+        reply = await self._written(call, replace(call.request, seed=None), max_tokens)
+        return call.turn(reply), reply
+
+    async def _written(self, call: Call, request: ModelRequest, max_tokens: int) -> Reply:
+        completion = await self._writer.write(request, call.prompt_token_ids, max_tokens)
         # A grammar has no place for thoughts.
         thinking = self._chat.opens_thought and request.grammar is None
         message = read_calls(completion.text, thinking=thinking) if request.tools else None
-        call.reply = Reply(
+        return Reply(
             id=secrets.token_hex(12),
-            request=request,
+            request=call.request,
             number=call.number,
             created=int(time.time()),
             num_prompt_tokens=len(call.prompt_token_ids),
@@ -307,7 +337,6 @@ class Attempt:
             message=message or ChatMessage(role="assistant", content=completion.text),
             stopped_at=self._stopped_at(completion, request.stop),
         )
-        return call.reply
 
     def _stopped_at(self, completion: Completion, stop: tuple[str, ...]) -> str | None:
         if not stop or completion.finish_reason != "stop":

@@ -59,7 +59,7 @@ class WatchedWorker(SimulatedWorker):
         super().__init__(index, **options)
         self.folder = folder
 
-    async def run_group(self, task, group_id, group_size):
+    async def run_group(self, task, group_id, group_size, hints=""):
         self._note("begin", group_id)
         await self.meet_fault(task)
         group = await super().run_group(task, group_id, group_size)

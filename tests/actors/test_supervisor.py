@@ -155,7 +155,7 @@ def test_lost_sampling_and_base_weights_end_the_run(tmp_path, name, hint):
 
 @pytest.mark.parametrize("fault", ["dead", "hung"])
 def test_prm_is_replaced_and_the_workers_get_the_new_one(tmp_path, fault):
-    stage = Stage(tmp_path, "reward.credit=outcome_gated", "reward.credit.prm_path=prm")
+    stage = Stage(tmp_path, "reward.credit=outcome_guided", "reward.credit.prm_path=prm")
     if fault == "dead":
         stage.prm.die()
     stage.prm.is_hung = True

@@ -62,5 +62,5 @@ def test_what_holds_for_the_planner_alone():
 
 def test_a_prm_goes_with_any_agent_where_continuations_label_its_steps():
     own = ["agent.function=mine:solve", "cold_start.num_demonstrations=0"]
-    assert load_run_config(None, [*own, "label.type=monte_carlo", "reward.credit=outcome_gated"]).trains_prm
+    assert load_run_config(None, [*own, "label.type=monte_carlo", "reward.credit=outcome_guided"]).trains_prm
     assert load_run_config(None, [*own, "reward.credit.prm_path=prm"]).reward.prm_path == "prm"

@@ -352,7 +352,7 @@ def test_function_without_usable_tasks_is_refused_in_one_line(name, error, part)
 
 
 def test_training_evaluation_and_collection_are_disjoint_and_have_the_scorer_of_the_recipe():
-    prm = ("reward.credit=outcome_gated", "label.type=monte_carlo")
+    prm = ("reward.credit=outcome_guided", "label.type=monte_carlo")
     config = config_of("load", "reward.timeout_s=3", "evaluation.num_tasks=20", *prm)
     custom, sampler = CustomSources.of(config), training_tasks(config)
     trained = [sampler.task(ordinal) for ordinal in range(100)]

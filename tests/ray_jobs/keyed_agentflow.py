@@ -31,7 +31,7 @@ class KeyedWorker(SimulatedWorker):
         print("on stderr:", os.environ["UNRELATED_SECRET"], file=sys.stderr)
         logging.getLogger("own").warning("logged: %s", os.environ["UNRELATED_SECRET"])
 
-    async def run_group(self, task: Task, group_id: str, group_size: int) -> Group:
+    async def run_group(self, task: Task, group_id: str, group_size: int, hints: str = "") -> Group:
         group = await super().run_group(task, group_id, group_size)
         said = self._said = self._said or await self._ask()
         told = [

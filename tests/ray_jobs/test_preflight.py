@@ -217,7 +217,7 @@ def test_planner_of_the_demo_model_without_a_cold_start_is_noted(config, more):
 # --- machine ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [CARDS, ("reward.credit=outcome_gated", "prm.device=cuda")])
+@pytest.mark.parametrize("devices", [CARDS, ("reward.credit=outcome_guided", "prm.device=cuda")])
 @pytest.mark.parametrize(("driver", "named"), [(None, "CUDA GPU"), ("535.1", "580"), ("580.95", None)])
 def test_recipe_for_a_card_needs_one_with_a_driver(config, monkeypatch, devices, driver, named):
     monkeypatch.setattr(preflight, "card_driver", lambda: driver)

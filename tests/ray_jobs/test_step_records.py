@@ -8,40 +8,28 @@ from learner.types import StepResult
 from ray_jobs.run.progress import group_rows, step_trajectories
 from rollout.codec import flat_record
 from rollout.lifecycle import State
-from rollout.types import StepScores
 from tests.ray_jobs.view_world import make_batch, make_group, make_group_row
 
 Z = math.sqrt(0.5)
 """One right, one wrong: (1 - 0.5) / 0.7071."""
 
 
-def shown(group, *, logprobs=None, skipped=None, weight=0.5, facts=MappingProxyType({}), **batch):
+def shown(group, *, logprobs=None, skipped=None, facts=MappingProxyType({}), **batch):
     result = StepResult(policy_version=4, metrics={}, skipped=skipped, learner_logprobs=logprobs or {}, **facts)
-    found = step_trajectories(
-        make_batch(3, **batch), [group], result, scheme="outcome_gated", weights={"lookup": weight}
-    )
+    found = step_trajectories(make_batch(3, **batch), [group], result, scheme="outcome")
     return [flat_record(row) for row in found]
 
 
-def scored_pair():
-    """A right attempt of two steps and a wrong one of one step, which share the first state. The rewards there are
-    0.905 and 0.145: mean 0.525."""
+def test_record_of_a_trained_attempt_has_its_advantage_and_what_it_is_made_of():
     group = make_group(0, outcomes=(1.0, 0.0))
-    StepScores(raw=((0.9, 0.5), (0.1,)), prm_digest="d").write_to(group)
-    return group
-
-
-def test_advantage_is_the_sum_of_its_parts():
-    first, second = shown(scored_pair())
-    assert first["outcome_parts"] == pytest.approx([Z, Z], abs=1e-5)
-    assert first["process_parts"] == pytest.approx([0.5, 0.0], abs=1e-5)
-    assert first["advantages"] == pytest.approx([Z + 0.5, Z], abs=1e-5)
-    assert second["advantages"] == pytest.approx([-Z - 0.5], abs=1e-5)
-    assert first["step_rewards"] == pytest.approx([0.905, 0.525])
-    assert (first["credit"]["scheme"], first["credit"]["weight"]) == ("outcome_gated", 0.5)
+    group.trajectories[0].turns[1].num_candidates = 16
+    first, second = shown(group)
+    assert first["advantages"] == pytest.approx([Z, Z], abs=1e-5)
+    assert second["advantages"] == pytest.approx([-Z], abs=1e-5)
+    assert first["credit"]["scheme"] == "outcome"
     assert first["credit"]["totals"] == pytest.approx({"num": 2, "mean": 0.5, "std": Z})
-    assert (first["state_means"], second["state_means"]) == (pytest.approx([0.525, 0.525]), pytest.approx([0.525]))
     assert (first["verdict"], first["trained_as"], first["step"]) == ("trained", 4, 3)
+    assert (first["num_candidates"], second.get("num_candidates")) == ([1, 16], None)
 
 
 def test_learner_log_probs_of_trained_tokens():

@@ -66,7 +66,7 @@ def test_trajectory_has_token_texts_siblings_and_other_attempts(folder):
     assert "prompt_token_ids" not in first
     assert [row["id"] for row in shown["siblings"]] == ["g000000/0", "g000000/1", "g000000/2"]
     assert {row["id"] for row in shown["attempts"]} >= {"eval_before/0", "eval_after/0"}
-    assert shown["record"]["credit"]["scheme"] == "outcome_gated"
+    assert shown["record"]["credit"]["scheme"] == "outcome_guided"
 
 
 def test_rewound_run_is_read_again(folder):

@@ -94,7 +94,7 @@ def trained(group, step):
         logprobs = [value for turn in one.planner_turns for value in turn.completion.logprobs]
         drifted[one.id] = np.array([p - 0.3 * (n % 3) for n, p in enumerate(logprobs)], dtype=np.float32)
     result = StepResult(policy_version=step, metrics={}, learner_logprobs=drifted)
-    return step_trajectories(make_batch(step), [group], result, scheme="outcome_gated", weights={"lookup": 0.5})
+    return step_trajectories(make_batch(step), [group], result, scheme="outcome_guided")
 
 
 def untrained(group, step, verdict):
@@ -126,7 +126,12 @@ def make_run(folder: Path, *, num_steps=3) -> Path:
     """A run of so many steps with one trained group each; and one filtered, one expired and one failed group."""
     folder.mkdir(parents=True)
     save_tokenizer(folder)
-    settings = {"name": folder.name, "num_steps": num_steps, "seed": 0, "reward": {"credit": {"type": "outcome_gated"}}}
+    settings = {
+        "name": folder.name,
+        "num_steps": num_steps,
+        "seed": 0,
+        "reward": {"credit": {"type": "outcome_guided"}},
+    }
     (folder / "config.json").write_text(json.dumps(settings))
     append(folder / "metrics.jsonl", map(metric_row, range(1, num_steps + 1)))
     filtered = make_group(num_steps, outcomes=(0.0, 0.0), scored=False)

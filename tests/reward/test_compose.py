@@ -7,7 +7,7 @@ import pytest
 
 from configs.reward import Credit
 from envs.types import Task, ToolCall, ToolResult
-from learner.credit import VALID_FLOOR, assign_credit, map_score, share_in_order, step_rewards
+from learner.credit import VALID_FLOOR, assign_credit, map_score, step_reward
 from learner.packing import build_batch, group_samples
 from rollout.types import Group, Reward, StepScores, Trajectory
 from tests.reward.test_step_text import completion, sampled
@@ -48,12 +48,12 @@ def raw_for(*rewards):
 
 
 def credited(scored, credit):
-    assign_credit(scored, scheme=credit, weight=0.5)
+    assign_credit(scored, scheme=credit)
     return [[turn.advantage for turn in one.turns] for one in scored.trajectories]
 
 
 def samples_for(scored, credit):
-    assign_credit(scored, scheme=credit, weight=0.5)
+    assign_credit(scored, scheme=credit)
     return group_samples(scored, temperature=1.0)
 
 
@@ -61,22 +61,21 @@ def test_centered_credit_ignores_the_scores_and_is_recorded():
     # 1, 0, 0 and 0: mean 0.25.
     attempts = [make_trajectory(index, (13 + index,)) for index in range(4)]
     scored = make_scored(*attempts, totals=(1.0, 0.0, 0.0, 0.0), raw=((0.2,), (0.5,), (0.5,), (0.9,)))
-    assign_credit(scored, scheme="outcome_centered", weight=0.5)
+    assign_credit(scored, scheme="outcome_centered")
     turns = [attempt.turns[0] for attempt in attempts]
-    assert [turn.advantage for turn in turns] == [turn.outcome_part for turn in turns] == [0.75, -0.25, -0.25, -0.25]
+    assert [turn.advantage for turn in turns] == [0.75, -0.25, -0.25, -0.25]
     assert {turn.same_steps for turn in turns} == {(0.75, -0.25, -0.25, -0.25)}
     credit = attempts[0].credit
-    assert (credit.scheme, credit.weight, credit.totals.mean) == ("outcome_centered", 0.0, 0.25)
+    assert (credit.scheme, credit.totals.mean) == ("outcome_centered", 0.25)
 
 
 def test_process_credit_is_centered_and_not_scaled_up():
     attempts = [make_trajectory(index, (13 + index,), (20,)) for index in range(2)]
     scored = make_scored(*attempts, totals=(0.51, 0.49), raw=((0.6, 0.5), (0.6, 0.5)))
-    assign_credit(scored, scheme="process", weight=0.5)
+    assign_credit(scored, scheme="process")
     turns = [turn for attempt in attempts for turn in attempt.turns]
     assert [turn.advantage for turn in turns] == pytest.approx([0.01, 0.01, -0.01, -0.01])
-    assert {turn.process_part for turn in turns} == {0.0}
-    assert (attempts[0].credit.scheme, attempts[0].credit.weight) == ("process", 0.0)
+    assert attempts[0].credit.scheme == "process"
 
 
 @pytest.mark.parametrize("credit", CREDITS)
@@ -99,7 +98,6 @@ def test_each_token_has_the_advantage_of_its_turn(credit):
     advantages = credited(scored, credit)
     samples = samples_for(scored, credit)
     for sample, turns, spans in zip(samples, advantages, ([(2, 4), (5, 6)], [(2, 3), (4, 7)]), strict=True):
-        assert len(set(turns)) > 1 or credit != "outcome_gated"
         expected, trained = [0.0] * len(sample.token_ids), [False] * len(sample.token_ids)
         for advantage, (start, end) in zip(turns, spans, strict=True):
             expected[start:end] = [advantage] * (end - start)
@@ -118,23 +116,10 @@ def test_trajectory_of_average_reward_has_no_advantage_and_counts_in_the_denomin
     assert (batch.num_trajectories, batch.num_loss_tokens) == (3, 6)
 
 
-def test_share_in_order_is_over_different_decisions_in_one_state_of_attempts_that_end_differently():
-    # All decide in one state first: right 0.9, 0.4 and wrong 0.4, 0.1. Two decide the same there, and end differently.
-    attempts = [make_trajectory(index, (10 + index,), (20,)) for index in range(5)]
-    raw = ((0.9, 0.1), (0.4, 0.1), (0.4, 0.9), (0.1, 0.9), (0.4, 0.9))
-    scored = make_scored(*attempts, totals=(1.0, 1.0, 0.0, 0.0, None), raw=raw)
-    for name, turn in zip("abcd", (attempt.turns[0] for attempt in attempts), strict=False):
-        turn.tool_call = ToolCall(name="think", arguments=name)
-    assert share_in_order(scored) == 3.5 / 4
-    attempts[2].turns[0].tool_call = attempts[1].turns[0].tool_call
-    assert share_in_order(scored) == 1.0
-    assert share_in_order(make_scored(*attempts[:2], totals=(1.0, 1.0), raw=raw[:2])) is None
-
-
 def test_malformed_turn_gets_zero_and_a_valid_one_at_least_the_floor():
     trajectory = make_trajectory(0, (10,), (11,), (12,), malformed=[0])
-    scored = make_scored(trajectory, totals=(1.0,), raw=((0.9, 0.0, None),))
-    assert step_rewards(scored) == [[0.0, VALID_FLOOR, None]]
+    make_scored(trajectory, totals=(1.0,), raw=((0.9, 0.0, None),))
+    assert [step_reward(turn) for turn in trajectory.turns] == [0.0, VALID_FLOOR, None]
 
 
 def test_reward_map_matches_golden_values():

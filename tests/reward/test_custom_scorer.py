@@ -247,7 +247,7 @@ def test_an_undecided_answer_is_unscored_and_not_wrong():
 
 TASK = Task(id="t1", dataset="mine", question="?", answer="yes", scorer="text")
 PAIR = (attempt(TASK, "yes", "look", "yes"), attempt(TASK, "no", "guess", "no", index=1))
-CREDIT = f'reward.credit={{type="outcome_gated", turn_scorer="{MODULE}:looked"}}'
+CREDIT = f'reward.credit={{type="outcome_guided", turn_scorer="{MODULE}:looked"}}'
 
 
 def turns_judged(name, trajectories=PAIR, limit_s=60.0):

@@ -85,24 +85,6 @@ def digests_of(group):
     return {trajectory.prm_digest for trajectory in group.trajectories}
 
 
-@pytest.mark.parametrize(
-    "answers", [("42", "42"), ("1", None), ("42",), ("42", "broken"), ("broken", "broken")], ids=str
-)
-async def test_group_without_signal_is_not_sent_to_the_prm(answers):
-    prm = ScriptedPrm()
-    scored = await judged(make_judge(prm), make_group(*answers))
-    assert (prm.num_calls, digests_of(scored)) == (0, {None})
-
-
-async def test_group_with_a_filtered_attempt_and_without_signal_is_not_sent_to_the_prm():
-    prm, group = ScriptedPrm(), make_group("42", "1")
-    right, wrong = group.trajectories
-    cut = replace(wrong, turns=(replace(wrong.turns[0], finish_reason="length"),))
-    judge = GroupJudge(outcome_reward(overlong="filter"), prm.score_group)
-    await judge.judge(replace(group, trajectories=(right, replace(right, id="g/2"), cut)))
-    assert prm.num_calls == 0
-
-
 @pytest.mark.parametrize(("num_errors", "digest", "score"), [(0, "d", 0.7), (2, "d", 0.7), (3, "", None)])
 async def test_transient_errors_are_retried_and_then_the_group_stays_unscored(num_errors, digest, score):
     prm = ScriptedPrm(*[BusyError()] * num_errors)
@@ -192,7 +174,7 @@ def test_group_is_ready_only_with_an_advantage_to_train_on(overlong, credit, att
     group = Group(id="g", trajectories=tuple(trajectories))
     raw = tuple(tuple(rng.random() for _ in trajectory.planner_turns) for trajectory in trajectories)
     StepScores(raw=raw, prm_digest="d").write_to(group)
-    assign_credit(group, scheme=credit, weight=0.5)
+    assign_credit(group, scheme=credit)
     samples = group_samples(group, temperature=1.0)
     ending = ending_of(group.outcomes, group.totals)
     assert ending != "ready" or any(sample.advantages[sample.loss_mask].any() for sample in samples)

@@ -60,7 +60,7 @@ def trajectories(draw):
         answer=draw(st.none() | TEXTS),
         stop_reason="answered",
         reward=draw(st.none() | st.just(Reward(outcome=1.0, total=0.5))),
-        credit=GroupCredit(scheme="outcome", weight=0.0, totals=Spread(num=1, mean=1.0, std=0.0)),
+        credit=GroupCredit(scheme="outcome", totals=Spread(num=1, mean=1.0, std=0.0)),
     )
 
 

@@ -49,7 +49,7 @@ async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled
     from learner.packing import samples_of
 
     task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
-    group = await worker.run_group(task, "g", 2)
+    group = await worker.run_group(task, "g", 2, "")
     for trajectory in group.trajectories:
         assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
         called, told, form, last = trajectory.turns

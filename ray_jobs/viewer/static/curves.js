@@ -21,9 +21,9 @@ const SECTIONS = [
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
   ]],
   ["Can the process reward model be trusted?", [
-    ["PRM score", "Mean score of the steps, in groups with signal.", { "prm/score": "" }],
-    ["Step scores against outcomes", "Share of pairs of decisions in one state that the scores order as the attempts ended; 50% is chance.", { ...byFamily("prm/order"), "prm/order/other": "other" }, { share: true }],
-    ["Weight of step scores", "What each family's scores have earned in the advantage by this order.", { ...byFamily("prm/weight"), "prm/weight/other": "other" }],
+    ["PRM score", "Mean score of the steps.", { "prm/score": "" }],
+    ["Rescued groups", "Groups without a right attempt to which guided attempts brought one.", { "guided/rescued_share": "" }, { share: true }],
+    ["Tokens of guided attempts", "Sampled since the step before, those of decisions that were not taken included.", { "guided/sampled_tokens": "" }],
   ]],
   ["Is the update sound?", [
     ["Age of the batch", "Train steps between sampling and training.", { "policy/age_mean": "mean", "policy/staleness_max": "oldest" }],
