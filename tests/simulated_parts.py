@@ -19,6 +19,7 @@ from configs.base import Precision
 from envs.types import Task, ToolCall, ToolResult
 from rollout.engines.engine import BASE_VERSION, EngineLoad, Pulse
 from rollout.engines.read_back import ReadBack
+from rollout.guide import Guide
 from rollout.types import Completion, Group, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -115,6 +116,12 @@ class SimulatedWorker:
             self._play(task, f"{group_id}/{index}", seconds=seconds * pace, answer=answer)
             for index, (pace, answer) in enumerate(zip(paces, answers, strict=True))
         )
+        return Group(id=group_id, trajectories=tuple(await asyncio.gather(*played)))
+
+    async def run_guided(self, task: Task, group_id: str, guides: Sequence[Guide], hints: str) -> Group:
+        """Every guided attempt is right."""
+        answer, num = _answer(task, right=True), len(guides)
+        played = (self._play(task, f"{group_id}/guided/{n}", seconds=0.1, answer=answer) for n in range(num))
         return Group(id=group_id, trajectories=tuple(await asyncio.gather(*played)))
 
     async def demonstrate(self, tasks: Sequence[Any]) -> list[Trajectory]:

@@ -184,6 +184,12 @@ def test_a_loss_is_refused_with_a_correction_or_credit_that_does_not_fit(loss, f
         load_run_config(None, [f"learner.loss={loss}", refused])
 
 
+def test_guided_attempts_are_refused_in_a_synchronous_run():
+    assert load_run_config(None, ["reward.credit.candidates=8"]).reward.credit.type == "outcome_guided"
+    with pytest.raises(UserError, match="pipeline_depth"):
+        load_run_config(None, ["reward.credit=outcome_guided", "pipeline_depth=0"])
+
+
 INTEL, AMD = "vendor_id\t: GenuineIntel\n", "vendor_id\t: AuthenticAMD\n"
 
 

@@ -13,9 +13,10 @@ from configs.reward import Credit
 from envs.types import Task
 from learner.credit import assign_credit
 from learner.packing import group_samples
-from reward.judging import GroupJudge, OutcomeReward, group_summary, soft_overlong_penalty
+from reward.judging import GroupJudge, OutcomeReward, group_summary, rescued, soft_overlong_penalty
 from reward.statistics import group_facts, rollout_metrics
 from rollout.filters import ending_of
+from rollout.guide import Guide
 from rollout.types import Group, StepScores
 from tests.changed import replace
 from tests.reward.test_step_text import completion, decided, make_trajectory, sampled
@@ -118,6 +119,47 @@ async def test_summary_holds_the_facts_of_a_group():
     assert (summary.facts["prm_s"], summary.facts["groups"], summary.facts["kept"]) == (0.0, 1.0, 1.0)
     assert (summary.facts["scored"], summary.facts["unscored"]) == (2, 1)
     assert summary.reason
+
+
+@pytest.mark.parametrize(
+    ("plain", "guided", "kept"),
+    [
+        (("1", "broken", "2", "3"), ("1", "42"), ["1", "2", "3", "42"]),
+        (("1", "2"), ("42", "42", "42"), ["1", "42"]),
+    ],
+)
+async def test_right_guided_attempts_take_the_places_of_wrong_ones_and_do_not_count_as_the_policy_s(
+    plain, guided, kept
+):
+    judge, group, others = make_judge(None), make_group(*plain), make_group(*guided)
+    await judge.judge(group)
+    await judge.judge(others)
+    before = group_summary(group, duration_s=1.0, prm_s=0.0)
+    guides = [Guide(task=TASK, score_steps=None, candidates=2, num_tokens=7, waited_s=n) for n in (0.5, 0.25)]
+    found, after = rescued(group, before, others, guides, duration_s=2.0)
+    assert [one.answer for one in found.trajectories] == kept
+    assert (before.ending, after.ending, after.right, after.scored) == ("all_wrong", "ready", 0.0, before.scored)
+    changed = {
+        "kept": 1.0,
+        "duration_s": 3.0,
+        "prm_s": 0.5,
+        "guided_groups": 1.0,
+        "rescued": 1.0,
+        "guided_tokens": 14.0,
+    }
+    assert after.facts == before.facts | changed
+    assert after.versions == found.token_versions
+    metrics = rollout_metrics(after.facts)
+    assert (metrics["rollout/solve_rate"], metrics["guided/rescued_share"]) == (0.0, 1.0)
+
+
+async def test_group_that_no_guided_attempt_rescues_ends_all_wrong():
+    judge, group, others = make_judge(None), make_group("1", "2"), make_group("3", "broken")
+    await judge.judge(group)
+    await judge.judge(others)
+    before = group_summary(group, duration_s=1.0, prm_s=0.0)
+    found, after = rescued(group, before, others, [Guide(task=TASK, score_steps=None, candidates=2)], duration_s=2.0)
+    assert (found, after.ending, after.facts["rescued"]) == (group, "all_wrong", 0.0)
 
 
 async def test_unscored_steps_are_counted_and_left_out_of_the_mean_score():

@@ -87,12 +87,12 @@ def anthropic_client(p):
     )
 
 
-def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0", recorded=None):
+def new_attempt(engine, rules=RULES, temperature=0.7, trajectory_id="g/0", recorded=None, guide=None):
     """`recorded`: turns of an attempt, and how many of them are repeated."""
     if recorded is not None:
         engine = ReplayEngine(engine, *recorded)
     writer = EngineWriter(engine, trajectory_id=trajectory_id, temperature=temperature)
-    return Attempt(writer, ChatFormat(ScriptedTokenizer()), rules)
+    return Attempt(writer, ChatFormat(ScriptedTokenizer()), rules, guide=guide)
 
 
 @asynccontextmanager

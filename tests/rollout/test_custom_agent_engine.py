@@ -4,6 +4,8 @@ import pytest
 
 from configs.loading import load_run_config
 from envs.types import Task
+from rollout.guide import Guide
+from rollout.types import StepScores
 
 pytestmark = pytest.mark.slow
 
@@ -43,6 +45,20 @@ def worker(model_path, tmp_path_factory):
         worker = Worker(config, model_path, index=0)
         yield worker
         worker.close()
+
+
+async def test_guided_attempts_are_sampled_by_the_engine(worker):
+    async def likes_nothing(group):
+        return StepScores(raw=tuple((0.0,) * len(one.planner_turns) for one in group.trajectories), prm_digest="d")
+
+    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
+    guides = [Guide(task=task, score_steps=likes_nothing, candidates=3) for _ in range(2)]
+    group = await worker.run_guided(task, "g", guides, "")
+    assert [one.id for one in group.trajectories] == ["g/guided/0", "g/guided/1"]
+    for trajectory, guide in zip(group.trajectories, guides, strict=True):
+        assert (trajectory.failure, trajectory.stop_reason) == (None, "answered")
+        assert [turn.num_candidates for turn in trajectory.turns] == [3, 1, 1, 1]
+        assert guide.num_tokens > trajectory.num_sampled_tokens
 
 
 async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled(worker, learner):
