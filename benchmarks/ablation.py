@@ -88,7 +88,8 @@ def row_of(folder: Path) -> dict[str, Any]:
         held_out[item.dataset][1] += 1
     tokens, to_half, steps = 0.0, {}, train_steps(folder)
     for number, step in enumerate(steps):
-        tokens += step["rollout/sampled_tokens"] * step["rollout/trajectories"] + step.get("guided/sampled_tokens", 0.0)
+        tokens += step.get("rollout/sampled_tokens", 0.0) * step["rollout/trajectories"]
+        tokens += step.get("guided/sampled_tokens", 0.0)
         for family in held_out.keys() - to_half.keys():
             rates = [one.get(f"solved/{family}", 0.0) for one in steps[: number + 1]]
             if len(rates) >= IN_A_ROW and min(rates[-IN_A_ROW:]) >= HALF:
