@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SIZES = {"train": 2000, "eval": 200, "demonstrations": 256}
 """Tasks of each split; no two tasks have the same question."""
+TOOLS, DESCRIBED, MAX_CALLS, MAX_TOKENS = (), None, 0, 16
 SIGNS = "+-*"
 FIRST = {"+": "Add {a} and {b}", "-": "Take {b} from {a}", "*": "Multiply {a} by {b}"}
 SECOND = {"+": "then add {c}", "-": "then take away {c}", "*": "then multiply by {c}", "c-": "then take that from {c}"}
@@ -61,6 +62,20 @@ def row(first: str, second: str, a: int, b: int, c: int) -> Mapping[str, Any]:
 
 def solved(text: str, numbers: Sequence[int], value: int) -> float:
     return float(is_solution(text, numbers, value))
+
+
+def columns(task: "Task") -> dict[str, Any]:
+    return {key: task.metadata[key] for key in ("numbers", "value")}
+
+
+def rewards(
+    completions: Sequence[Sequence[Mapping[str, Any]]],
+    numbers: Sequence[Sequence[int]],
+    value: Sequence[int],
+    **_: Any,
+) -> list[float]:
+    replies = (messages[-1]["content"].strip() for messages in completions)
+    return [solved(*row) for row in zip(replies, numbers, value, strict=True)]
 
 
 def score(task: "Task", answer: str) -> float:

@@ -1,8 +1,9 @@
 """Seconds of RL until a skill is learned, this system against TRL's GRPOTrainer, from the same start on the same CPU.
 
-    python -m benchmarks.time_to_skill [--seeds 0,1,2] [--threshold 0.8] [key=value ...]
+    python -m benchmarks.time_to_skill [--job clerk] [--seeds 0,1,2] [--threshold 0.8] [key=value ...]
 
-The job is `benchmarks/expressions.toml` (key=value changes it): a reply turns a sentence into one expression.
+The job is `benchmarks/expressions.toml` (key=value changes it), in which a reply turns a sentence into one expression,
+or `benchmarks/clerk.toml`, in which an answer needs two calls of a tool.
 For each seed a cold start makes an adapter, and both sides continue from it with the same model, LoRA, prompts (token
 for token, in the same order), reward, 8 groups of 8 per train step, temperature 1, constant learning rate, DAPO loss
 with the same clipping and no KL term. Both have one thread for each of two cores.
@@ -33,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from configs.learner import DapoConfig
 from configs.loading import load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import evaluation_tasks, training_tasks
+from envs.types import ToolCall
 from learner.checkpoint import checkpoints_in
 from learner.optim import MAX_GRAD_NORM
 from ray_jobs.cold_start import cold_start
@@ -54,11 +57,12 @@ from ray_jobs.run.run import open_run
 from ray_jobs.train import reinforce
 from rollout.agent.agent import build_chat
 from rollout.codec import Record
+from rollout.endpoint.messages import ChatMessage, call_text, turns_of
 from rollout.engines.adapters import AdapterMerger
 from rollout.types import Message, Trajectory
 from rollout.worker import Worker
 
-RECIPE = Path(__file__).with_name("expressions.toml")
+JOBS = ("expressions", "clerk")
 TRL = "1.16.0"
 SAME_VERSIONS = ("torch", "transformers", "peft", "accelerate", "datasets", "numpy", "msgspec")
 NUM_PROMPTS = 2000
@@ -90,6 +94,7 @@ class Curve:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", choices=JOBS, default=JOBS[0])
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--threshold", type=float, default=0.8, help="share of the held-out tasks that is the skill")
     parser.add_argument("--every", type=int, default=2, help="train steps between two evaluations")
@@ -125,7 +130,7 @@ def main() -> None:
 def make_config(options: argparse.Namespace, name: str, seed: int) -> RunConfig:
     checkpoints = (f"learner.checkpoint_every={options.every}", "learner.keep_checkpoints=10000")
     own = (f"name={name}", f"output_dir={options.out}", f"seed={seed}", *checkpoints)
-    return load_run_config(RECIPE, [*own, *options.overrides])
+    return load_run_config(Path(__file__).with_name(f"{options.job}.toml"), [*own, *options.overrides])
 
 
 def kept(path: Path, measure: Callable[[], Curve]) -> Curve:
@@ -244,25 +249,40 @@ def train_trl(config: RunConfig, start: Path, variant: str, *, every: int, on_sa
 
 
 def trl_job(config: RunConfig, model_path: Path, variant: str) -> dict[str, Any]:
-    """Return the settings and prompts that `trl_peer.py` reads; `token_ids` are those that our side sends."""
-    chat, sampler, rows = build_chat(model_path), training_tasks(config), []
-    for ordinal in range(NUM_PROMPTS):
-        task = sampler.task(ordinal)
-        ids = chat.dialogue([Message(role="user", content=task.question)])
-        facts = {key: task.metadata[key] for key in ("numbers", "value")}
-        rows.append({"prompt": chat.rendered(ids), "token_ids": list(ids), **facts})
+    """Return the settings and prompts that `trl_peer.py` reads.
+
+    `token_ids` are those that our side sends: of each prompt and, under `results`, after a call with these results.
+    """
+    (name,) = config.envs.mix
+    job, chat, sampler = import_module(f"benchmarks.{name}"), build_chat(model_path), training_tasks(config)
+    described = [json.dumps(job.DESCRIBED)] if job.DESCRIBED else []
+    rows, after_calls = [], []
+    for task in map(sampler.task, range(NUM_PROMPTS)):
+        turns = turns_of([ChatMessage(role="user", content=task.question)], described)
+        prompt = [{"role": turn.role, "content": turn.content} for turn in turns]
+        rows.append({"prompt": prompt, "token_ids": list(chat.dialogue(turns)), **job.columns(task)})
+    if job.TOOLS:
+        call = call_text(ToolCall(name="look", arguments="{}"))
+        pages = [*job.PAGES.values(), job.look(""), job.result_of("find", "{}")]
+        for results in (pages[:2], *([page] for page in pages)):
+            answered = [*turns, Message(role="assistant", content=call)]
+            told = turns_of([ChatMessage(role="tool", content=result) for result in results])
+            ids = chat.continuation([*answered, *told], len(answered), chat.encode_completion(call))
+            after_calls.append({"results": results, "token_ids": list(ids)})
     dtype, microbatches = variant.split(":")
     return {
         "model_path": str(model_path),
         "output_dir": str(config.run_path),
         "adapter": str(config.run_path / "start"),
+        "job": name,
         "rows": rows,
+        "after_calls": after_calls,
         "dtype": dtype,
         "microbatch": config.batch_groups * config.rollout.group_size // int(microbatches),
         "num_threads": config.learner.num_threads,
         "groups": config.batch_groups,
         "group_size": config.rollout.group_size,
-        "max_tokens": config.rollout.max_turn_tokens,
+        "max_tokens": job.MAX_TOKENS,
         "temperature": config.rollout.temperature,
         "learning_rate": config.learner.learning_rate,
         "max_grad_norm": MAX_GRAD_NORM,

@@ -2,22 +2,38 @@
 
 Prints one line of JSON before the first step and after every few steps, once the adapter of that moment is saved, and
 waits for a line `continue`; any other answer ends the training. Saving and waiting are off its clock. Imports only the
-reward from this project.
+rewards and the tool of the job from this project.
 """
 
 import json
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
 sys.path.append(str(Path(__file__).parents[1]))
-from expressions import solved
 
-
-def rewards(completions: list[str], numbers: list[list[int]], value: list[int], **_: Any) -> list[float]:
-    return [solved(*row) for row in zip(completions, numbers, value, strict=True)]
+CHAT_WITH_TOOLS = """
+{%- for message in messages %}
+    {%- if message.role != "tool" %}
+        {{- "<|im_start|>" + message.role + "\n" + message.content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- "\n" if message.content or not loop.first }}
+            {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {{- call.function.arguments | tojson + "}\n</tool_call>" }}
+        {%- endfor %}
+        {{- "<|im_end|>\n" }}
+    {%- else %}
+        {{- "<|im_start|>user" if loop.previtem.role != "tool" }}
+        {{- "\n<tool_response>\n" + message.content + "\n</tool_response>" }}
+        {{- "<|im_end|>\n" if loop.last or loop.nextitem.role != "tool" }}
+    {%- endif %}
+{%- endfor %}
+{{- "<|im_start|>assistant\n" if add_generation_prompt }}
+"""
+"""The model's own template has no place for calls and results. The prompts already describe the functions."""
 
 
 def main() -> None:
@@ -32,14 +48,18 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(job["model_path"])
     prompt_ids = [row.pop("token_ids") for row in job["rows"]]
     trainer = make_trainer(job, tokenizer, out)
-    check_tokens(trainer, [row["prompt"] for row in job["rows"]], prompt_ids)
+    check_tokens(trainer, job, prompt_ids)
     trainer.train()
 
 
-def check_tokens(trainer: Any, prompts: list[str], prompt_ids: list[list[int]]) -> None:
-    """Raise AssertionError if the trainer tokenizes a prompt differently from the other side."""
+def check_tokens(trainer: Any, job: dict[str, Any], prompt_ids: list[list[int]]) -> None:
+    """Raise AssertionError if the trainer tokenizes a prompt or the results of a call differently from our side."""
+    prompts = [row["prompt"] for row in job["rows"]]
     for prompt, ours, theirs in zip(prompts, prompt_ids, trainer._tokenize_prompts(prompts)[0], strict=True):
         assert ours == theirs, prompt
+    for after in job["after_calls"]:
+        messages = [{"role": "tool", "name": "look", "content": result} for result in after["results"]]
+        assert trainer._get_tool_suffix_ids(messages) == after["token_ids"], messages
 
 
 def make_trainer(job: dict[str, Any], tokenizer: Any, out: IO[str]) -> Any:
@@ -48,6 +68,7 @@ def make_trainer(job: dict[str, Any], tokenizer: Any, out: IO[str]) -> Any:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOTrainer
+    from trl.chat_template_utils import qwen3_template
 
     class Clock(TrainerCallback):
         def __init__(self) -> None:
@@ -70,18 +91,22 @@ def make_trainer(job: dict[str, Any], tokenizer: Any, out: IO[str]) -> Any:
             print(json.dumps(facts), file=out)
             control.should_training_stop = sys.stdin.readline().strip() != "continue"
 
+    module = import_module(job["job"])
+    if module.TOOLS:
+        tokenizer.chat_template, tokenizer.response_template = CHAT_WITH_TOOLS, qwen3_template
     base = AutoModelForCausalLM.from_pretrained(job["model_path"], dtype=job["dtype"])
     return GRPOTrainer(
         model=PeftModel.from_pretrained(base, job["adapter"], is_trainable=True),
-        reward_funcs=rewards,
-        args=settings(job),
+        reward_funcs=module.rewards,
+        tools=list(module.TOOLS) or None,
+        args=settings(job, max_calls=module.MAX_CALLS),
         train_dataset=Dataset.from_list(job["rows"]),
         processing_class=tokenizer,
         callbacks=[Clock()],
     )
 
 
-def settings(job: dict[str, Any]) -> Any:
+def settings(job: dict[str, Any], *, max_calls: int) -> Any:
     """Return TRL's settings, chosen to be fast on a CPU: one batch of completions, no reference model, no logs."""
     from trl import GRPOConfig
 
@@ -102,6 +127,7 @@ def settings(job: dict[str, Any]) -> Any:
         generation_batch_size=per_step,
         per_device_train_batch_size=job["microbatch"],
         gradient_accumulation_steps=per_step // job["microbatch"],
+        max_tool_calling_iterations=max_calls or None,
         max_completion_length=job["max_tokens"],
         temperature=job["temperature"],
         top_p=1.0,
