@@ -16,6 +16,7 @@ SMALL = (
     *("rollout.temperature=1.0", "rollout.engine.metrics=true", "prm.num_epochs=1", "prm.num_layers=4"),
     *("cold_start.num_demonstrations=96", "cold_start.lazy_share=0.5", "collect.num_tasks=12"),
     *("collect.rollouts_per_task=4", "evaluation.num_tasks=6", "evaluation.num_untouched_tasks=0"),
+    "reward.credit=process",
 )
 
 
