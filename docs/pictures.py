@@ -1,13 +1,14 @@
 """Take the pictures of README and documentation of a finished run, in headless Chromium.
 
     python docs/pictures.py runs/demo --group g000011
+    python docs/pictures.py runs/guided --group g000034 --guided
 
-Choose a group whose attempts diverge early, some of them right.
+Choose a group whose attempts diverge early, some of them right; with `--guided` one with guided attempts.
 """
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
@@ -57,13 +58,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--group", required=True)
+    parser.add_argument("--guided", action="store_true", help="take only the picture of guided attempts")
     options = parser.parse_args()
     executable = chromium()
     if executable is None:
         sys.exit("no Chromium here: install one, as with `apt-get install chromium`")
     with sync_playwright() as playwright, viewer(options.run) as address:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-        for picture in pictures(options.group):
+        taken = pictures(options.group)
+        if options.guided:
+            taken = (replace(taken[0], name="viewer-guided"),)
+        for picture in taken:
             _take(browser, address, picture)
         browser.close()
 

@@ -117,3 +117,8 @@ export function verdictName(verdict) {
 export function verdictPill(verdict) {
   return verdict ? h("span", { class: `pill v-${verdict in VERDICTS ? verdict : "other"}` }, verdictName(verdict)) : null;
 }
+
+// "0" for the attempt g000034/0, "guided 0" for g000034/guided/0.
+export function attemptName(id) {
+  return id.split("/").slice(1).join(" ") || id;
+}

@@ -2,7 +2,7 @@
 // the advantage that its step got.
 
 import { link } from "./api.js";
-import { h, isAnswer, number, outcomeMark, signed, visible } from "./dom.js";
+import { attemptName, h, isAnswer, number, outcomeMark, signed, visible } from "./dom.js";
 
 export function matrix({ order, rows }, siblings, run, parted = -1) {
   const of = new Map(siblings.map((row) => [row.id, row]));
@@ -47,7 +47,7 @@ export function matrixLegend() {
 }
 
 function head(row, run) {
-  return h("th", { scope: "col" }, h("a", { href: link("t", row.id, { run }), class: "attempt" }, outcomeMark(row.outcome), " ", `attempt ${visible(row.id.split("/").pop())}`),
+  return h("th", { scope: "col" }, h("a", { href: link("t", row.id, { run }), class: "attempt" }, outcomeMark(row.outcome), " ", `attempt ${visible(attemptName(row.id))}`),
     h("div", { class: "soft clip", dir: "auto", title: visible(row.answer ?? "") }, !isAnswer(row.answer) ? "no answer" : visible(row.answer)));
 }
 
@@ -97,7 +97,7 @@ function scored(scores) {
   const known = scores.filter((one) => one !== null);
   if (!known.length) return null;
   const mean = known.reduce((sum, one) => sum + one, 0) / known.length;
-  return h("div", { class: "soft small" }, `PRM score ${number(mean, 2)}`);
+  return h("div", { class: "soft small" }, `step score ${number(mean, 2)}`);
 }
 
 function mixed(known, mean) {

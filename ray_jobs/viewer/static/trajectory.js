@@ -1,7 +1,7 @@
 // One trajectory: its task, its siblings, its steps and why each got its advantage.
 
 import { adjust, get, link } from "./api.js";
-import { h, isAnswer, longText, number, outcomeMark, outcomePill, outcomeWord, signed, verdictPill, visible } from "./dom.js";
+import { attemptName, h, isAnswer, longText, number, outcomeMark, outcomePill, outcomeWord, signed, verdictPill, visible } from "./dom.js";
 import { versions, why } from "./groups.js";
 import { drawSteps, stepsOf } from "./steps.js";
 import { COLOURS, tokenLegend } from "./tokens.js";
@@ -43,7 +43,7 @@ export async function trajectory(app, { id, query }) {
   return {
     node: [
       h("p", { class: "crumbs" }, h("a", { href: link("trajectories", "", { run }) }, "Trajectories"), " / ",
-        record.phase === "train" ? [h("a", { href: back }, record.group_id), " / ", visible(id.split("/").pop())] : phaseName(record.phase)),
+        record.phase === "train" ? [h("a", { href: back }, record.group_id), " / ", visible(attemptName(id))] : phaseName(record.phase)),
       head(record, siblings), siblingRow(siblings, id, run), overview(record, (at) => { step = at; adjust({ step }); mark(true); }),
       h("div", { class: "colour-row" }, h("h2", {}, `${count} ${count === 1 ? "step" : "steps"}`), h("label", {}, "Tokens by ", choice), legend),
       steps, others(attempts, record, run)],
@@ -79,8 +79,8 @@ function siblingRow(siblings, id, run) {
   if (siblings.length < 2) return null;
   return h("nav", { class: "sibling-row", "aria-label": "Attempts of the group" }, siblings.map((row) => h("a", {
     class: row.outcome === 1 ? "right" : row.outcome === null ? "none" : "wrong", href: link("t", row.id, { run }),
-    "aria-current": row.id === id ? "page" : null, "aria-label": `attempt ${row.id.split("/").pop()}, ${outcomeWord(row.outcome)}`,
-  }, row.id.split("/").pop(), " ", outcomeMark(row.outcome))));
+    "aria-current": row.id === id ? "page" : null, "aria-label": `attempt ${attemptName(row.id)}, ${outcomeWord(row.outcome)}`,
+  }, attemptName(row.id), " ", outcomeMark(row.outcome))));
 }
 
 // The advantages of all steps at a glance; each leads to its step.
