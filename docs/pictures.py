@@ -34,14 +34,14 @@ class Picture:
     scheme: str = "light"
 
 
-def pictures(group: str) -> tuple[Picture, ...]:
+def pictures(group: str, *, guided: bool) -> tuple[Picture, ...]:
     place = f"#/group/{group}"
-    return (
-        Picture(name="viewer-group", place=place, part=".picture", width=1100, height=1300),
-        Picture(name="viewer-group-dark", place=place, part=".picture", width=1100, height=1300, scheme="dark"),
-        Picture(name="viewer-curves", place="#/", height=1000),
-        Picture(name="viewer-trajectory", place=f"#/t/{group}%2F0", height=1150),
-    )
+    of_group = Picture(name="viewer-group", place=place, part=".picture", width=1100, height=1300)
+    if guided:
+        trajectory = Picture(name="viewer-trajectory", place=f"#/t/{group}%2Fguided%2F0", height=1150)
+        return replace(of_group, name="viewer-guided"), trajectory
+    dark = replace(of_group, name="viewer-group-dark", scheme="dark")
+    return of_group, dark, Picture(name="viewer-curves", place="#/", height=1000)
 
 
 def _take(browser: Browser, address: str, picture: Picture) -> None:
@@ -58,17 +58,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--group", required=True)
-    parser.add_argument("--guided", action="store_true", help="take only the picture of guided attempts")
+    parser.add_argument("--guided", action="store_true", help="take the pictures of guided attempts")
     options = parser.parse_args()
     executable = chromium()
     if executable is None:
         sys.exit("no Chromium here: install one, as with `apt-get install chromium`")
     with sync_playwright() as playwright, viewer(options.run) as address:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
-        taken = pictures(options.group)
-        if options.guided:
-            taken = (replace(taken[0], name="viewer-guided"),)
-        for picture in taken:
+        for picture in pictures(options.group, guided=options.guided):
             _take(browser, address, picture)
         browser.close()
 
