@@ -53,11 +53,10 @@ class RolloutWorkerActor:
         score = self._scored if prm else None
         if source := config.reward.turn_scorer:
             score = CustomTurnScorer(source, limit_s=config.reward.timeout_s).score_group
-        credit = config.reward.credit
-        process = credit.type == "process"
+        process = config.reward.credit.type == "process"
         outcome = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens, process=process)
         self._judge = GroupJudge(outcome, score if process else None, transient=(PrmError, *PART_LOST))
-        self._credit, self._score_steps, self._earned = credit, score, Earned()
+        self._score_steps, self._earned = score, Earned()
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, sampling, index)
         self._courier = Courier(sampling)
@@ -174,7 +173,7 @@ class RolloutWorkerActor:
             await self._proven()
             prm_s = await self._judge.judge(group)
             summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
-            credit, is_wrong = self._credit, summary.ending == "all_wrong"
+            credit, is_wrong = self._config.reward.credit, summary.ending == "all_wrong"
             if isinstance(credit, OutcomeGuidedConfig) and is_wrong and self._earned.wants(task.dataset):
                 group, summary = await self._rescued(group, summary, credit, hints)
                 self._earned.note(task.dataset, rescued=summary.ending == "ready")

@@ -70,7 +70,7 @@ class Guide:
     async def choose(
         self, turns: Sequence[Turn], sample: Callable[[], Awaitable[tuple[Turn, Rest]]]
     ) -> tuple[Turn, Rest]:
-        """Return one of several samples of the decision that follows the planner's `turns`, with its score."""
+        """Return one of several samples of the decision that follows an attempt's `turns`, with its score."""
         drawn: list[tuple[Turn, Rest]] = []
         for num in (1, self.candidates - 1):
             new = await asyncio.gather(*(sample() for _ in range(num)))

@@ -161,9 +161,8 @@ class _Episode:
                 return None
             try:
                 if guide := self.agent.guide:
-                    planned = [one for one in self.turns if one.role == "planner"]
                     with self.limit.paused():
-                        turn, decision = await guide.choose(planned, partial(self._sample, step))
+                        turn, decision = await guide.choose(self.turns, partial(self._sample, step))
                 else:
                     turn, decision = await self._sample(step)
             except ContextFullError:

@@ -31,7 +31,7 @@ function explanation(record, index, { totals, scheme }, siblings) {
   const say = (text) => lines.push(h("p", {}, text));
   const formula = (...text) => lines.push(h("code", {}, ...text));
   const candidates = record.num_candidates?.[index] ?? 1;
-  if (candidates > 1) say(`Guided: of ${candidates} samples of this decision, this one had the best step score, ${number(record.prm_scores[index])}.`);
+  if (candidates > 1) say(`Guided: of ${candidates} samples of this decision, this one had the best step score.`);
   else if (record.num_candidates) say("Guided: the first sample of this decision was taken.");
   if (index > 0) say(`${signed(advantage)}, as at every step of this attempt; step 1 has the formula.`);
   else if (scheme === "process") say("No answer was compared; R is the lowest step score of the attempt, and 0 without an answer.");
