@@ -207,7 +207,7 @@ def metrics() -> Iterator[str]:
     columns = ("metric", "unit", "meaning")
     for group, title in GROUPS.items():
         shown = [metric for metric in LOGGED if metric.name.startswith(f"{group}/")]
-        rows = [(f"`{family.sub('/FAMILY', one.name)}`", one.unit, one.says) for one in shown]
+        rows = [(f"`{family.sub('/DATASET', one.name)}`", one.unit, one.says) for one in shown]
         yield f"\n## {title}"
         yield from _table(columns, dict.fromkeys(rows))
     yield "\n## What are the workers doing?\n\nGauges of each worker, with the tags `run` and `worker`."

@@ -36,8 +36,8 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("infrastructure_failures", "count", "Trajectories left unscored by a tool or engine, without retried groups"),
         ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
-    ("solved", "Tasks solved, by family"): tuple(
-        (family, "share", "Solve rate of the last 8 tasks of this family while sampling") for family in FAMILIES
+    ("solved", "Tasks solved, by data set"): tuple(
+        (family, "share", "Solve rate of the last 8 tasks of this data set while sampling") for family in FAMILIES
     ),
     ("held_out", "Held-out tasks while training"): (
         ("solve_rate", "share", "Held-out tasks solved greedily after this step (evaluation.every_steps)"),

@@ -12,7 +12,6 @@ from msgspec import structs
 
 from actors.cluster import Handle
 from configs.reward import Credit
-from envs.datasets.families import FAMILIES
 from learner.credit import assign_credit, note_learner_logprobs
 from learner.types import StepResult
 from ray_jobs.run.metrics import LIMITS, average_shares, limit_of, shares_of_step, verdict
@@ -44,7 +43,7 @@ def step_metrics(
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(batch.counts).items()},
         **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
-        **{f"solved/{name}": rate for name, rate in batch.solved.items() if name in FAMILIES},
+        **{f"solved/{name}": rate for name, rate in batch.solved.items()},
         "learner/wait_s": wait_s,
         "learner/publish_s": publish_s,
         "time/step_s": wait_s + train_s + publish_s,

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from envs.datasets.families import FAMILIES
 from envs.sandbox import SandboxState
 from ray_jobs.run.summary import POLICIES, held_out_rates
 from ray_jobs.statistics import wilson_interval
@@ -50,17 +49,20 @@ def write_report(run_dir: Path) -> Path:
 
 
 def _charts(rows: Sequence[Row], rates: Sequence[Rate]) -> Iterator[LineChart]:
-    """Draw the learning curves: of held-out tasks while training, while sampling, and by family."""
+    """Draw the learning curves: of held-out tasks while training, while sampling, and by data set."""
     marks = [rate for rate in rates if rate.step is not None]
     sampled = {"while sampling": _points(rows, "rollout/solve_rate")}
-    families = {family: _points(rows, f"solved/{family}") for family in FAMILIES}
     held_out = {"some held-out tasks, greedily": _points(rows, _RATE)}
-    datasets = {key.removeprefix(f"{_RATE}/"): key for row in rows for key in row if key.startswith(f"{_RATE}/")}
+    keys = {key for row in rows for key in row}
+
+    def by_dataset(prefix: str) -> dict[str, list[Point]]:
+        return {key.removeprefix(prefix): _points(rows, key) for key in keys if key.startswith(prefix)}
+
     for title, lines, diamonds, fewest in (
         ("Held-out tasks solved while training", held_out, marks, 1),
-        ("The same by data set", {name: _points(rows, key) for name, key in datasets.items()}, (), 1),
+        ("The same by data set", by_dataset(f"{_RATE}/"), (), 1),
         ("Tasks solved while sampling", sampled, marks, 1),
-        ("The same by family, over its last 8 tasks", families, (), 2),
+        ("The same by data set, over its last 8 tasks", by_dataset("solved/"), (), 2),
     ):
         drawn = {name: points for name, points in sorted(lines.items()) if points}
         if len(drawn) >= fewest:
