@@ -174,9 +174,12 @@ class RolloutWorkerActor:
             prm_s = await self._judge.judge(group)
             summary = group_summary(group, duration_s=time.monotonic() - started, prm_s=prm_s)
             credit, is_wrong = self._config.reward.credit, summary.ending == "all_wrong"
-            if isinstance(credit, OutcomeGuidedConfig) and is_wrong and self._earned.wants(task.dataset):
-                group, summary = await self._rescued(group, summary, credit, hints)
-                self._earned.note(task.dataset, rescued=summary.ending == "ready")
+            if isinstance(credit, OutcomeGuidedConfig):
+                cost = self._earned.note(task.dataset, summary.facts)
+                if is_wrong and self._earned.wants(task.dataset):
+                    cost.guided_tokens = cost.tokens
+                    group, summary = await self._rescued(group, summary, credit, hints)
+                    cost.guided_tokens, cost.rescued = summary.facts["guided_tokens"], summary.facts["rescued"]
             if self._config.planner.memory.type != "none":
                 await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
         except OwnCodeError:  # the same scorer would fail on every other worker, so the run ends

@@ -7,12 +7,14 @@ number of train steps. The families have equal shares.
 
     outcome   outcomes alone
     plan      `outcome_guided` with the best scores that a PRM can learn
-    random, lenient, padding, operator_blind
+    prm       `outcome_guided` with the PRM that the run trains
+    random, lenient, padding, impatient, operator_blind
               `outcome_guided` with scores that mislead (see `benchmarks.scorers`)
     process   the scores of `plan` and no outcomes
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
+    pages      an agent of openai-agents, few of whose first attempts are right; its PRM learns Monte Carlo labels
 
 End points, fixed beforehand: the greedy solve rate of each family after RL, and for each family the sampled tokens of
 all families until half of its attempts while sampling are right, at three train steps in a row (`solved/FAMILY`, the
@@ -39,10 +41,12 @@ from ray_jobs.evaluation import evaluation_in
 ARMS = {
     "outcome": 'type="outcome"',
     **{scorer: f'type="outcome_guided", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
+    "prm": 'type="outcome_guided"',
     "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
 BASE = "outcome"
 COMMON = ("evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
+HERE = Path(__file__).parent
 OVERRIDES = {
     "demo_cpu": ("envs.mix={lookup=1, two_lookup=1, difference=1, three_lookup=1}", "num_steps=16"),
     "depth_cpu": (
@@ -50,6 +54,7 @@ OVERRIDES = {
         "cold_start.lazy_share=0.9",
         "max_empty_batches=300",
     ),
+    "pages": (),
 }
 HALF, IN_A_ROW = 0.5, 3
 
@@ -60,9 +65,10 @@ def main() -> None:
     parser.add_argument("--recipe", choices=OVERRIDES, default="demo_cpu")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7")
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--rows", type=Path, default=Path(__file__).parent / "measured" / "ablation.jsonl")
+    parser.add_argument("--rows", type=Path, default=HERE / "measured" / "ablation.jsonl")
     options = parser.parse_args()
-    recipe, common = RECIPES / f"{options.recipe}.toml", (*COMMON, *OVERRIDES[options.recipe])
+    recipes = HERE if options.recipe == "pages" else RECIPES
+    recipe, common = recipes / f"{options.recipe}.toml", (*COMMON, *OVERRIDES[options.recipe])
     for seed in map(int, options.seeds.split(",")):
         base = options.out / f"{options.recipe}-{seed}-{BASE}"
         for arm in options.arms.split(","):
@@ -81,12 +87,13 @@ def read(rows: Path) -> list[dict[str, Any]]:
 
 
 def row_of(folder: Path) -> dict[str, Any]:
-    """Return the results of a finished run."""
+    """Return the results of a finished run; `tokens` are those of RL, without what a PRM learned from."""
     held_out: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for item in evaluation_in(folder, "eval_after").items:
         held_out[item.dataset][0] += item.solved
         held_out[item.dataset][1] += 1
     tokens, to_half, steps = 0.0, {}, train_steps(folder)
+    phases = json.loads((folder / "phases.json").read_text())
     for number, step in enumerate(steps):
         tokens += step.get("rollout/sampled_tokens", 0.0) * step["rollout/trajectories"]
         tokens += step.get("guided/sampled_tokens", 0.0)
@@ -100,6 +107,7 @@ def row_of(folder: Path) -> dict[str, Any]:
         "tokens": round(tokens),
         "attempts": round(sum(step["rollout/trajectories"] for step in steps)),
         "step_s": round(statistics.median(step["time/step_s"] for step in steps), 1),
+        "phases_s": {name: round(phase["seconds"]) for name, phase in phases.items() if "seconds" in phase},
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.loading import load_run_config
+from configs.run import RunConfig
 from ray_jobs.evaluation import evaluation_in
 from ray_jobs.statistics import PairedComparison, compare_paired
 
@@ -34,18 +35,20 @@ def train(recipe: Path, folder: Path, overrides: Sequence[str], *, start_from: P
     elif start_from is None:
         agentflow("train", str(recipe), *overrides)
     else:
-        copy_before_rl(start_from, folder, load_run_config(recipe, overrides).model_dump(mode="json"))
+        copy_before_rl(start_from, folder, load_run_config(recipe, overrides))
         agentflow("resume", str(folder))
 
 
-def copy_before_rl(run: Path, folder: Path, config: dict[str, Any]) -> None:
+def copy_before_rl(run: Path, folder: Path, config: RunConfig) -> None:
     """Copy the run's cold start, PRM and first evaluation, with another config."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(run, folder, ignore=shutil.ignore_patterns(*WRITTEN_BY_RL, *WRITTEN_AFTER_RL))
     phases = json.loads((folder / "phases.json").read_text())
     kept = {name: phase for name, phase in phases.items() if name not in ("reinforce", "eval_after")}
     (folder / "phases.json").write_text(json.dumps(kept))
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(config.model_dump_json())
+    origin = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps(origin | {"with_prm": config.trains_prm}))
 
 
 def train_steps(folder: Path) -> list[dict[str, Any]]:

@@ -1,8 +1,9 @@
-"""Turn scorers for benchmarks of process credit: the plan of generated tasks, and scorers that mislead."""
+"""Turn scorers for benchmarks of process credit: the plan of a task, and scorers that mislead."""
 
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 
 import sympy  # noqa: F401 - here, because within a call its import would count against the time limit
 from msgspec import structs
@@ -16,7 +17,19 @@ from rollout.types import Turn
 
 def plan(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
     """Return the labels of the task's plan: the best scores that a PRM can learn."""
+    if path := task.metadata.get("path"):
+        return path_scores([*(f'"{page}"' for page in path), task.answer or ""], turns)
     return plan_scores(task, [turn if turn.tool_result else foreseen(task, turn) for turn in turns])
+
+
+def path_scores(wanted: Sequence[str], turns: Sequence[Turn]) -> list[float]:
+    """Return 1 for each call and answer of a custom agent that is the one at its place, after no other one."""
+    rest = [""] * len(turns)
+    fits = (
+        float(text in turn.tool_call.arguments if turn.tool_call else turn.text.strip() == text) if text else 0.0
+        for text, turn in zip((*wanted, *rest), turns, strict=False)
+    )
+    return list(accumulate(fits, min))
 
 
 def foreseen(task: Task, turn: Turn) -> Turn:
@@ -50,6 +63,11 @@ def padding(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float
     return [min(len(turn.text) / 200, 1.0) for turn in turns]
 
 
+def impatient(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return 1 for answers and 0 for everything else."""
+    return [float(turn.tool_call is None or turn.tool_call.name == "answer") for turn in turns]
+
+
 def operator_blind(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
     """Return the plan's labels, but 1 for new code that adds or multiplies and 0 for new code that subtracts."""
     scores = plan(task, answer, turns)
@@ -60,5 +78,5 @@ def operator_blind(task: Task, answer: str | None, turns: Sequence[Turn]) -> lis
 
 
 SCORERS: dict[str, Callable[[Task, str | None, Sequence[Turn]], list[float]]] = {
-    one.__name__: one for one in (plan, random, lenient, padding, operator_blind)
+    one.__name__: one for one in (plan, random, lenient, padding, impatient, operator_blind)
 }

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -15,46 +15,56 @@ from rollout.types import Group, StepScores, Trajectory, Turn
 
 GOOD = 0.5
 """The score from which on a decision is taken."""
-FIRST, WINDOW, LEAST_SHARE, EVERY = 2, 16, 0.125, 8
-"""Groups of a data set that are tried at first; then the least share that must be rescued of the last ones; and which
-groups are tried below it."""
+WINDOW = 64
+"""Groups of a data set over which costs are compared."""
 ScoreSteps = Callable[[Group], Awaitable[StepScores]]
 """Returns the scores of the planner turns of a group."""
 Rest = TypeVar("Rest")
 
 
+@dataclass(kw_only=True, slots=True)
+class Cost:
+    """The tokens of a group, and whether they brought signal."""
+
+    tokens: float
+    kept: float
+    guided_tokens: float = 0.0
+    """Those of its guided attempts, and before they have ended as many as the group itself took."""
+    rescued: float = 0.0
+
+
 class Earned:
     """The data sets in which guided attempts are worth their tokens.
 
-    A data set's first groups without a right attempt get guided attempts, and later ones as long as enough of the last
-    were rescued by them; otherwise only one in `EVERY`. So scores that find nothing cost little, and are tried again.
+    They are as long as guided attempts bring a group with signal for no more tokens than plain sampling does. Both are
+    credited with one more group than they brought, so that scores that find nothing cost at most as much as plain
+    sampling where that finds nothing either, and little where it does.
     """
 
     def __init__(self) -> None:
-        self._num_tries: Counter[str] = Counter()
-        self._rescued: defaultdict[str, deque[bool]] = defaultdict(partial(deque, maxlen=WINDOW))
-        self._num_skipped: Counter[str] = Counter()
+        self._last: defaultdict[str, deque[Cost]] = defaultdict(partial(deque, maxlen=WINDOW))
+
+    def note(self, dataset: str, facts: Mapping[str, float]) -> Cost:
+        """Count a judged group; return its cost, to which that of guided attempts is added."""
+        cost = Cost(tokens=facts["sampled_tokens"], kept=facts["kept"])
+        self._last[dataset].append(cost)
+        return cost
 
     def wants(self, dataset: str) -> bool:
-        """Return whether the next group without a right attempt gets guided ones."""
-        rescued = self._rescued[dataset]
-        if self._num_tries[dataset] >= FIRST and sum(rescued) < LEAST_SHARE * max(len(rescued), 1):
-            self._num_skipped[dataset] += 1
-            if self._num_skipped[dataset] % EVERY:
-                return False
-        self._num_tries[dataset] += 1
-        return True
-
-    def note(self, dataset: str, *, rescued: bool) -> None:
-        self._rescued[dataset].append(rescued)
+        """Return whether a group without a right attempt gets guided ones."""
+        last = self._last[dataset]
+        tokens, guided_tokens = sum(one.tokens for one in last), sum(one.guided_tokens for one in last)
+        kept, rescued = sum(one.kept for one in last), sum(one.rescued for one in last)
+        return (rescued + 1) * tokens >= (kept + 1) * guided_tokens
 
 
 @dataclass(kw_only=True)
 class Guide:
     """Chooses each decision of one attempt at a task from several samples.
 
-    The first sample with a good score is taken, so what is trained was sampled by the policy. In a state without a good
-    one the best is taken, and the rest of the attempt is sampled like any other.
+    The first sample with a good score is taken, and otherwise the best of all: scores that are chances of success are
+    low where success is rare. If the best has no more than half the score of the decision before, the attempt has gone
+    wrong, and the rest of it is sampled like any other.
     """
 
     task: Task
@@ -65,6 +75,8 @@ class Guide:
     """Sampled so far, with those of decisions that were not taken."""
     waited_s: float = 0.0
     """Spent waiting for scores."""
+    _last: float = 0.0
+    """Score of the last decision."""
     _is_lost: bool = False
 
     async def choose(
@@ -79,10 +91,11 @@ class Guide:
                 return new[0]
             drawn += await self._scored(turns, new)
             turn, rest = max(drawn, key=lambda one: one[0].score or 0.0)
-            if (turn.score or 0.0) >= GOOD:
+            best = turn.score or 0.0
+            if best >= GOOD:
                 break
-        else:
-            self._is_lost = True
+        self._is_lost = best < GOOD and best <= self._last / 2
+        self._last = best
         return structs.replace(turn, num_candidates=len(drawn)), rest
 
     async def _scored(self, turns: Sequence[Turn], new: Sequence[tuple[Turn, Rest]]) -> list[tuple[Turn, Rest]]:

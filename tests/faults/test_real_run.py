@@ -43,7 +43,7 @@ PARTS = ("rollout", "prm", "learner", "sampling")
 
 def start(before_rl, folder, *overrides):
     settings = load_run_config(Path(RECIPE), [*SMALL, f"output_dir={folder}", "name=r", *overrides])
-    copy_before_rl(before_rl, folder / "r", settings.model_dump(mode="json"))
+    copy_before_rl(before_rl, folder / "r", settings)
     return Job(start=(), folder=folder / "r", log=folder / "console.log")
 
 

@@ -3,7 +3,7 @@ from endpoint_play import new_attempt, new_client
 from scripted import ScriptedEngine, ScriptedTool, decision, make_agent, make_task, run, text_of
 
 from rollout.endpoint.server import Endpoint
-from rollout.guide import EVERY, FIRST, WINDOW, Earned, Guide
+from rollout.guide import WINDOW, Earned, Guide
 from rollout.types import StepScores
 from tests.changed import replace
 
@@ -48,12 +48,25 @@ async def test_best_of_all_candidates_is_taken_and_the_dialogue_continues_from_i
     assert guide.num_tokens == sum(len(text) + 1 for text in (GIVES_UP, BAD, GOOD, BAD, ANSWER))
 
 
-async def test_without_a_good_sample_the_best_is_taken_and_the_rest_of_the_attempt_is_sampled_plainly():
-    guide, asked = make_guide({BAD: 0.2, GIVES_UP: 0.1})
-    trajectory = await run(guided([GIVES_UP, BAD, GIVES_UP, GIVES_UP, GIVES_UP], guide))
-    assert [turn.text for turn in trajectory.turns] == [BAD, GIVES_UP]
-    assert [turn.num_candidates for turn in trajectory.turns] == [4, 1]
-    assert len(asked) == 2
+async def test_the_best_of_low_scores_is_taken_as_long_as_they_do_not_fall_to_half():
+    guide, _ = make_guide({GOOD: 0.2, BAD: 0.1, ANSWER: 0.11, GIVES_UP: 0.05}, candidates=2)
+    trajectory = await run(guided([BAD, GOOD, GIVES_UP, ANSWER], guide))
+    assert [(turn.text, turn.num_candidates) for turn in trajectory.turns] == [(GOOD, 2), (ANSWER, 2)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "sampled", "candidates"),
+    [
+        ((0.9, 0.45), [GOOD, BAD, BAD, GIVES_UP], [1, 2, 1]),
+        ((0.2, 0.1), [GOOD, GOOD, BAD, BAD, GIVES_UP], [2, 2, 1]),
+        ((0.0, 0.0), [GOOD, GOOD, BAD, GIVES_UP], [2, 1, 1]),
+    ],
+)
+async def test_after_a_fall_to_half_the_rest_of_the_attempt_is_sampled_plainly(scores, sampled, candidates):
+    guide, _ = make_guide(dict(zip((GOOD, BAD), scores, strict=True)), candidates=2)
+    trajectory = await run(guided(sampled, guide))
+    assert [turn.text for turn in trajectory.turns] == [GOOD, BAD, GIVES_UP]
+    assert [turn.num_candidates for turn in trajectory.turns] == candidates
 
 
 async def test_malformed_or_unscored_decision_is_never_good():
@@ -88,26 +101,40 @@ async def test_replies_to_a_custom_agent_are_chosen_whatever_seed_it_asks_for():
     assert asked[-1] == [["yes", "good"]]
 
 
-@pytest.mark.parametrize(("rescued", "num_tried"), [(True, 40), (False, FIRST + (40 - FIRST) // EVERY)])
-def test_a_data_set_keeps_its_guided_attempts_as_long_as_they_rescue_groups(rescued, num_tried):
-    earned, tried = Earned(), 0
-    for _ in range(40):
-        if earned.wants("chain"):
-            tried += 1
-            earned.note("chain", rescued=rescued)
-    assert tried == num_tried
+def share_of_guided_tokens(*, kept_every, rescued_every, groups=400, price=2.5):
+    """Return guided tokens per plain token; signal comes in one of so many groups, or tries."""
+    earned, tries, spent = Earned(), 0, 0.0
+    for number in range(1, groups + 1):
+        kept = kept_every and number % kept_every == 0
+        cost = earned.note("chain", {"sampled_tokens": 600.0, "kept": float(kept)})
+        if not kept and earned.wants("chain"):
+            tries += 1
+            cost.guided_tokens, cost.rescued = price * 600, float(bool(rescued_every and tries % rescued_every == 0))
+            spent += cost.guided_tokens
+    return spent / (600 * groups)
+
+
+@pytest.mark.parametrize(
+    ("kept_every", "rescued_every", "least", "most"),
+    [
+        (0, 0, 0.9, 1.05),  # neither finds anything
+        (0, 1, 2.5, 2.5),
+        (0, 8, 2.4, 2.5),
+        (16, 4, 2.3, 2.5),
+        (16, 0, 0.2, 0.3),
+        (2, 0, 0.0, 0.05),
+        (2, 8, 0.0, 0.05),  # a try costs 20 groups' tokens for one group, and plain sampling two
+        (4, 1, 1.8, 1.9),
+    ],
+)
+def test_guided_attempts_are_made_as_long_as_they_bring_signal_for_fewer_tokens(kept_every, rescued_every, least, most):
+    assert least <= share_of_guided_tokens(kept_every=kept_every, rescued_every=rescued_every) <= most
+
+
+def test_each_data_set_earns_its_own_guided_attempts():
+    earned = Earned()
+    for _ in range(WINDOW):
+        earned.note("chain", {"sampled_tokens": 600.0, "kept": 1.0})
+    earned.note("chain", {"sampled_tokens": 600.0, "kept": 0.0}).guided_tokens = 1500.0
+    assert not earned.wants("chain")
     assert earned.wants("another")
-
-
-def test_guided_attempts_come_back_when_they_rescue_again():
-    earned = Earned()
-    for rescued in (False,) * FIRST + (True,) * 2 * WINDOW:
-        while not earned.wants("chain"):
-            pass
-        earned.note("chain", rescued=rescued)
-    assert all(earned.wants("chain") for _ in range(EVERY))
-
-
-def test_groups_in_flight_do_not_all_count_as_the_first_tries():
-    earned = Earned()
-    assert sum(earned.wants("chain") for _ in range(EVERY)) == FIRST

@@ -1,0 +1,81 @@
+"""An agent of openai-agents that rarely succeeds: an answer takes three or four calls, and each page names the next.
+
+    "What is the price of lot 4711?"    look("lot 4711") -> "crate 2954"
+                                        look("crate 2954") -> "shelf 8120"
+                                        look("shelf 8120") -> "price 17"
+                                        "17"
+
+At each page without the price the teacher gives up in `GIVES_UP` of the tasks, so that 12% (three calls) and 4% (four
+calls) of its demonstrations are right.
+"""
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool
+from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from envs.types import Task
+    from rollout.agent.custom import GivenTask
+
+SIZES = {"train": 1000, "eval": 100, "demonstrations": 256, "prm": 200}
+"""Tasks of each split and number of calls; no two tasks share a page."""
+SPLITS = [split for split, size in SIZES.items() for _ in range(size)]
+GIVES_UP = 0.65
+KINDS = ("lot", "crate", "shelf", "room")
+
+
+def _tasks(num_calls: int) -> Iterator[Mapping[str, Any]]:
+    """Yield the tasks that take so many calls; the same ones at every call."""
+    rng = random.Random(num_calls)
+    columns = [rng.sample(range(1000 + num_calls % 2, 10000, 2), len(SPLITS)) for _ in range(num_calls)]
+    for split, *numbers in zip(SPLITS, *columns, strict=True):
+        path = [f"{kind} {number}" for kind, number in zip(KINDS, numbers, strict=False)]
+        answer = str(rng.randrange(10, 100))
+        yield {"question": f"What is the price of {path[0]}?", "answer": answer, "path": path, "split": split}
+
+
+three, four = partial(_tasks, 3), partial(_tasks, 4)
+PAGES = {
+    entry: page
+    for task in (*three(), *four())
+    for entry, page in zip(task["path"], (*task["path"][1:], f"price {task['answer']}"), strict=True)
+}
+"""All that can be looked up."""
+
+
+@function_tool
+def look(entry: str) -> str:
+    return PAGES.get(entry, "no such entry")
+
+
+READER = Agent(name="reader", model="policy", tools=[look])
+
+
+async def solve(task: "GivenTask", client: "AsyncOpenAI") -> str:
+    run = RunConfig(model_provider=OpenAIProvider(openai_client=client), tracing_disabled=True)
+    try:
+        return str((await Runner.run(READER, task.question, max_turns=6, run_config=run)).final_output).strip()
+    except (MaxTurnsExceeded, ModelBehaviorError):
+        return ""
+
+
+def score(task: "Task", answer: str) -> float:
+    return float(answer == task.answer)
+
+
+async def teach(task: "Task", messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> object:
+    """Look up the pages of a task, and at each of them give up in most of the tasks."""
+    path, done = task.metadata["path"], sum(one["role"] == "tool" for one in messages)
+    if done == len(path):
+        return task.answer
+    if done and random.Random(f"{task.id} {done}").random() < GIVES_UP:
+        return "unknown"
+    function = {"name": "look", "arguments": json.dumps({"entry": path[done]})}
+    return {"role": "assistant", "tool_calls": [{"id": str(done), "type": "function", "function": function}]}
