@@ -1,12 +1,12 @@
-"""An agent of openai-agents that rarely succeeds: an answer takes three or four calls, and each page names the next.
+"""An agent of openai-agents that rarely succeeds: an answer takes up to four calls, and each page names the next.
 
     "What is the price of lot 4711?"    look("lot 4711") -> "crate 2954"
                                         look("crate 2954") -> "shelf 8120"
                                         look("shelf 8120") -> "price 17"
                                         "17"
 
-At each page without the price the teacher gives up in `GIVES_UP` of the tasks, so that 12% (three calls) and 4% (four
-calls) of its demonstrations are right.
+At each page without the price the teacher gives up in `GIVES_UP` of the tasks, so that 1% (three calls) and 0.1% (four
+calls) of its demonstrations are right, and all of one call.
 """
 
 import json
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 SIZES = {"train": 1000, "eval": 100, "demonstrations": 256, "prm": 200}
 """Tasks of each split and number of calls; no two tasks share a page."""
 SPLITS = [split for split, size in SIZES.items() for _ in range(size)]
-GIVES_UP = 0.65
+GIVES_UP = 0.92
 KINDS = ("lot", "crate", "shelf", "room")
 
 
 def _tasks(num_calls: int) -> Iterator[Mapping[str, Any]]:
     """Yield the tasks that take so many calls; the same ones at every call."""
     rng = random.Random(num_calls)
-    columns = [rng.sample(range(1000 + num_calls % 2, 10000, 2), len(SPLITS)) for _ in range(num_calls)]
+    columns = [rng.sample(range(1000 + num_calls, 10000, 5), len(SPLITS)) for _ in range(num_calls)]
     for split, *numbers in zip(SPLITS, *columns, strict=True):
         path = [f"{kind} {number}" for kind, number in zip(KINDS, numbers, strict=False)]
         answer = str(rng.randrange(10, 100))
         yield {"question": f"What is the price of {path[0]}?", "answer": answer, "path": path, "split": split}
 
 
-three, four = partial(_tasks, 3), partial(_tasks, 4)
+one, three, four = (partial(_tasks, num_calls) for num_calls in (1, 3, 4))
 PAGES = {
     entry: page
-    for task in (*three(), *four())
+    for task in (*one(), *three(), *four())
     for entry, page in zip(task["path"], (*task["path"][1:], f"price {task['answer']}"), strict=True)
 }
 """All that can be looked up."""
