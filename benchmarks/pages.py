@@ -1,12 +1,13 @@
-"""An agent of openai-agents that rarely succeeds: an answer takes up to four calls, and each page names the next.
+"""An agent of openai-agents whose long tasks take six calls, none of them likely: each page names the next.
 
     "What is the price of lot 4711?"    look("lot 4711") -> "crate 2954"
                                         look("crate 2954") -> "shelf 8120"
-                                        look("shelf 8120") -> "price 17"
+                                        ...
+                                        look("street 6003") -> "price 17"
                                         "17"
 
-At each page without the price the teacher gives up in `GIVES_UP` of the tasks, so that 1% (three calls) and 0.1% (four
-calls) of its demonstrations are right, and all of one call.
+At each page without the price the teacher gives up in `GIVES_UP` of the tasks. So all demonstrations of one call are
+right, but only 0.03% of those of six calls, although each of their decisions is made in a fifth.
 """
 
 import json
@@ -27,24 +28,24 @@ if TYPE_CHECKING:
 SIZES = {"train": 1000, "eval": 100, "demonstrations": 256, "prm": 200}
 """Tasks of each split and number of calls; no two tasks share a page."""
 SPLITS = [split for split, size in SIZES.items() for _ in range(size)]
-GIVES_UP = 0.92
-KINDS = ("lot", "crate", "shelf", "room")
+GIVES_UP = 0.8
+KINDS = ("lot", "crate", "shelf", "room", "house", "street")
 
 
 def _tasks(num_calls: int) -> Iterator[Mapping[str, Any]]:
     """Yield the tasks that take so many calls; the same ones at every call."""
     rng = random.Random(num_calls)
-    columns = [rng.sample(range(1000 + num_calls, 10000, 5), len(SPLITS)) for _ in range(num_calls)]
+    columns = [rng.sample(range(1000 + num_calls % 2, 10000, 2), len(SPLITS)) for _ in range(num_calls)]
     for split, *numbers in zip(SPLITS, *columns, strict=True):
         path = [f"{kind} {number}" for kind, number in zip(KINDS, numbers, strict=False)]
         answer = str(rng.randrange(10, 100))
         yield {"question": f"What is the price of {path[0]}?", "answer": answer, "path": path, "split": split}
 
 
-one, three, four = (partial(_tasks, num_calls) for num_calls in (1, 3, 4))
+one, six = partial(_tasks, 1), partial(_tasks, 6)
 PAGES = {
     entry: page
-    for task in (*one(), *three(), *four())
+    for task in (*one(), *six())
     for entry, page in zip(task["path"], (*task["path"][1:], f"price {task['answer']}"), strict=True)
 }
 """All that can be looked up."""
@@ -61,7 +62,7 @@ READER = Agent(name="reader", model="policy", tools=[look])
 async def solve(task: "GivenTask", client: "AsyncOpenAI") -> str:
     run = RunConfig(model_provider=OpenAIProvider(openai_client=client), tracing_disabled=True)
     try:
-        return str((await Runner.run(READER, task.question, max_turns=6, run_config=run)).final_output).strip()
+        return str((await Runner.run(READER, task.question, max_turns=8, run_config=run)).final_output).strip()
     except (MaxTurnsExceeded, ModelBehaviorError):
         return ""
 
