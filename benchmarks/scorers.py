@@ -18,18 +18,19 @@ from rollout.types import Turn
 def plan(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
     """Return the labels of the task's plan: the best scores that a PRM can learn."""
     if path := task.metadata.get("path"):
-        return path_scores([*(f'"{page}"' for page in path), task.answer or ""], turns)
+        return path_scores(path, task.answer, turns)
     return plan_scores(task, [turn if turn.tool_result else foreseen(task, turn) for turn in turns])
 
 
-def path_scores(wanted: Sequence[str], turns: Sequence[Turn]) -> list[float]:
-    """Return 1 for each call and answer of a custom agent that is the one at its place, after no other one."""
-    rest = [""] * len(turns)
-    fits = (
-        float(text in turn.tool_call.arguments if turn.tool_call else turn.text.strip() == text) if text else 0.0
-        for text, turn in zip((*wanted, *rest), turns, strict=False)
-    )
-    return list(accumulate(fits, min))
+def path_scores(path: Sequence[str], answer: str | None, turns: Sequence[Turn]) -> list[float]:
+    """Return 1 for each call of the path and the answer after it, as long as nothing else came before."""
+    right = [
+        place < len(path) and f'"{path[place]}"' in turn.tool_call.arguments
+        if turn.tool_call
+        else place == len(path) and turn.text.strip() == answer
+        for place, turn in enumerate(turns)
+    ]
+    return list(accumulate(map(float, right), min))
 
 
 def foreseen(task: Task, turn: Turn) -> Turn:
