@@ -15,9 +15,8 @@ from rollout.types import Group, StepScores, Trajectory, Turn
 
 GOOD = 0.5
 """The score from which on a decision is taken."""
-WINDOW, TRIAL = 64, 0.25
-"""Groups of a data set over which costs are compared, and what guided attempts may spend before they bring anything, as
-a share of the tokens for which plain sampling brings one group with signal."""
+WINDOW = 64
+"""Groups of a data set over which costs are compared."""
 ScoreSteps = Callable[[Group], Awaitable[StepScores]]
 """Returns the scores of the planner turns of a group."""
 Rest = TypeVar("Rest")
@@ -37,8 +36,9 @@ class Cost:
 class Earned:
     """The data sets in which guided attempts are worth their tokens.
 
-    They are as long as they bring a group with signal for no more tokens than plain sampling does. Scores that find
-    nothing cost at most a quarter of the tokens of plain sampling, and much less where that finds something.
+    They are as long as they bring a group with signal for no more tokens than plain sampling does. Both are credited with
+    one group more than they brought. So scores that find nothing cost as much as plain sampling where that finds nothing
+    either, and little where it finds something.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Earned:
         last = self._last[dataset]
         tokens, guided_tokens = sum(one.tokens for one in last), sum(one.guided_tokens for one in last)
         kept, rescued = sum(one.kept for one in last), sum(one.rescued for one in last)
-        return (rescued + TRIAL) * tokens >= (kept + 1) * guided_tokens
+        return (rescued + 1) * tokens >= (kept + 1) * guided_tokens
 
 
 @dataclass(kw_only=True)
