@@ -36,9 +36,9 @@ class Cost:
 class Earned:
     """The data sets in which guided attempts are worth their tokens.
 
-    They are as long as they bring a group with signal for no more tokens than plain sampling does. Both are credited with
-    one group more than they brought. So scores that find nothing cost as much as plain sampling where that finds nothing
-    either, and little where it finds something.
+    They are as long as they bring a group with signal for no more tokens than plain sampling does. Both are credited
+    with one group more than they brought. So scores that find nothing cost as much as plain sampling where that finds
+    nothing either, and little where it finds something.
     """
 
     def __init__(self) -> None:
