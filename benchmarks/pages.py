@@ -1,13 +1,12 @@
-"""An agent of openai-agents whose long tasks take six calls, none of them likely: each page names the next.
+"""An agent of openai-agents whose tasks take one, three or six calls: each page names the next.
 
     "What is the price of lot 4711?"    look("lot 4711") -> "crate 2954"
                                         look("crate 2954") -> "shelf 8120"
-                                        ...
-                                        look("street 6003") -> "price 17"
+                                        look("shelf 8120") -> "price 17"
                                         "17"
 
-At each page without the price the teacher gives up in `GIVES_UP` of the tasks. So all demonstrations of one call are
-right, but only 0.03% of those of six calls, although each of their decisions is made in a fifth.
+At each page without the price the teacher gives up in `GIVES_UP` of the tasks. So all of its demonstrations of one call
+are right, 4% of those of three calls and 0.03% of those of six, although each decision is made in at least a fifth.
 """
 
 import json
@@ -35,17 +34,17 @@ KINDS = ("lot", "crate", "shelf", "room", "house", "street")
 def _tasks(num_calls: int) -> Iterator[Mapping[str, Any]]:
     """Yield the tasks that take so many calls; the same ones at every call."""
     rng = random.Random(num_calls)
-    columns = [rng.sample(range(1000 + num_calls % 2, 10000, 2), len(SPLITS)) for _ in range(num_calls)]
+    columns = [rng.sample(range(1000 + num_calls % 4, 10000, 4), len(SPLITS)) for _ in range(num_calls)]
     for split, *numbers in zip(SPLITS, *columns, strict=True):
         path = [f"{kind} {number}" for kind, number in zip(KINDS, numbers, strict=False)]
         answer = str(rng.randrange(10, 100))
         yield {"question": f"What is the price of {path[0]}?", "answer": answer, "path": path, "split": split}
 
 
-one, six = partial(_tasks, 1), partial(_tasks, 6)
+one, three, six = (partial(_tasks, num_calls) for num_calls in (1, 3, 6))
 PAGES = {
     entry: page
-    for task in (*one(), *six())
+    for task in (*one(), *three(), *six())
     for entry, page in zip(task["path"], (*task["path"][1:], f"price {task['answer']}"), strict=True)
 }
 """All that can be looked up."""
