@@ -20,6 +20,7 @@ from configs.run import RunConfig
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
 from learner.checkpoint import checkpoints_in
+from ray_jobs.held_out import side_by_side
 from ray_jobs.run.local import open_policy
 from ray_jobs.run.model_folder import prm_base
 from reward.prm.model import ProcessRewardModel, prm_settings
@@ -86,14 +87,14 @@ async def row(worker: Worker, tasks: Sequence[Task], score: ScoreSteps | None) -
         return await worker.run_guided(task, task.id, guides, ""), sum(guide.num_tokens for guide in guides)
 
     attempt: Callable[[Task], Awaitable[tuple[Group, int]]] = partial(guided, score) if score else plain
-    places = asyncio.Semaphore(AT_ONCE)
+    found: list[tuple[int, int, int]] = []
 
-    async def in_turn(task: Task) -> tuple[int, int, int]:
-        async with places:
-            group, tokens = await attempt(task)
-        return sum(outcome_of(one) == SOLVED for one in group.trajectories), len(group.trajectories), tokens
+    async def count(task: Task) -> None:
+        group, tokens = await attempt(task)
+        num_right = sum(outcome_of(one) == SOLVED for one in group.trajectories)
+        found.append((num_right, len(group.trajectories), tokens))
 
-    found = await asyncio.gather(*map(in_turn, tasks))
+    await side_by_side(tasks, count, limit=AT_ONCE)
     right, attempts, tokens = map(sum, zip(*found, strict=True))
     rescued = sum(one > 0 for one, _, _ in found)
     each = f"{tokens / rescued:,.0f}" if rescued else ""
