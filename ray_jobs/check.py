@@ -17,6 +17,7 @@ from configs.run import RunConfig
 from envs.datasets.families import FAMILIES, PlanStep
 from envs.datasets.generated import GeneratedTask, rl_task
 from envs.datasets.sampler import evaluation_tasks, training_tasks
+from envs.tools.closing import until_closed
 from envs.types import Task
 from ray_jobs.plan import GIB, HEADROOM, make_plan
 from ray_jobs.run.origin import trains_prm
@@ -47,7 +48,7 @@ def run_check(config: RunConfig, *, print_settings: bool = False) -> int:
     ready = check_before_start(config, with_prm=trains_prm(config), download=False)
     first = list(islice(_first_tasks(config), NUM_SCORED))
     tasks = [one.task for one in first]
-    played = asyncio.run(_play(config, ready, first[:NUM_PLAYED]))
+    played = asyncio.run(until_closed(_play(config, ready, first[:NUM_PLAYED])))
     problems = []
     if ready.sandbox is not None:
         write(f"sandbox   {ready.sandbox}")

@@ -21,6 +21,7 @@ from envs.datasets.benchmarks import BENCHMARKS, load_benchmark, stem_of
 from envs.datasets.families import FAMILIES
 from envs.datasets.sampler import evaluation_tasks, never_trained_on
 from envs.leakage import CONTAINMENT_LEAK, question_share
+from envs.tools.closing import until_closed
 from envs.types import Task
 from ray_jobs.evaluation import (
     ITEMS,
@@ -91,7 +92,8 @@ def _attempt_missing(
             progress.advance(shown)
 
         temperature = settings.temperature
-        asyncio.run(attempt_all(solver, missing, keep, phase="evaluate", temperature=temperature, judge=judge))
+        work = attempt_all(solver, missing, keep, phase="evaluate", temperature=temperature, judge=judge)
+        asyncio.run(until_closed(work))
     for failure, count in judge.failures.most_common(3) if judge else ():
         console.print(f"{count} votes of the judge are missing: {printable(failure)}", markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from configs.errors import UserError, printable, reason
 from configs.run import RunConfig
 from envs.sandbox import Sandbox
+from envs.tools.closing import until_closed
 from envs.tools.toolbox import Toolbox
 from envs.types import Task, ToolUnavailableError
 from ray_jobs.run.local import open_worker
@@ -54,7 +55,7 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
 
     with console.status("loading the engine"), open_worker(config, adapter) as worker:
         attempt = worker.attempt(task, task.id, group_id="solve", temperature=0.0, seed=config.seed, on_turn=show)
-        trajectory = asyncio.run(attempt)
+        trajectory = asyncio.run(until_closed(attempt))
     if trace is not None:
         trajectory.phase = "solve"
         append_line(trace, trajectory_line(trajectory))
@@ -73,7 +74,7 @@ def run_serve_tools(config: RunConfig, *, transport: "Transport", host: str, por
     with Toolbox(config.envs) as toolbox:
         if toolbox.sandbox and toolbox.sandbox.without:
             print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
-        asyncio.run(serve(toolbox, transport=transport, host=host, port=port))
+        asyncio.run(until_closed(serve(toolbox, transport=transport, host=host, port=port)))
 
 
 def run_code(path: str, timeout_s: float = 5.0) -> int:

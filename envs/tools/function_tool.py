@@ -22,6 +22,7 @@ from configs.envs import BUILT_IN_ACTIONS, EnvsConfig, ToolConfig
 from configs.errors import UserError, listed, reason
 from configs.plugins import failure, in_a_thread, load_own
 from envs.tools.arguments import arguments_of
+from envs.tools.closing import until_closed
 from envs.types import Schema, Tool, ToolResult, ToolUnavailableError
 
 SERVER_LIMIT_S = 60.0
@@ -183,7 +184,8 @@ def with_server_tools(config: EnvsConfig, *, run: Path) -> EnvsConfig:
         server, _, asked = tool.source.partition("#")
         offered = answered.get(server, {})
         if not offered or asked not in ("", "*", *offered):
-            offered = asyncio.run(_offered(action, tool.model_copy(update={"source": server})))
+            whole_server = tool.model_copy(update={"source": server})
+            offered = asyncio.run(until_closed(_offered(action, whole_server)))
         if asked == "*":
             del tools[action]
             chosen = {re.sub(r"[^a-z0-9_]", "_", name.lower())[:40]: name for name in offered}
@@ -214,7 +216,7 @@ async def _offered(name: str, config: ToolConfig) -> dict[str, str]:
     except ToolUnavailableError as error:
         raise UserError(f"envs.tools.{name}: {error}") from None
     finally:
-        await tool.closed()
+        tool.close()
 
 
 def custom_tool_factory(name: str, config: ToolConfig, *, time_limit_s: float, max_chars: int) -> Callable[[], Tool]:

@@ -20,6 +20,7 @@ from mcp_types import INVALID_PARAMS, Tool
 from configs.errors import whole_letters
 from envs.sandbox.protocol import cut_middle, printable_text
 from envs.tools.arguments import arguments_of
+from envs.tools.closing import close_later
 from envs.types import ToolResult, ToolUnavailableError
 
 SCHEME = "mcp:"
@@ -34,8 +35,6 @@ _CLOSING_S = 10.0
 
 # Its warnings quote servers, and a server may quote the key that it received.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
-_closing: set[asyncio.Task[None]] = set()
-"""Tasks that close connections; the event loop itself holds tasks only weakly."""
 
 
 class McpTool:
@@ -88,17 +87,10 @@ class McpTool:
         return ToolResult(text=cut_middle(clean, self._max_chars), error=result.error, foreign=True)
 
     def close(self) -> None:
-        """Start to end the connection, and the process of a command."""
+        """Start to end the connection, and the process of a command; `until_closed` waits for it."""
         client, self._client, self._parameters = self._client, None, None
         if client is not None:
-            task = asyncio.get_running_loop().create_task(_close(client))
-            _closing.add(task)
-            task.add_done_callback(_closing.discard)
-
-    async def closed(self) -> None:
-        """Close, and wait until the connection has ended."""
-        self.close()
-        await asyncio.gather(*_closing)
+            close_later(_close(client))
 
     async def _call(self, text: str) -> ToolResult:
         if self._parameters is None:

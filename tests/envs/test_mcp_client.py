@@ -12,7 +12,8 @@ from mcp_processes import HttpServer, http_server, started
 
 from configs.envs import EnvsConfig
 from configs.errors import UserError
-from envs.tools.mcp import McpTool, _closing, parse_source
+from envs.tools.closing import until_closed
+from envs.tools.mcp import McpTool, parse_source
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
 from rollout.agent.agent import execute
@@ -46,8 +47,7 @@ async def foreign() -> Iterator[Callable[..., McpTool]]:
 
 
 async def _all_closed() -> None:
-    while _closing:
-        await asyncio.gather(*_closing)
+    await until_closed(asyncio.sleep(0))
 
 
 def _tool(source: str, time_limit_s: float = 60.0, key: str = "") -> McpTool:
@@ -112,6 +112,21 @@ async def test_a_command_is_a_server_of_its_own_for_every_episode(foreign: Calla
     one, other = foreign("remember"), foreign("remember")
     assert [(await one.call(text)).text for text in "a\ud800"] == ["a", "a,?"]
     assert (await other.call("c")).text == "c"
+
+
+@pytest.mark.parametrize("num_passes", [0, 9, 40])
+def test_an_event_loop_that_ends_waits_for_servers_that_are_closing(num_passes: int) -> None:
+    async def work() -> str:
+        tool = _tool(f"mcp:{sys.executable} {_FOREIGN} stdio#add")
+        text = (await tool.call('{"a": 2, "b": 3}')).text
+        tool.close()
+        # After nine passes, to end the loop without waiting would never end.
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+        return text
+
+    assert asyncio.run(until_closed(work())) == "5"
+    assert _servers() == []
 
 
 async def test_several_parameters_are_json_and_failures_observations(foreign: Callable[..., McpTool]) -> None:
