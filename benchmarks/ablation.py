@@ -37,6 +37,8 @@ from benchmarks.runs import train, train_steps
 from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
+from ray_jobs.prm import CollectedGroups
+from reward.labels import read_labels
 
 ARMS = {
     "outcome": 'type="outcome"',
@@ -87,7 +89,7 @@ def read(rows: Path) -> list[dict[str, Any]]:
 
 
 def row_of(folder: Path) -> dict[str, Any]:
-    """Return the results of a finished run; `tokens` are those of RL, without what a PRM learned from."""
+    """Return the results of a finished run; `tokens` are those of RL, `prm_tokens` those that the PRM learned from."""
     held_out: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for item in evaluation_in(folder, "eval_after").items:
         held_out[item.dataset][0] += item.solved
@@ -105,10 +107,18 @@ def row_of(folder: Path) -> dict[str, Any]:
         "held_out": held_out,
         "tokens_to_half": to_half,
         "tokens": round(tokens),
+        "prm_tokens": prm_tokens(folder),
         "attempts": round(sum(step["rollout/trajectories"] for step in steps)),
         "step_s": round(statistics.median(step["time/step_s"] for step in steps), 1),
         "phases_s": {name: round(phase["seconds"]) for name, phase in phases.items() if "seconds" in phase},
     }
+
+
+def prm_tokens(folder: Path) -> int:
+    """Return the tokens sampled for a PRM: those of the collected attempts, and of the Monte Carlo labels."""
+    collected = sum(one.num_sampled_tokens for one in CollectedGroups(folder / "collected").trajectories())
+    labels = read_labels(folder / "labels.jsonl")
+    return collected + sum(int(str(label.details.get("num_tokens", 0))) for label in labels)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

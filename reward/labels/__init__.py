@@ -71,6 +71,7 @@ class MonteCarloLabeller:
     """A labeller that samples K continuations after the step; the score is the share that ends right.
 
     This is Math-Shepherd's soft label (arXiv 2312.08935, eq. 2). A last step is labelled with its trajectory's outcome.
+    `details` has the number of tokens that were sampled for the label.
     """
 
     name = "monte_carlo"
@@ -84,12 +85,16 @@ class MonteCarloLabeller:
         """Judge one step. Raise LabelError if there is no continuation, or if one has no score."""
         trajectory = self._trajectories[step.trajectory_id]
         ends: Sequence[Trajectory] = (trajectory,)
+        num_tokens = 0
         if step.step < step.num_steps - 1:
             ends = await self._continue_from(trajectory, step.step + 1, self._continuations)
+            repeated = sum(turn.num_tokens for turn in trajectory.planner_turns[: step.step + 1])
+            num_tokens = sum(end.num_sampled_tokens - repeated for end in ends)
         votes = tuple(score for end in ends if (score := outcome_of(end)) is not None)
         if not ends or len(votes) < len(ends):
             raise LabelError(
                 f"{len(votes)} of {len(ends)} continuations of {trajectory.id} after its first {step.step + 1} turns "
                 "have a score; label it again"
             )
-        return StepLabel.of(step, labeller=self.name, score=sum(votes) / len(votes), votes=votes)
+        score, details = sum(votes) / len(votes), {"num_tokens": num_tokens}
+        return StepLabel.of(step, labeller=self.name, score=score, votes=votes, details=details)

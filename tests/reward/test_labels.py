@@ -45,8 +45,9 @@ EPISODE = make_trajectory(
 )
 
 
-def ending(answer, stop_reason="answered"):
-    return make_trajectory(decided("answer", str(answer)), id="new", answer=answer, stop_reason=stop_reason)
+def ending(answer, stop_reason="answered", *, repeated=1):
+    turns = *EPISODE.turns[:repeated], decided("answer", str(answer))
+    return make_trajectory(*turns, id="new", answer=answer, stop_reason=stop_reason)
 
 
 class Ends:
@@ -78,10 +79,12 @@ async def label(step, ends, *, trajectory=EPISODE, continuations=4):
 )
 async def test_the_label_is_the_share_of_continuations_after_the_step_that_end_right(answers, score):
     for step in range(3):
-        ends = Ends(*(ending(answer) for answer in answers))
+        ends = Ends(*(ending(answer, repeated=step + 1) for answer in answers))
         labelled = await label(step, ends, continuations=7)
         assert labelled.score == pytest.approx(score)
         assert labelled.votes == tuple(float(answer == "141") for answer in answers)
+        # One new reply of one token each.
+        assert labelled.details == {"num_tokens": len(answers)}
         assert ends.requests == [("g1/0", step + 1, 7)]
         assert (labelled.step, labelled.trajectory_id, labelled.task_id) == (step, "g1/0", "t1")
         assert (labelled.labeller, labelled.text_digest) == ("monte_carlo", step_texts(EPISODE)[step].digest)
