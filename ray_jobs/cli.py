@@ -4,7 +4,6 @@ Modules that take long to import are imported inside the commands.
 """
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -336,31 +335,17 @@ def solve(
 
 
 def export(
-    source: Annotated[str, Parameter(name="RUN|CHECKPOINT", help="a run's newest checkpoint, a checkpoint, or `none`")],
+    source: Annotated[Path, Parameter(name="RUN|CHECKPOINT", help="a run's newest checkpoint, or one of its others")],
     /,
     *,
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
     format: Annotated[Literal["hf", "gguf", "hf,gguf"], Parameter(help="what to write")] = "hf,gguf",
     quantize: Annotated[Quantization, Parameter(help="quantization of the GGUF file")] = "q8_0",
-    recipe: Annotated[File, Parameter(help="recipe of a checkpoint outside of a run folder")] = None,
 ) -> None:
     """Write a policy as a merged Hugging Face model, a GGUF file and a Modelfile."""
     from ray_jobs.export import run_export
 
-    run_export(source, recipe, to, formats=format.split(","), quantization=quantize)
-
-
-def serve(
-    export: Annotated[Path, Parameter(name="EXPORT", help="folder that `agentflow export` wrote")],
-    /,
-    *given: Given,
-    model: Annotated[str, Parameter(help="the model's name in Ollama")] = "agentflow",
-) -> None:
-    """Create a model in a running Ollama from an export."""
-    config = run_config(given, backend=f"ollama:{model}")
-    from ray_jobs.export import run_serve
-
-    run_serve(config, export)
+    run_export(source, to, formats=format.split(","), quantization=quantize)
 
 
 def plan(
@@ -383,18 +368,6 @@ def doctor() -> int:
     return run_doctor()
 
 
-def run_code(
-    file: Annotated[str, Parameter(name="FILE")],
-    /,
-    *,
-    timeout: Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf), metavar="S")] = 5.0,
-) -> int:
-    """Run a Python file in the sandbox."""
-    from ray_jobs.solve import run_code
-
-    return run_code(file, timeout)
-
-
 def serve_tools(
     *given: Given,
     transport: Annotated[Literal["stdio", "http"], Parameter(help="stdio for one client, http for many")] = "stdio",
@@ -410,7 +383,7 @@ def serve_tools(
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
     "Commands": (init, check, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
-    "More commands": (collect, label, train_prm, serve, run_code, serve_tools),
+    "More commands": (collect, label, train_prm, serve_tools),
 }
 
 

@@ -1,4 +1,4 @@
-"""The agent and its tools without training: solve one question, serve the tools, run one file in the sandbox."""
+"""The agent and its tools without training: solve one question, and serve the tools."""
 
 import asyncio
 import sys
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from configs.errors import UserError, printable, reason
+from configs.errors import UserError, printable
 from configs.run import RunConfig
-from envs.sandbox import Sandbox
 from envs.tools.closing import until_closed
 from envs.tools.toolbox import Toolbox
-from envs.types import Task, ToolUnavailableError
+from envs.types import Task
 from ray_jobs.run.local import open_worker
 from rollout.codec import trajectory_line
 from rollout.files import append_line
@@ -75,22 +74,3 @@ def run_serve_tools(config: RunConfig, *, transport: "Transport", host: str, por
         if toolbox.sandbox and toolbox.sandbox.without:
             print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
         asyncio.run(until_closed(serve(toolbox, transport=transport, host=host, port=port)))
-
-
-def run_code(path: str, timeout_s: float = 5.0) -> int:
-    """Run a Python file in the sandbox and print its output. Return 0 if it ended without an error, else 1."""
-    try:
-        code = Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"'{path}' cannot be read: {reason(error)}; name a Python file in UTF-8") from error
-    try:
-        with Sandbox() as sandbox:
-            print(f"code sandbox: {sandbox.state}", file=sys.stderr)
-            result = sandbox.run(code, timeout_s=timeout_s)
-    except ToolUnavailableError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(result.text.removesuffix("\n"))
-    if result.error:
-        print(f"error: {result.error}", file=sys.stderr)
-    return int(bool(result.error))

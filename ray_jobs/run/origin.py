@@ -36,7 +36,7 @@ def checkpoint_at(path: Path) -> Path:
     if not (folder / MANIFEST).is_file() or "policy_version" not in read_manifest(folder):
         raise UserError(
             f"'{folder}' is neither a run (with config.json) nor a planner's checkpoint (with {MANIFEST}); name a run, "
-            "one below its checkpoints/, or `none`"
+            "or one below its checkpoints/"
         )
     return folder
 

@@ -106,9 +106,9 @@ class AdapterMerger:
 
 
 def write_merged_model(
-    model_path: Path, adapter: bytes | None, target: Path, *, rank: int, alpha: float, dtype: Precision
+    model_path: Path, adapter: bytes, target: Path, *, rank: int, alpha: float, dtype: Precision
 ) -> None:
-    """Write the model of `model_path` with the adapter, or unchanged if `adapter` is None.
+    """Write the model of `model_path` with the adapter.
 
     W0 + alpha / rank * B A is computed in float32 and rounded to `dtype`, the engine's type; weights that do not change
     keep their type. One file is in memory at a time. Raises UserError if the adapter does not fit, OSError if the disk
@@ -116,23 +116,20 @@ def write_merged_model(
     """
     check_weights(model_path)
     merger = AdapterMerger(model_path, alpha / rank, dtype=dtype)
-    weights = merger.base_weights()
-    if adapter is not None:
-        try:
-            merger.check(adapter, rank=rank)
-            weights = merger.merged_weights(adapter)
-        except ValueError as error:
-            raise UserError(f"the adapter does not fit model {model_path.name}: {error}") from error
+    try:
+        merger.check(adapter, rank=rank)
+        weights = merger.merged_weights(adapter)
+    except ValueError as error:
+        raise UserError(f"the adapter does not fit model {model_path.name}: {error}") from error
     target.mkdir(parents=True)
     for path in sorted(model_path.iterdir()):
         if path.is_file() and path.suffix not in _OTHER_WEIGHTS and not path.name.startswith("."):
             shutil.copyfile(path, target / path.name)
-    if adapter is not None:
-        config = target / "config.json"
-        settings = json.loads(config.read_text(encoding="utf-8"))
-        # Programs load all weights in the type that the configuration names.
-        types = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
-        config.write_text(json.dumps(settings | types, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    config = target / "config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    # Programs load all weights in the type that the configuration names.
+    types = {name: dtype for name in ("dtype", "torch_dtype") if name in settings} or {"torch_dtype": dtype}
+    config.write_text(json.dumps(settings | types, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     _write_generation_config(model_path, target)
     from safetensors import safe_open
     from safetensors.torch import save_file

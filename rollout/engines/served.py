@@ -4,8 +4,7 @@ import asyncio
 import logging
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -162,17 +161,6 @@ class OllamaEngine(_ServedEngine):
         listed = await self._call(self._client.list)
         return next((entry for entry in listed.models if entry.model in names), None)
 
-    async def create(self, gguf: Path, template: str, parameters: Mapping[str, object]) -> None:
-        """Make the model from a GGUF file; one of the same name is replaced. Raises BackendError."""
-        blob = await self._call(lambda: self._client.create_blob(gguf))
-        reply = await self._call(
-            lambda: self._client.create(
-                self._config.model, files={gguf.name: blob}, template=template, parameters=parameters, stream=False
-            )
-        )
-        if reply.status != "success":
-            raise BackendError(self._message("the model was not made", reply.status, "update Ollama"))
-
     async def generate(self, request: GenerationRequest) -> TextCompletion:
         """Return the completion. Raises BackendError if no request can succeed, ContextFullError, else EngineError."""
         messages = chat_messages(request)
@@ -198,8 +186,8 @@ class OllamaEngine(_ServedEngine):
             raise self._failure("the reply holds no text")
         if reply.message.thinking or text != without_thinking(text):
             raise BackendError(
-                f"{self._config.base_url}: '{self._config.model}' thinks although `think` is false; serve it with the "
-                "template of its export (`agentflow serve`), or update Ollama"
+                f"{self._config.base_url}: '{self._config.model}' thinks although `think` is false; create it "
+                "with the Modelfile of its export, or update Ollama"
             )
         reason = reply.done_reason
         if not reply.done or reason not in ("stop", "length"):

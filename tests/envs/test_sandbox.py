@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs.errors import UserError
 from envs.sandbox import Sandbox, SandboxSettings
 from envs.sandbox.protocol import (
     BoundedOutput,
@@ -25,7 +24,6 @@ from envs.sandbox.protocol import (
     split_frame,
 )
 from envs.types import ToolResult, ToolUnavailableError
-from ray_jobs.solve import run_code
 
 _ROOT = Path(__file__).parents[2]
 
@@ -209,19 +207,7 @@ def test_layers_are_left_out_only_where_the_others_are_known_to_hold() -> None:
             SandboxSettings(tier=tier, disabled_layers=(disabled,))
 
 
-# The tool and the command
-
-
-def test_run_code_prints_the_text_and_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "good.py").write_text("6 * 7")
-    (tmp_path / "bad.py").write_text("1/0")
-    assert run_code(str(tmp_path / "good.py")) == 0
-    captured = capsys.readouterr()
-    assert captured.out == "42\n"
-    assert "code sandbox: tier " in captured.err
-    assert run_code(str(tmp_path / "bad.py")) == 1
-    with pytest.raises(UserError, match=r"absent\.py"):
-        run_code(str(tmp_path / "absent.py"))
+# The tool
 
 
 # The parts

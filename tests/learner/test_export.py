@@ -8,7 +8,6 @@ from tiny_export import load_model, random_adapter, save_tiny_export_model, with
 from configs.errors import UserError
 from rollout.chat import reply_ends
 from rollout.engines.adapters import write_merged_model
-from rollout.files import file_digests
 
 MERGED = {"rank": 4, "alpha": 8.0, "dtype": "bfloat16"}
 
@@ -37,21 +36,13 @@ def test_merged_weights_are_those_that_peft_itself_would_write(model_path, tmp_p
         assert moved == {name for name in expected if "_proj" in name}
 
 
-def test_without_an_adapter_the_weights_and_every_other_file_are_the_base_s_own(model_path, tmp_path):
-    write_merged_model(model_path, None, tmp_path / "hf", **MERGED)
-    before, after = file_digests(model_path), file_digests(tmp_path / "hf")
-    # Only the tokens that end a reply are kept of the generation settings.
-    assert after | {"generation_config.json": ""} == before | {"generation_config.json": ""}
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_path, adapter, tmp_path, trained):
+def test_an_export_bends_no_distribution_by_the_base_s_sampling_defaults(model_path, adapter, tmp_path):
     """Qwen2.5's: a server would take them up."""
     bent = shutil.copytree(model_path, tmp_path / "base")
     said = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05}
     ends = {"bos_token_id": 1, "eos_token_id": [0, 2], "pad_token_id": 0, "transformers_version": "4.37.0"}
     (bent / "generation_config.json").write_text(json.dumps(said | ends))
-    write_merged_model(bent, adapter if trained else None, tmp_path / "hf", **MERGED)
+    write_merged_model(bent, adapter, tmp_path / "hf", **MERGED)
     assert json.loads((tmp_path / "hf" / "generation_config.json").read_text()) == ends
 
 

@@ -1,4 +1,5 @@
 import hashlib
+import json
 
 import pytest
 from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_export_model, with_adapter
@@ -6,9 +7,10 @@ from tiny_export import greedy_answer, load_model, random_adapter, save_tiny_exp
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from ray_jobs.export import read_export, run_export
+from ray_jobs.export import MANIFEST, run_export
 from ray_jobs.run.model_folder import demo_model_dir
 from rollout.agent.agent import build_chat
+from rollout.files import file_digest
 
 OPTIONS = {"formats": ("hf", "gguf"), "quantization": "q8_0"}
 
@@ -49,8 +51,9 @@ def run(tmp_path, model_path, adapter):
 
 
 def test_export_files_and_manifest(run, model_path, adapter, tmp_path):
-    run_export(str(run), None, tmp_path / "out", **OPTIONS)
-    manifest = read_export(tmp_path / "out", ("model-q8_0.gguf", "Modelfile", "hf/model.safetensors"))
+    run_export(run, tmp_path / "out", **OPTIONS)
+    manifest = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    assert manifest["files"]["Modelfile"] == file_digest(tmp_path / "out" / "Modelfile")
     assert manifest["source"] == {
         "run": "tiny",
         "checkpoint": "v000003",
@@ -64,35 +67,30 @@ def test_export_files_and_manifest(run, model_path, adapter, tmp_path):
         "lora_alpha": 8.0,
         "agent": "planner",
     }
-    gguf = manifest["gguf"]
-    assert (gguf["file"], gguf["quantization"]) == ("model-q8_0.gguf", "q8_0")
+    assert manifest["gguf"] == {"file": "model-q8_0.gguf", "quantization": "q8_0"}
     on_disk = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert set(manifest["files"]) == on_disk - {"export.json"}
     text = (tmp_path / "out" / "Modelfile").read_text()
     assert text.startswith("FROM ./model-q8_0.gguf\nTEMPLATE ")
     assert "PARAMETER num_ctx 128\n" in text
     assert 'PARAMETER stop "<|im_end|>"\n' in text
-    assert gguf["parameters"]["stop"] == ["<|im_end|>"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-@pytest.mark.parametrize("fault", ["changed", "exists", "scale", "lonely", "missing"])
-def test_invalid_source_or_target_is_rejected(fault, run, model_path, tmp_path):
-    recipe, source = None, run
+@pytest.mark.parametrize("fault", ["changed", "exists", "lonely", "missing"])
+def test_invalid_source_or_target_is_rejected(fault, run, tmp_path):
+    source = run
     checkpoint = run / "checkpoints" / "v000003"
     if fault == "changed":
         (checkpoint / "adapter.safetensors").write_bytes(b"other")
     elif fault == "exists":
         (tmp_path / "out").mkdir()
-    elif fault == "scale":
-        recipe = tmp_path / "mine.toml"
-        recipe.write_text(f"[model]\npath = '{model_path}'\nlora_rank = 4\nlora_alpha = 16.0\n")
     elif fault == "lonely":
         source = checkpoint.rename(tmp_path / "v000003")
     else:
         source = tmp_path / "nowhere"
     with pytest.raises(UserError):
-        run_export(str(source), recipe, tmp_path / "out", **OPTIONS)
+        run_export(source, tmp_path / "out", **OPTIONS)
     assert not list((tmp_path / "out").glob("*"))
 
 
@@ -102,7 +100,7 @@ def test_exported_model_gives_the_same_answers(tmp_path):
     base = demo_model_dir()
     adapter = random_adapter(base, scale=0.004)
     run = make_run(tmp_path / "run", base, adapter, agent={"max_steps": 5}, rollout={"max_turn_tokens": 12})
-    run_export(str(run), None, tmp_path / "out", **OPTIONS)
+    run_export(run, tmp_path / "out", **OPTIONS)
     prompt = build_chat(tmp_path / "out" / "hf").prompt("Answer.", "Task: what do 35 crates of wool locks weigh?")
     beside = with_adapter(load_model(base), adapter=adapter)
     merged = load_model(tmp_path / "out" / "hf")

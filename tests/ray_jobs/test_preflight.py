@@ -188,7 +188,7 @@ def test_model_folder_that_programs_read_differently_is_refused_everywhere(confi
     with pytest.raises(UserError):
         model_folder.prm_base(str(model))
     with pytest.raises(UserError):
-        write_merged_model(model, None, model / "out", rank=1, alpha=1.0, dtype="float32")
+        write_merged_model(model, b"", model / "out", rank=1, alpha=1.0, dtype="float32")
     with pytest.raises(UserError):
         BaseWeights(model, device="cpu", precision="float32")
     assert not (model / "out").exists()

@@ -4,9 +4,7 @@ Fields, types and status codes follow docs/openapi.yaml and docs/api.md of ollam
 `shift` and `files` stand in its api/types.go. What a model says is scripted.
 """
 
-import hashlib
 import json
-import re
 from contextlib import contextmanager
 
 from tests.envs.local_server import Answer, LocalServer
@@ -51,20 +49,13 @@ class ScriptedOllama:
         self.models = set(models)
         self.replies = [said("{}")]
         self.chats = []
-        self.created = []
-        self.blobs = {}
         self.faults = []
         self.headers = []
 
     def answer(self, method, path, raw):
-        if method == "POST" and path.startswith("/api/blobs/"):
-            return self._push(path.removeprefix("/api/blobs/"), raw)
-        if method == "HEAD" and path.startswith("/api/blobs/"):
-            return (200 if path.removeprefix("/api/blobs/") in self.blobs else 404), None
         route = {
             ("POST", "/api/show"): self._show,
             ("POST", "/api/chat"): self._chat,
-            ("POST", "/api/create"): self._create,
         }.get((method, path))
         if route is None:
             return 404, "404 page not found"
@@ -95,24 +86,6 @@ class ScriptedOllama:
         if isinstance(reply, tuple):
             return reply[0], {"error": reply[1]}
         return 200, reply
-
-    def _push(self, digest, raw):
-        if digest != f"sha256:{hashlib.sha256(raw).hexdigest()}":
-            return 400, {"error": "digest mismatch"}
-        self.blobs[digest] = raw
-        return 201, None
-
-    def _create(self, body):
-        check_fields(body, CREATE, required=("model", "files"))
-        check_fields(body.get("parameters", {}), OPTIONS)
-        for name, digest in body["files"].items():
-            if "/" in name or not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-                raise FieldError("invalid digest format")
-            if digest not in self.blobs:
-                return 400, {"error": f"blob {digest} not found"}
-        self.created.append(body)
-        self.models.add(body["model"] if ":" in body["model"] else f"{body['model']}:latest")
-        return 200, {"status": "success"}
 
 
 @contextmanager
