@@ -14,7 +14,7 @@ from configs.rollout import ServerConfig
 
 BUILT_IN_ACTIONS = (
     *("think", "search", "code", "answer"),
-    *("wikipedia_search", "web_search", "google_search", "base_generator"),
+    *("wikipedia_search", "web_search", "base_generator"),
 )
 _ACTION_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _HOST = r"[^\s/@:*?#\[\]]+"
@@ -35,9 +35,8 @@ Mix = Annotated[dict[str, float], AfterValidator(_positive)]
 class WebConfig(Config):
     """Results from outside: searches, pages, and custom tools."""
 
-    finder: Literal["wikipedia", "google", "tavily"] = "wikipedia"
-    """Service that finds the pages that `web_search` reads; `google` needs GOOGLE_API_KEY and GOOGLE_CSE_ID, `tavily`
-    needs TAVILY_API_KEY and also reads the pages."""
+    finder: Literal["wikipedia", "tavily"] = "wikipedia"
+    """Service that finds the pages that `web_search` reads; `tavily` needs TAVILY_API_KEY and also reads the pages."""
     allowed_hosts: tuple[Annotated[str, Field(pattern=_HOST_PORT)], ...] = ()
     """Servers outside of the public internet, each "host:port", that pages may be fetched from."""
     blocked_hosts: tuple[Annotated[str, Field(pattern=rf"^{_HOST}$")], ...] = (
@@ -140,7 +139,7 @@ class EnvsConfig(Config):
     """Further data sets by name, which `mix` can name: tasks of a file, of a custom function, or of the hub."""
     actions: tuple[str, ...] = ("think", "search", "code", "answer")
     """Tools that are switched on, in the order of the planner's prompt and grammar; `answer` is always needed.
-    Built in: think, search, code, answer, wikipedia_search, web_search, google_search, base_generator."""
+    Built in: think, search, code, answer, wikipedia_search, web_search, base_generator."""
     tools: dict[str, ToolConfig] = {}
     """Further actions by name: custom tools, and tools of MCP servers."""
     search: Literal["offline", "tavily"] = "offline"

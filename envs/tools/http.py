@@ -25,14 +25,13 @@ MAX_REPLY_BYTES = 4 * 2**20
 class RequestError(Exception):
     """A request without a usable reply; a `passing` one may succeed later.
 
-    The message holds nothing that the server wrote, and `body`, the beginning of its reply, is never shown.
+    The message holds nothing that the server wrote.
     """
 
-    def __init__(self, problem: str, *, passing: bool = False, status: int | None = None, body: str = "") -> None:
+    def __init__(self, problem: str, *, passing: bool = False, status: int | None = None) -> None:
         super().__init__(problem)
         self.passing = passing
         self.status = status
-        self.body = body
 
 
 class RefusedError(RequestError):
@@ -94,8 +93,7 @@ class Service(Attempts):
     """One server that a tool asks; errors call it `name`.
 
     Args:
-        key: The API key, sent in the header `key_header` and replaced by `[key]` in replies.
-        key_header: The header of the key; Authorization carries it as a bearer token.
+        key: The API key, sent as a bearer token and replaced by `[key]` in replies.
         advice: The remedy if it refuses a request.
         takes_queries: Whether status 400 is the fault of the query, and not of the request around it.
     """
@@ -107,7 +105,6 @@ class Service(Attempts):
         limits: ServiceLimits,
         *,
         key: str = "",
-        key_header: str = "Authorization",
         advice: str = "",
         takes_queries: bool = False,
     ) -> None:
@@ -119,7 +116,7 @@ class Service(Attempts):
         self._takes_queries = takes_queries
         self._headers = {"User-Agent": USER_AGENT}
         if key:
-            self._headers[key_header] = f"Bearer {key}" if key_header == "Authorization" else key
+            self._headers["Authorization"] = f"Bearer {key}"
 
     async def ask(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the result of the first successful attempt.
@@ -132,7 +129,7 @@ class Service(Attempts):
         except RefusedError:
             raise
         except RequestError as error:
-            if self._takes_queries and error.status == 400 and "API key" not in error.body:
+            if self._takes_queries and error.status == 400:
                 raise RefusedError("bad_query", f"the service answered with {error}") from None
             refused = error.status is not None and not error.passing
             problem = f"{error}{f'; {self._advice}' if refused and self._advice else ''}"
@@ -223,8 +220,8 @@ class ServiceClient(BoundedClient):
         else:
             if response.is_success:
                 return response
-            status, body = response.status_code, response.content[:2000].decode(errors="replace")
-            failure = RequestError(f"status {status}", passing=is_passing(status), status=status, body=body)
+            status = response.status_code
+            failure = RequestError(f"status {status}", passing=is_passing(status), status=status)
         # Not raised inside `except`: the error of httpx holds the request, and the request holds the key.
         raise failure
 

@@ -25,9 +25,6 @@ MIN_PASSAGE_CHARS = 80
 LATENCY_SPREAD = 0.8
 """Standard deviation of the logarithm of a simulated latency: one query in six takes over 2.2 times the median."""
 MAX_LATENCY_S = 10.0
-GOOGLE_KEY_VARIABLE = "GOOGLE_API_KEY"
-ENGINE_VARIABLE = "GOOGLE_CSE_ID"
-GOOGLE_URL = "https://www.googleapis.com/customsearch/v1"
 TAVILY_KEY_VARIABLE = "TAVILY_API_KEY"
 TAVILY_URL = "https://api.tavily.com"
 
@@ -124,41 +121,6 @@ class PageFinder(Protocol):
     """A search service; raises RefusedError for the query's fault, and ToolUnavailableError."""
 
     async def find(self, query: str) -> list[FoundPage]: ...
-
-
-class GoogleFinder:
-    """Google's Programmable Search; the text of a page is its snippet.
-
-    Fields: https://developers.google.com/custom-search/v1/reference/rest/v1/Search
-    """
-
-    def __init__(self, limits: ServiceLimits, *, base_url: str = GOOGLE_URL) -> None:
-        keyless = "or switch on `wikipedia_search`, which needs no key"
-        key = required_key("google_search", GOOGLE_KEY_VARIABLE, keyless)
-        self._engine_id = required_key("google_search", ENGINE_VARIABLE, keyless)
-        self._service = Service(
-            "Google search",
-            base_url,
-            limits,
-            key=key,
-            # In a header, because addresses are written to the logs of HTTP clients and servers.
-            key_header="X-Goog-Api-Key",
-            advice=f"check {GOOGLE_KEY_VARIABLE} and {ENGINE_VARIABLE}",
-            takes_queries=True,
-        )
-
-    async def find(self, query: str) -> list[FoundPage]:
-        params = {"cx": self._engine_id, "q": query, "num": str(MAX_RESULTS)}
-
-        async def attempt() -> list[FoundPage]:
-            reply = await self._service.send("GET", "", params=params)
-            # `items` is missing if nothing was found.
-            return [
-                FoundPage(title=str(item["title"]), url=str(item["link"]), text=str(item.get("snippet", "")))
-                for item in reply.get("items", [])
-            ]
-
-        return await self._service.ask(attempt)
 
 
 class TavilyFinder:

@@ -17,7 +17,6 @@ from envs.tools.function_tool import check_custom_tool, custom_tool_factory, fun
 from envs.tools.guard import BlockList, CachedTool, GuardedTool, faults_of, read_questions
 from envs.tools.http import Service, ServiceLimits
 from envs.tools.search import (
-    GoogleFinder,
     OfflineSearchTool,
     PageFinder,
     PageSearchTool,
@@ -48,7 +47,6 @@ MAX_PAGE_BYTES = 1_000_000
 PAGE_SEARCHES = {
     "search": ("tavily", "search the web with a short query of a few keywords"),
     "wikipedia_search": ("wikipedia", "find Wikipedia articles by keywords"),
-    "google_search": ("google", "search Google with a short query"),
 }
 """Service and description of the searches that show extracts of pages."""
 MAX_PROMPT_CHARS = 8000
@@ -191,7 +189,7 @@ class Toolbox(AbstractContextManager["Toolbox"]):
                 latency_s = config.search_latency_s
                 offline = OfflineSearchTool(catalogue_passages(), max_chars=max_chars, latency_s=latency_s)
                 return lambda: offline
-            case "search" | "wikipedia_search" | "google_search":
+            case "search" | "wikipedia_search":
                 service, description = PAGE_SEARCHES[action]
                 finder, blocked = self._finder(service), self._block_list
                 search = PageSearchTool(action, description, finder, block_list=blocked, max_chars=max_chars)
@@ -213,8 +211,6 @@ class Toolbox(AbstractContextManager["Toolbox"]):
     def _new_finder(self, name: str) -> PageFinder:
         if name == "wikipedia":
             return WikipediaFinder(self._limits, base_url=WIKIPEDIA_URL)
-        if name == "google":
-            return GoogleFinder(self._limits)
         return TavilyFinder(self._limits, excluded_hosts=self._config.web.blocked_hosts)
 
     def _guarded(self, tool: Tool) -> Tool:

@@ -177,7 +177,7 @@ def _check_custom_code(config: RunConfig) -> None:
 
 def key_variables(config: RunConfig) -> tuple[str, ...]:
     """Return the environment variables with the keys that the recipe or its tools need."""
-    from envs.tools.search import ENGINE_VARIABLE, GOOGLE_KEY_VARIABLE, TAVILY_KEY_VARIABLE
+    from envs.tools.search import TAVILY_KEY_VARIABLE
 
     names = [value for key, value in leaves(config.model_dump()) if key.endswith("api_key_env") and value]
     envs = config.envs
@@ -185,8 +185,6 @@ def key_variables(config: RunConfig) -> tuple[str, ...]:
     finders.add(envs.search if "search" in envs.actions else None)
     if "tavily" in finders:
         names.append(TAVILY_KEY_VARIABLE)
-    if "google_search" in envs.actions or "google" in finders:
-        names += [GOOGLE_KEY_VARIABLE, ENGINE_VARIABLE]
     return tuple(dict.fromkeys(names))
 
 

@@ -29,7 +29,6 @@ _ACTIONS = {
     "code": "Python that prints",
     "answer": "ends the problem",
     "wikipedia_search": "a few keywords",
-    "google_search": "a short query",
     "web_search": "read web pages for a question",
     "base_generator": "ask a language model that has no tools",
 }

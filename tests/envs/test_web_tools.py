@@ -1,30 +1,22 @@
-"""Web search with Wikipedia and Google, page reading and the base generator, over local servers."""
+"""Web search with Wikipedia, page reading and the base generator, over local servers."""
 
 import json
-import logging
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from configs.envs import EnvsConfig, WebConfig
+from configs.envs import EnvsConfig
 from configs.errors import UserError
 from configs.rollout import ServerConfig
 from envs.tools.guard import BlockList
 from envs.tools.http import RefusedError, ServiceLimits
-from envs.tools.search import MAX_QUERY_CHARS, FoundPage, GoogleFinder, PageSearchTool, WebSearchTool, WikipediaFinder
+from envs.tools.search import MAX_QUERY_CHARS, FoundPage, PageSearchTool, WebSearchTool, WikipediaFinder
 from envs.tools.toolbox import BaseGeneratorTool, Toolbox, build_ask
 from envs.tools.web_fetch import PageFetcher
 from envs.types import ToolUnavailableError
 from tests.envs.local_server import Answer, LocalServer, serving
 
-GOOGLE_KEY, ENGINE_ID = "AIza-secret-0123456789", "017576662512468239146:omuauf_lfve"
 LIMITS = ServiceLimits(first_pause_s=0.01, requests_per_minute=60_000, max_attempts=3, time_limit_s=5.0)
-
-
-@pytest.fixture(autouse=True)
-def _keys(monkeypatch):
-    monkeypatch.setenv("GOOGLE_API_KEY", GOOGLE_KEY)
-    monkeypatch.setenv("GOOGLE_CSE_ID", ENGINE_ID)
 
 
 def json_answer(value, status=200, **headers):
@@ -82,54 +74,6 @@ async def test_a_query_that_the_wiki_refuses_is_the_callers_error():
     ):
         await wikipedia(server)
     assert len(server.requests) == 1
-
-
-# Google: https://developers.google.com/custom-search/v1/reference/rest/v1/cse/list
-
-ITEM = {"title": "Copper", "link": "https://www.example.org/copper", "snippet": "Copper melts at 1085 degrees."}
-GOOGLE = {"kind": "customsearch#search", "searchInformation": {"totalResults": "1"}, "items": [ITEM]}
-
-
-async def google(server, **settings):
-    return await GoogleFinder(LIMITS, base_url=f"{server.url}/customsearch/v1", **settings).find("copper & bolts")
-
-
-async def test_google_gets_the_key_in_a_header_and_not_in_the_address(caplog):
-    caplog.set_level(logging.DEBUG)
-    with serving(json_answer(GOOGLE)) as server:
-        found = await google(server)
-    [request] = server.requests
-    assert parameters(request) == {"cx": ENGINE_ID, "q": "copper & bolts", "num": "3"}
-    assert request.headers["X-Goog-Api-Key"] == GOOGLE_KEY
-    assert found == [FoundPage(title=ITEM["title"], url=ITEM["link"], text=ITEM["snippet"])]
-    assert GOOGLE_KEY not in request.path + caplog.text
-    with serving(json_answer({"kind": "customsearch#search"})) as server:
-        assert await google(server) == []
-
-
-@pytest.mark.parametrize(
-    ("status", "message", "attempts"),
-    [
-        (400, "API key not valid. Please pass a valid API key.", 1),
-        (403, "Custom Search API has not been used in project", 1),
-        (429, "Quota exceeded for quota metric 'Queries'", 3),
-    ],
-)
-async def test_failures_of_google_name_the_key_variable_but_not_the_key(status, message, attempts):
-    error = {"error": {"code": status, "message": f"{message} {GOOGLE_KEY}", "status": "X"}}
-    with serving(json_answer(error, status)) as server, pytest.raises(ToolUnavailableError) as caught:
-        await google(server)
-    assert len(server.requests) == attempts
-    assert ("GOOGLE_API_KEY" in str(caught.value)) == (attempts == 1)
-    assert GOOGLE_KEY not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
-
-
-async def test_a_page_that_quotes_the_key_is_redacted_and_a_rejected_query_is_the_callers_error():
-    with serving(json_answer({"items": [ITEM | {"snippet": f"key={GOOGLE_KEY}"}]})) as server:
-        assert (await google(server))[0].text == "key=[key]"
-    error = {"error": {"code": 400, "message": "Request contains an invalid argument."}}
-    with serving(json_answer(error, 400)) as server, pytest.raises(RefusedError):
-        await google(server)
 
 
 # What a search shows
@@ -241,8 +185,8 @@ async def test_a_long_question_is_scanned_once_for_an_address(part):
 
 
 def test_tools_share_one_service_and_its_pace():
-    actions = ("google_search", "web_search", "answer")
-    with Toolbox(EnvsConfig(actions=actions, web=WebConfig(finder="google"))) as toolbox, toolbox.episode() as tools:
+    actions = ("wikipedia_search", "web_search", "answer")
+    with Toolbox(EnvsConfig(actions=actions)) as toolbox, toolbox.episode() as tools:
         one, other = (tool._tool._tool._finder for tool in tools[:2])
     assert one is other
     assert one._service.limits.requests_per_minute == 60

@@ -61,7 +61,6 @@ def test_phases_that_sample_in_the_driver_claim_its_cpu_and_cards(phase, overrid
         ((), ()),
         (("envs.search=tavily",), ("TAVILY_API_KEY",)),
         (("backend.type=openai", "backend.model=m", "backend.api_key_env=MY_KEY"), ("MY_KEY",)),
-        (('envs.actions=["google_search", "answer"]',), ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")),
         (('envs.actions=["web_search", "answer"]', "envs.web.finder=tavily"), ("TAVILY_API_KEY",)),
     ],
 )
