@@ -46,11 +46,11 @@ AnyAgent: TypeAlias = Agent | CustomAgent
 _log = logging.getLogger(__name__)
 
 
-async def run_group(agent: AnyAgent, task: Task, *, group_id: str, group_size: int, hints: str = "") -> Group:
-    """Run `group_size` trajectories of `task`, all with the same hints, so that they can be compared."""
+async def run_group(agents: Sequence[AnyAgent], task: Task, group_id: str, *, part: str = "", hints: str = "") -> Group:
+    """Run a trajectory of each agent at `task`, all with the same hints, so that they can be compared."""
     attempts = (
-        agent.run(task, trajectory_id=f"{group_id}/{index}", group_id=group_id, hints=hints)
-        for index in range(group_size)
+        agent.run(task, trajectory_id=f"{group_id}/{part}{index}", group_id=group_id, hints=hints)
+        for index, agent in enumerate(agents)
     )
     return Group(id=group_id, trajectories=tuple(await asyncio.gather(*attempts)))
 
@@ -186,17 +186,12 @@ class Worker(Solver):
         return ""
 
     async def run_group(self, task: Task, group_id: str, group_size: int, hints: str) -> Group:
-        return await run_group(self._agent, task, group_id=group_id, group_size=group_size, hints=hints)
+        return await run_group([self._agent] * group_size, task, group_id, hints=hints)
 
     async def run_guided(self, task: Task, group_id: str, guides: Sequence[Guide], hints: str) -> Group:
         """Run further attempts for a group, whose decisions the guides choose."""
-        attempts = (
-            replace(self._agent, guide=guide).run(
-                task, trajectory_id=f"{group_id}/guided/{index}", group_id=group_id, hints=hints
-            )
-            for index, guide in enumerate(guides)
-        )
-        return Group(id=group_id, trajectories=tuple(await asyncio.gather(*attempts)))
+        agents = [replace(self._agent, guide=guide) for guide in guides]
+        return await run_group(agents, task, group_id, part="guided/", hints=hints)
 
     async def remember(self, solved: Sequence[Trajectory]) -> None:
         """Keep what trajectories that were right in training did, where the recipe asks for it."""
@@ -214,7 +209,7 @@ class Worker(Solver):
         A PRM must know the right steps that the policy does not make yet.
         """
         agent = self._build_agent(self.engine, self._config.collect.temperature)
-        group = await run_group(agent, task, group_id=group_id, group_size=group_size)
+        group = await run_group([agent] * group_size, task, group_id)
         # A group without any attempt of the policy is collected again, so it gets no teacher's attempt.
         sampled = any(one.stop_reason != "infrastructure" for one in group.trajectories)
         if sampled and (teacher := self._teacher_of(task)):

@@ -15,7 +15,6 @@ from envs.tools.function_tool import function_schemas
 from envs.tools.guard import raised
 from envs.types import Task, Tool, ToolCall, ToolResult, ToolUnavailableError
 from rollout.agent.planner import (
-    Decision,
     FormatError,
     Schemas,
     opening,
@@ -137,11 +136,10 @@ class _Episode:
 
     async def play(self) -> tuple[str | None, StopReason]:
         for step in range(1, self._planner.max_steps + 1):
-            decided = await self._decide(step)
-            if decided is None:
+            turn = await self._decide(step)
+            if turn is None:
                 return None, "context"
-            turn, decision = decided
-            if decision is not None and await self._execute(step, turn, decision):
+            if turn.tool_call and await self._execute(step, turn, turn.tool_call):
                 break
         answer = self._answer
         if self._planner.generator != "rule":
@@ -150,8 +148,8 @@ class _Episode:
             return answer, "answered"
         return answer, "verified" if answer is not None else "format"
 
-    async def _decide(self, step: int) -> tuple[Turn, Decision | None] | None:
-        """Return a decision and its turn; None if the context is full.
+    async def _decide(self, step: int) -> Turn | None:
+        """Return the turn of a decision; None if the context is full.
 
         A step without a decision after the last retry is spent without a tool call; the planner reads why.
         """
@@ -162,22 +160,22 @@ class _Episode:
             try:
                 if guide := self.agent.guide:
                     with self.limit.paused():
-                        turn, decision = await guide.choose(self.turns, partial(self._sample, step))
+                        turn, _ = await guide.choose(self.turns, partial(self._sample, step))
                 else:
-                    turn, decision = await self._sample(step)
+                    turn, _ = await self._sample(step)
             except ContextFullError:
                 return None
             self._context += turn.token_ids
             self._messages.append(Message(role="assistant", content=turn.text))
-            if decision is not None:
+            if turn.tool_call:
                 break
             self._record(turn)
             spent = retry == self._planner.format_retries
             told = f"Invalid reply: {turn.format_error}. Write one short JSON object."
             self._tell(turn, told, min(step + spent, self._planner.max_steps))
-        return turn, decision
+        return turn
 
-    async def _sample(self, step: int) -> tuple[Turn, Decision | None]:
+    async def _sample(self, step: int) -> tuple[Turn, None]:
         actions = ("answer",) if step == self._planner.max_steps else self._config.envs.actions
         schemas, prompt, started = self.agent.schemas, self._context, time.perf_counter()
         grammar = planner_grammar(actions, schemas)
@@ -212,12 +210,12 @@ class _Episode:
             format_error=wrong,
             generate_s=generate_s,
         )
-        return turn, decision
+        return turn, None
 
-    async def _execute(self, step: int, turn: Turn, decision: Decision) -> bool:
-        """Run the decision's tool, and return whether the verifier stops the attempt."""
+    async def _execute(self, step: int, turn: Turn, call: ToolCall) -> bool:
+        """Run the tool that a turn decided on, and return whether the verifier stops the attempt."""
         started, max_chars = time.perf_counter(), self._config.envs.max_result_chars
-        turn.tool_call, turn.tool_result = call, result = await execute(self.tools, decision, max_chars)
+        turn.tool_result = result = await execute(self.tools, call, max_chars)
         turn.tool_s = round(time.perf_counter() - started, 4)
         self._record(turn)
         # One line per step, for verifier and generator; text that a tool found takes further lines.
@@ -259,14 +257,13 @@ class _Episode:
             self.on_turn(turn)
 
 
-async def execute(tools: Sequence[Tool], decision: Decision, max_chars: int) -> tuple[ToolCall, ToolResult]:
-    """Run the decision's tool, and cut a long result in the middle. Raises ToolUnavailableError."""
-    call = ToolCall(name=decision.action, arguments=decision.arguments)
+async def execute(tools: Sequence[Tool], call: ToolCall, max_chars: int) -> ToolResult:
+    """Run a tool, and cut a long result in the middle. Raises ToolUnavailableError."""
     result = await next(tool for tool in tools if tool.name == call.name).call(call.arguments)
     text, half = result.text.strip(), max_chars // 2
     if len(text) > max_chars:
         text = f"{text[:half]} ...[{len(text) - 2 * half} characters cut]... {text[-half:]}"
-    return call, replace(result, text=text)
+    return replace(result, text=text)
 
 
 def build_chat(model_path: Path) -> ChatFormat:

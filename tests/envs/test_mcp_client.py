@@ -17,7 +17,7 @@ from envs.tools.mcp import McpTool, parse_source
 from envs.tools.toolbox import Toolbox
 from envs.types import ToolUnavailableError
 from rollout.agent.agent import execute
-from rollout.agent.planner import Decision
+from rollout.types import ToolCall
 
 _FOREIGN = Path(__file__).parent / "foreign_mcp_server.py"
 _KEY = "canary-0123456789"
@@ -175,8 +175,7 @@ def _keyed(source: str, **more: str) -> EnvsConfig:
 async def _asked(config: EnvsConfig, text: str) -> str:
     """Return what the planner reads."""
     with Toolbox(config) as toolbox, toolbox.episode() as tools:
-        call = Decision(thought="", action="helper", action_input=text)
-        return (await execute(tools, call, 4000))[1].text
+        return (await execute(tools, ToolCall(name="helper", arguments=text), 4000)).text
 
 
 async def test_a_command_gets_its_own_key_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
