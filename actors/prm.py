@@ -22,8 +22,7 @@ SCORED_AT_ONCE = 64
 """Steps per call of the model, which share the computation of common prefixes. After each the pulse shows progress."""
 
 
-@ray.remote
-class PrmActor(Watched):
+class Prm(Watched):
     """Holds the process reward model, with the weights in `trained` if there are any, as in a resumed run.
 
     It scores in a thread, one call at a time. The buffer bounds the queue: a group that waits holds a place there.
@@ -87,6 +86,9 @@ class PrmActor(Watched):
         scores = iter(await self.score([step for trajectory in steps for step in trajectory]))
         raw = tuple(tuple(next(scores) for _ in trajectory) for trajectory in steps)
         return StepScores(raw=raw, prm_digest=self._prm.digest)
+
+
+PrmActor = ray.remote(Prm)
 
 
 class RemotePrm:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from actors.prm import Prm
 from benchmarks.scorers import SCORERS
 from configs.loading import load_run_config
 from configs.run import RunConfig
@@ -23,13 +24,12 @@ from learner.checkpoint import checkpoints_in
 from ray_jobs.held_out import side_by_side
 from ray_jobs.run.local import open_policy
 from ray_jobs.run.model_folder import prm_base
-from reward.prm.model import ProcessRewardModel, prm_settings
-from reward.prm.step_text import step_texts
+from reward.prm.model import prm_settings
 from reward.scorers import outcome_of
 from reward.scorers.custom import CustomTurnScorer
 from rollout.filters import SOLVED
 from rollout.guide import Guide, ScoreSteps
-from rollout.types import Group, StepScores
+from rollout.types import Group
 from rollout.worker import Worker
 
 PLAIN, GUIDED, CANDIDATES = 16, 2, 16
@@ -63,16 +63,7 @@ def scorer_of(name: str, run: Path, config: RunConfig) -> ScoreSteps:
     if name in SCORERS:
         return CustomTurnScorer(f"benchmarks.scorers:{name}", limit_s=config.reward.timeout_s).score_group
     settings = prm_settings(run / "prm", config.prm)
-    prm, in_turn = ProcessRewardModel(prm_base(settings.model_path), settings, seed=0), asyncio.Lock()
-    prm.load(run / "prm")
-
-    async def score_group(group: Group) -> StepScores:
-        steps = [step_texts(trajectory) for trajectory in group.trajectories]
-        async with in_turn:
-            scores = iter(await asyncio.to_thread(prm.score, [step for one in steps for step in one]))
-        return StepScores(raw=tuple(tuple(next(scores) for _ in one) for one in steps), prm_digest=prm.digest)
-
-    return score_group
+    return Prm(settings, prm_base(settings.model_path), 0, run / "prm").score_group
 
 
 async def row(worker: Worker, tasks: Sequence[Task], score: ScoreSteps | None) -> str:

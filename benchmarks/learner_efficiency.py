@@ -1,16 +1,11 @@
-"""Learner throughput: the value of prefix sharing, and the share of the machine's matrix peak.
+"""Learner throughput: seconds of a train step, distinct tokens a second, and the share of the machine's matrix peak.
 
     python -m benchmarks.learner_efficiency [--groups 4] [--repeats 5] [key=value ...]
 
-One process runs the demo recipe's learner (key=value changes the recipe) and times a train step, from samples to the
-optimizer step, with two packings in turn:
-
-    shared    the product's prefix tree: a prefix that siblings have in common is computed once.
-    separate  every sample is a tree of its own, in microbatches of at most the same number of tokens.
-
-Everything else is the same code, so the ratio measures sharing alone. The first repetition warms up and is not counted.
-`demo` samples are siblings that diverge at their second decision; in `prompt only` samples they diverge at their first
-sampled word, which is the lower bound. That sharing changes no gradient is a test (`tests/learner/test_learner.py`).
+One process runs the demo recipe's learner (key=value changes the recipe) on groups of siblings that diverge at their
+second decision, and times a train step, from samples to the optimizer step. The first repetition warms up and is not
+counted. A prefix that siblings share is computed once; that this changes no gradient is a test
+(`tests/learner/test_learner.py`).
 
 Useful FLOP count distinct tokens only: for each linear layer of the frozen base a forward product and the gradient of
 its input, for the adapter also the gradient of its weights, attention over the ancestors of a token, and the output
@@ -22,10 +17,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,47 +28,11 @@ from configs.loading import DEFAULT_RECIPE, load_run_config
 from configs.run import RunConfig
 from envs.datasets.sampler import demonstration_tasks
 from learner.learner import Learner
-from learner.packing import PackedRow, TokenSequence, build_batch, pack
-from learner.types import GrammarSpan, TrainBatch, TrainingSample
+from learner.packing import build_batch, pack
+from learner.types import GrammarSpan, TrainingSample
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
-
-FIRST_WORDS = ("Alright", "Because", "Clearly", "During", "Every", "First", "Given", "However")
-
-
-def pack_separate(samples: Sequence[TokenSequence]) -> PackedRow:
-    """Pack like `learner.packing.pack`, with a separate tree for every sample."""
-    rows = [pack([sample]) for sample in samples]
-    starts = np.cumsum([0] + [len(row.token_ids) for row in rows])
-    shifted = [np.where(row.parents < 0, -1, row.parents + start) for row, start in zip(rows, starts, strict=False)]
-    return PackedRow(
-        token_ids=np.concatenate([row.token_ids for row in rows]),
-        positions=np.concatenate([row.positions for row in rows]),
-        parents=np.concatenate(shifted),
-        node_of=tuple(row.node_of[0] + start for row, start in zip(rows, starts, strict=False)),
-    )
-
-
-def separate_batch(samples: Sequence[TrainingSample], *, microbatch_tokens: int) -> TrainBatch:
-    """Build a batch like `build_batch`, with every token counted."""
-    microbatches: list[list[TrainingSample]] = []
-    room = 0
-    for sample in samples:
-        if not microbatches or len(sample.token_ids) > room:
-            microbatches.append([])
-            room = microbatch_tokens
-        microbatches[-1].append(sample)
-        room -= len(sample.token_ids)
-    batch = build_batch(samples, microbatch_tokens=microbatch_tokens)
-    return replace(batch, microbatches=tuple(map(tuple, microbatches)))
-
-
-@contextmanager
-def without_sharing() -> Iterator[None]:
-    """Make the learner pack with `pack_separate`."""
-    with patch("learner.policy.pack", pack_separate):
-        yield
 
 
 def make_learner(config: RunConfig) -> Learner:
@@ -89,8 +46,8 @@ def make_learner(config: RunConfig) -> Learner:
     return learner
 
 
-def sibling_samples(learner: Learner, *, num_groups: int, group_size: int, prompt_only: bool) -> list[TrainingSample]:
-    """Return groups of demonstrations that diverge at their first word (`prompt_only`) or at their second decision.
+def sibling_samples(learner: Learner, *, num_groups: int, group_size: int) -> list[TrainingSample]:
+    """Return groups of demonstrations that diverge at their second decision.
 
     The recorded log-probs are the learner's own, changed by up to 0.05 nats: nearly every token is inside the clipping
     range and has a gradient.
@@ -103,8 +60,7 @@ def sibling_samples(learner: Learner, *, num_groups: int, group_size: int, promp
             ids = list(chat.prompt("Solve the task step by step with tools.", f"Task: {generated.task.question}"))
             mask, spans = [False] * len(ids), []
             for number, step in enumerate(generated.plan):
-                thought = f"{FIRST_WORDS[sibling % len(FIRST_WORDS)]}, {step.thought}" if prompt_only else step.thought
-                thought += " so" * sibling if number or prompt_only else ""
+                thought = step.thought + (" so" * sibling if number else "")
                 text = Decision(thought=thought, action=step.action, action_input=step.action_input).to_json()
                 sampled = chat.encode_completion(text)
                 spans.append(GrammarSpan(start=len(ids), end=len(ids) + len(sampled), grammar=grammar))
@@ -128,37 +84,6 @@ def sibling_samples(learner: Learner, *, num_groups: int, group_size: int, promp
             logprobs = logprobs + rng.uniform(-0.05, 0.05, len(ids)).astype(np.float32)
             samples.append(replace(sample, rollout_logprobs=np.where(loss_mask, logprobs, np.float32(0))))
     return samples
-
-
-def time_step(learner: Learner, samples: Sequence[TrainingSample], *, shared: bool) -> tuple[float, float]:
-    """Return the seconds and the packed tokens of one train step."""
-    microbatch_tokens = learner.config.microbatch_tokens
-    started = time.perf_counter()
-    if shared:
-        result = learner.train_step(build_batch(samples, microbatch_tokens=microbatch_tokens))
-    else:
-        with without_sharing():
-            result = learner.train_step(separate_batch(samples, microbatch_tokens=microbatch_tokens))
-    return time.perf_counter() - started, result.metrics["learner/packed_tokens"]
-
-
-def compare_speed(learner: Learner, name: str, samples: Sequence[TrainingSample], repeats: int) -> float:
-    """Print the trajectories per second of both packings; return the median seconds of a shared train step."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    tokens: dict[bool, float] = {}
-    for repeat in range(repeats + 1):
-        for shared in (True, False) if repeat % 2 else (False, True):
-            took, tokens[shared] = time_step(learner, samples, shared=shared)
-            seconds[shared] += [took] if repeat else []
-    ratios = [separate / shared for separate, shared in zip(seconds[False], seconds[True], strict=True)]
-    rate = {shared: len(samples) / statistics.median(seconds[shared]) for shared in seconds}
-    print(
-        f"{name}: {len(samples)} trajectories, {tokens[False]:.0f} tokens, {tokens[True]:.0f} distinct "
-        f"(1/{tokens[False] / tokens[True]:.2f}); shared {rate[True]:.2f} trajectories/s, separate {rate[False]:.2f}: "
-        f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f} over {repeats} repetitions)",
-        flush=True,
-    )
-    return statistics.median(seconds[True])
 
 
 def useful_flop(learner: Learner, samples: Sequence[TrainingSample]) -> float:
@@ -199,12 +124,16 @@ def main() -> None:
     config = load_run_config(DEFAULT_RECIPE, options.overrides)
     torch.set_num_threads(num_threads)
     learner = make_learner(config)
-    shape = {"num_groups": options.groups, "group_size": config.rollout.group_size}
-    demo = sibling_samples(learner, **shape, prompt_only=False)
-    seconds = compare_speed(learner, "demo", demo, options.repeats)
-    compare_speed(learner, "prompt only", sibling_samples(learner, **shape, prompt_only=True), options.repeats)
-    batch = build_batch(demo, microbatch_tokens=config.learner.microbatch_tokens)
-    rate = sum(useful_flop(learner, rows) for rows in batch.microbatches) / seconds
+    samples = sibling_samples(learner, num_groups=options.groups, group_size=config.rollout.group_size)
+    batch = build_batch(samples, microbatch_tokens=config.learner.microbatch_tokens)
+    steps = [learner.train_step(batch).metrics for _ in range(options.repeats + 1)][1:]
+    seconds = [step["learner/step_s"] for step in steps]
+    median, distinct = statistics.median(seconds), steps[0]["learner/packed_tokens"]
+    print(
+        f"{len(samples)} trajectories, {steps[0]['learner/sequence_tokens']:.0f} tokens, {distinct:.0f} distinct; "
+        f"{median:.2f} s a step ({min(seconds):.2f} to {max(seconds):.2f}), {distinct / median:.0f} distinct tokens/s"
+    )
+    rate = sum(useful_flop(learner, rows) for rows in batch.microbatches) / median
     precision = config.learner.precision
     peak = matrix_peak(getattr(torch, precision))
     print(f"learner {rate / 1e9:.0f} GFLOP/s, {precision} matrix peak {peak / 1e9:.0f}: {rate / peak:.0%}")

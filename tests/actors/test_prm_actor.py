@@ -67,7 +67,7 @@ def actor(tmp_path, model):
     """With weights of the digest aaa."""
     (tmp_path / "prm").mkdir()
     (tmp_path / "prm" / "digest").write_text("a" * 64)
-    return prm_module.PrmActor.__ray_metadata__.modified_class(PrmConfig(), tmp_path / "base", 0, tmp_path / "prm")
+    return prm_module.Prm(PrmConfig(), tmp_path / "base", 0, tmp_path / "prm")
 
 
 async def start_held(model, actor, first, *others):

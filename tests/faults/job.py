@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-PARTS = {"rollout": "RolloutWorkerActor", "prm": "PrmActor", "learner": "Learner", "sampling": "DynamicSampling"}
+PARTS = {"rollout": "RolloutWorkerActor", "prm": "Prm", "learner": "Learner", "sampling": "DynamicSampling"}
 """Text in the titles of the processes of a run's actors."""
 EVERYTHING = "driver"
 """The driver with all that it started."""
