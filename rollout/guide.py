@@ -14,7 +14,7 @@ from envs.types import Task
 from rollout.types import Group, StepScores, Trajectory, Turn
 
 GOOD = 0.5
-"""The score from which on a decision is taken."""
+"""The score from which on a decision is taken at once."""
 WINDOW = 64
 """Groups of a data set over which costs are compared."""
 ScoreSteps = Callable[[Group], Awaitable[StepScores]]
@@ -62,9 +62,10 @@ class Earned:
 class Guide:
     """Chooses each decision of one attempt at a task from several samples.
 
-    The first sample with a good score is taken, and otherwise the best of all: scores that are chances of success are
-    low where success is rare. If the best has no more than half the score of the decision before, the attempt has gone
-    wrong, and the rest of it is sampled like any other.
+    A sample with a good score is taken at once, or with at least the score of the decision before: where scores are
+    chances of success, that one is the mean of the policy's decisions after it. Otherwise the best of all candidates is
+    taken. If it has no more than half the score of the decision before, the attempt has gone wrong, and the rest of it
+    is sampled like any other.
     """
 
     task: Task
@@ -75,7 +76,7 @@ class Guide:
     """Sampled so far, with those of decisions that were not taken."""
     waited_s: float = 0.0
     """Spent waiting for scores."""
-    _last: float = 0.0
+    _last: float | None = None
     """Score of the last decision."""
     _is_lost: bool = False
 
@@ -84,7 +85,10 @@ class Guide:
     ) -> tuple[Turn, Rest]:
         """Return one of several samples of the decision that follows an attempt's `turns`, with its score."""
         drawn: list[tuple[Turn, Rest]] = []
-        for num in (1, self.candidates - 1):
+        enough = GOOD if self._last is None else min(GOOD, self._last)
+        while len(drawn) < self.candidates:
+            # Twice as many in every round, so that few are sampled in vain.
+            num = min(max(1, len(drawn)), self.candidates - len(drawn))
             new = await asyncio.gather(*(sample() for _ in range(num)))
             self.num_tokens += sum(turn.num_tokens for turn, _ in new)
             if self._is_lost:
@@ -92,9 +96,9 @@ class Guide:
             drawn += await self._scored(turns, new)
             turn, rest = max(drawn, key=lambda one: one[0].score or 0.0)
             best = turn.score or 0.0
-            if best >= GOOD:
+            if best >= enough:
                 break
-        self._is_lost = best < GOOD and best <= self._last / 2
+        self._is_lost = best < GOOD and best <= (self._last or 0.0) / 2
         self._last = best
         return structs.replace(turn, num_candidates=len(drawn)), rest
 

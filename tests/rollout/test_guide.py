@@ -48,6 +48,20 @@ async def test_best_of_all_candidates_is_taken_and_the_dialogue_continues_from_i
     assert guide.num_tokens == sum(len(text) + 1 for text in (GIVES_UP, BAD, GOOD, BAD, ANSWER))
 
 
+async def test_a_low_score_is_enough_if_it_does_not_fall_below_the_one_before():
+    guide, _ = make_guide({GOOD: 0.2, BAD: 0.1, ANSWER: 0.2, GIVES_UP: 0.19})
+    trajectory = await run(guided([BAD, GOOD, BAD, BAD, GIVES_UP, ANSWER], guide))
+    assert [(turn.text, turn.num_candidates) for turn in trajectory.turns] == [(GOOD, 4), (ANSWER, 2)]
+
+
+@pytest.mark.parametrize(("place", "sampled"), [(0, 1), (1, 2), (2, 4), (3, 4), (4, 8), (7, 8), (8, 12), (11, 12)])
+async def test_candidates_are_sampled_in_rounds_that_double(place, sampled):
+    guide, asked = make_guide({GOOD: 0.9, ANSWER: 0.9}, candidates=12)
+    trajectory = await run(guided([BAD] * place + [GOOD] + [BAD] * (sampled - place - 1) + [ANSWER], guide))
+    assert trajectory.turns[0].num_candidates == sampled
+    assert sum(map(len, asked[:-1])) == sampled
+
+
 async def test_the_best_of_low_scores_is_taken_as_long_as_they_do_not_fall_to_half():
     guide, _ = make_guide({GOOD: 0.2, BAD: 0.1, ANSWER: 0.11, GIVES_UP: 0.05}, candidates=2)
     trajectory = await run(guided([BAD, GOOD, GIVES_UP, ANSWER], guide))
@@ -97,7 +111,7 @@ async def test_replies_to_a_custom_agent_are_chosen_whatever_seed_it_asks_for():
     assert [one.choices[0].message.content for one in (first, second)] == ["yes", "good"]
     assert [one.seed for one in engine.requests] == [None] * 4
     turns = await attempt.end()
-    assert [(turn.text, turn.score, turn.num_candidates) for turn in turns] == [("yes", 0.8, 3), ("good", 0.9, 1)]
+    assert [(turn.text, turn.score, turn.num_candidates) for turn in turns] == [("yes", 0.8, 2), ("good", 0.9, 2)]
     assert asked[-1] == [["yes", "good"]]
 
 
