@@ -335,7 +335,7 @@ def solve(
 
 
 def export(
-    source: Annotated[Path, Parameter(name="RUN|CHECKPOINT", help="a run's newest checkpoint, or one of its others")],
+    source: Annotated[Path, Parameter(name="RUN|CHECKPOINT", help="a run (its newest checkpoint) or a checkpoint")],
     /,
     *,
     to: Annotated[Path, Parameter(metavar="FOLDER", help="a new folder")],
