@@ -166,7 +166,7 @@ def refusal(metrics: Mapping[str, float], batch: TrainBatch, *, guard: bool = Tr
         disagree = f"engine and learner disagree on {tokens:.0f} tokens of the same weights"
         remedy = "check the adapter the engine serves, its log-prob mode and temperature"
         return beyond("mismatch_k3_age0", MAX_MISMATCH_K3_AGE0, f"{disagree}: {remedy}")
-    far_off = "the batch is too far off-policy: lower pipeline_depth or learner.learning_rate"
+    far_off = "the batch is too far off-policy; if this happens often, lower pipeline_depth or learner.learning_rate"
     if not metrics.get("mismatch_k3_stale", 0.0) <= MAX_MISMATCH_K3_STALE:
         return beyond("mismatch_k3_stale", MAX_MISMATCH_K3_STALE, far_off)
     if not metrics.get("effective_sample_size", 1.0) >= MIN_EFFECTIVE_SAMPLE_SHARE:
