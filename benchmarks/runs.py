@@ -42,7 +42,9 @@ def train(recipe: Path, folder: Path, overrides: Sequence[str], *, start_from: P
 def copy_before_rl(run: Path, folder: Path, config: RunConfig) -> None:
     """Copy the run's cold start, PRM and first evaluation, with another config."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(run, folder, ignore=shutil.ignore_patterns(*WRITTEN_BY_RL, *WRITTEN_AFTER_RL))
+    left = {*WRITTEN_BY_RL, *WRITTEN_AFTER_RL}
+    # Only of the run's own folder: collected attempts are in a `groups.jsonl`, too.
+    shutil.copytree(run, folder, ignore=lambda place, _: left if Path(place) == run else ())
     phases = json.loads((folder / "phases.json").read_text())
     kept = {name: phase for name, phase in phases.items() if name not in ("reinforce", "eval_after")}
     (folder / "phases.json").write_text(json.dumps(kept))
