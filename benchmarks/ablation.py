@@ -37,7 +37,7 @@ from benchmarks.runs import train, train_steps
 from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
-from ray_jobs.prm import CollectedGroups
+from ray_jobs.prm import read_collected
 from reward.labels import read_labels
 
 ARMS = {
@@ -116,9 +116,9 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 def prm_tokens(folder: Path) -> int:
     """Return the tokens sampled for a PRM: those of the collected attempts, and of the Monte Carlo labels."""
-    collected = sum(one.num_sampled_tokens for one in CollectedGroups(folder / "collected").trajectories())
-    labels = read_labels(folder / "labels.jsonl")
-    return collected + sum(int(str(label.details.get("num_tokens", 0))) for label in labels)
+    collected = read_collected(folder) if (folder / "collected").exists() else []
+    labels, tokens = read_labels(folder / "labels.jsonl"), sum(one.num_sampled_tokens for one in collected)
+    return tokens + sum(int(str(label.details.get("num_tokens", 0))) for label in labels)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -63,9 +63,9 @@ class Guide:
     """Chooses each decision of one attempt at a task from several samples.
 
     A sample with a good score is taken at once, or with at least the score of the decision before: where scores are
-    chances of success, that one is the mean of the policy's decisions after it. Otherwise the best of all candidates is
-    taken. If it has no more than half the score of the decision before, the attempt has gone wrong, and the rest of it
-    is sampled like any other.
+    chances of success, that one is what the policy's next decisions score on average, before the result of a call is
+    known. Otherwise the best of all candidates is taken. If it has no more than half the score of the decision before,
+    the attempt has gone wrong, and the rest of it is sampled like any other.
     """
 
     task: Task

@@ -182,10 +182,9 @@ class BoundedClient(httpx.AsyncClient):
 
     async def send(self, request: httpx.Request, *, stream: bool = False, **options: Any) -> httpx.Response:
         """Return the whole reply. Raises httpx.HTTPError."""
-        is_upload = "Transfer-Encoding" in request.headers
         content = bytearray()
         try:
-            async with asyncio.timeout(None if is_upload else self._limit_s):
+            async with asyncio.timeout(self._limit_s):
                 response = await super().send(request, stream=True, **options)
                 try:
                     if response.headers.get("Content-Encoding") not in (None, "", "identity"):

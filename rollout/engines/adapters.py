@@ -43,10 +43,6 @@ class AdapterMerger:
         """Return all base weights with the adapter. Raises ValueError, before the first one, if it does not fit."""
         return self._merged(self._factors(adapter))
 
-    def base_weights(self) -> "Iterator[tuple[str, Tensor]]":
-        for name, tensors in weights_in(self._model_path):
-            yield name, tensors.get_tensor(name)
-
     def write_adapter_folder(self, folder: Path, adapter: bytes) -> None:
         """Write the adapter as a PEFT folder. Raises ValueError if it does not fit."""
         factors = self._factors(adapter)
@@ -73,8 +69,8 @@ class AdapterMerger:
     def _merged(self, factors: "dict[str, Tensor]") -> "Iterator[tuple[str, Tensor]]":
         import torch
 
-        for name, weight in self.base_weights():
-            stem = _stem(name)
+        for name, tensors in weights_in(self._model_path):
+            weight, stem = tensors.get_tensor(name), _stem(name)
             if stem + _A not in factors:
                 yield name, weight
                 continue

@@ -48,18 +48,9 @@ class LocalServer:
         server = self
 
         class Handler(BaseHTTPRequestHandler):
-            def received(self) -> bytes:
-                if self.headers.get("Transfer-Encoding") != "chunked":
-                    return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                parts = b""
-                while size := int(self.rfile.readline(), 16):
-                    parts += self.rfile.read(size)
-                    self.rfile.readline()
-                self.rfile.readline()
-                return parts
-
             def respond(self) -> None:
-                request = Request(self.command, self.path, dict(self.headers), self.received())
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                request = Request(self.command, self.path, dict(self.headers), body)
                 server.requests.append(request)
                 reply = answer(request)
                 try:

@@ -13,7 +13,6 @@ OPTIONS = {"num_predict", "num_ctx", "temperature", "seed", "top_k", "top_p", "m
 MESSAGE = {"role", "content"}
 CHAT = {"model", "messages", "tools", "format", "options", "stream", "think", "keep_alive", "truncate", "shift"}
 SHOW = {"model", "verbose"}
-CREATE = {"model", "files", "template", "parameters", "system", "stream"}
 
 
 class FieldError(Exception):
