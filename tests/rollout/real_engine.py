@@ -3,6 +3,7 @@
 import asyncio
 
 from rollout.engines.engine import BASE_VERSION, GenerationRequest
+from rollout.model_files import weights_in
 
 ROUNDING = 0.2
 """Mean difference in nats that bfloat16 makes between learner and engine; 0.06 to 0.11 is usual with these adapters."""
@@ -77,7 +78,8 @@ async def load_base(engine):
         while engine._open:
             engine._step()
         if engine._native is None:
-            engine._reload(engine._merger.base_weights(), BASE_VERSION)
+            base = ((name, tensors.get_tensor(name)) for name, tensors in weights_in(engine._merger._model_path))
+            engine._reload(base, BASE_VERSION)
         else:
             engine._native.drop_unused(set())
         engine.policy_version = BASE_VERSION
