@@ -233,13 +233,17 @@ class Client:
         self._take(await self._ask(self._messages, tool_choice="required"))
 
     def _take(self, reply: dict[str, Any]) -> None:
-        """Append the reply and the results of its calls, or a further question."""
+        """Append the reply and the results of its calls, or a further question.
+
+        A number is drawn in both cases, so that a client's moves do not depend on the order of replies.
+        """
+        number = self._rng.randint(0, 9)
         self._messages.append(without_id(reply))
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": call["function"]["arguments"]}
             for call in reply.get("tool_calls", ())
         ]
-        self._messages += results or [{"role": "user", "content": f"And {self._rng.randint(0, 9)} more?"}]
+        self._messages += results or [{"role": "user", "content": f"And {number} more?"}]
 
     def _body(self, messages: Sequence[Any], tools: bool = True) -> dict[str, Any]:
         body = {"model": "policy", "messages": [*messages], "max_tokens": self._max_tokens}
