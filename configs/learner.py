@@ -131,10 +131,6 @@ class LearnerConfig(Config):
     are always in float32."""
     num_workers: MayChange[int] = Field(default=1, ge=1)
     """Processes (ranks) that share the microbatches of a train step; on `cuda` each has a card."""
-    zero_stage: MayChange[Literal[1, 2, 3]] = 1
-    """State that the ranks share (DeepSpeed ZeRO). 1: the optimizer's moments. 2: also the adapter's gradients. 3: also
-    all weights, which are gathered layer by layer in every pass. Each rank first loads the whole base, so it must fit
-    on one card."""
     checkpoint_every: MayChange[int] = Field(default=5, ge=1)
     """Train steps between checkpoints."""
     keep_checkpoints: MayChange[int] = Field(default=2, ge=1)

@@ -1,7 +1,7 @@
 """A frozen transformer with a LoRA adapter, and the hidden states of packed token sequences."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from configs.errors import UserError
 from configs.learner import Attention, ModelConfig
+from learner.layers import fuse
 from learner.packing import PackedRow
 from learner.tree_attention import interval_mask, padded_ends, plan_attention, register, works
 from rollout.chat import Tokenizer
@@ -54,7 +55,6 @@ class Backbone:
         torch.manual_seed(seed)
         self.device = torch.device(device)
         self.base_dtype = torch.bfloat16 if mixed_precision else torch.float32
-        self._mixed_precision = mixed_precision
         base = self._load_base(model_path, num_layers, base_weights)
         lora = LoraConfig(
             r=model.lora_rank,
@@ -71,8 +71,7 @@ class Backbone:
         self.vocab_size = int(base.config.vocab_size)
         self.head_weight = base.lm_head.weight.detach().to(self.base_dtype)
         self.decoder = base.model
-        # Around the inner forward, since DeepSpeed switches off an autocast around the whole model.
-        self.decoder.forward = self._precision()(base.model.forward)
+        fuse(self.model)
         self.attention = self._choose(attention, base.config)
         # Without dropout, as in the engine: every pass must give the same numbers.
         self.model.eval()
@@ -155,10 +154,6 @@ class Backbone:
             )
         set_peft_model_state_dict(self.model, state)
 
-    def adapter_parameters(self) -> list[torch.nn.Parameter]:
-        """Return the parameters of the trained adapter and of the reference."""
-        return [parameter for name, parameter in self.model.named_parameters() if ".lora_" in name]
-
     @torch.no_grad()
     def set_reference(self) -> None:
         parameters = dict(self.model.named_parameters())
@@ -180,27 +175,7 @@ class Backbone:
         return torch.from_numpy(array).to(self.device)
 
     def _checkpoint_layers(self, base: "PreTrainedModel") -> None:
-        options = {
-            "use_reentrant": False,
-            "preserve_rng_state": False,
-            # The autocast of the first pass has ended when a layer is computed again.
-            "context_fn": lambda: (nullcontext(), self._precision()),
-        }
-        base.gradient_checkpointing_enable(options)
+        base.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
         for layer in base.model.layers:
             # The flag of the layer alone. Its submodules stay in evaluation mode, without dropout.
             layer.training = True
-
-    @contextmanager
-    def _precision(self) -> Iterator[None]:
-        """A context for bf16 matrix products with float32 adapters.
-
-        PEFT's cast of adapter inputs to float32 is off, since autocast would undo it.
-        """
-        from peft.helpers import disable_input_dtype_casting
-
-        with (
-            disable_input_dtype_casting(self.model, active=self._mixed_precision),
-            torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._mixed_precision),
-        ):
-            yield

@@ -77,8 +77,7 @@ class Learner:
     def set_reference(self) -> None:
         """Make the current policy the reference of the KL term, if the loss has one."""
         if self.config.has_reference:
-            with self.optimizer.whole(write=True):
-                self.policy.set_reference()
+            self.policy.set_reference()
 
     def train_step(self, batch: TrainBatch) -> StepResult:
         """Do one RL update and advance the version.
@@ -137,16 +136,15 @@ class Learner:
 
     def adapter(self, precision: Precision = "float32") -> Adapter:
         """Return the current adapter, rounded from float32 to `precision`. Raises UserError if the ranks differ."""
-        with self.optimizer.whole():
-            data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
+        data = safetensors.torch.save(self.policy.adapter_state(getattr(torch, precision)))
         digest = hashlib.sha256(data).hexdigest()
         if len(digests := set(self.optimizer.gather(digest))) > 1:
             raise UserError(f"the learner's ranks hold {len(digests)} different adapters; resume the run")
         return Adapter(policy_version=self.policy_version, data=data, digest=digest)
 
     def load_adapter(self, adapter: Adapter) -> None:
-        with self.optimizer.whole(write=True):
-            self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
+        self.policy.load_adapter_state(safetensors.torch.load(adapter.data))
+        self.optimizer.take_weights()
         self.policy_version = adapter.policy_version
 
     def _rl_loss(self, prepared: Prepared, batch: TrainBatch) -> tuple[Tensor, dict[str, float]]:

@@ -1,16 +1,15 @@
 """The optimizer of the learner, in one process or in several.
 
-Each of several processes (ranks) computes a share of a step's microbatches; DeepSpeed's ZeRO combines their gradients
-and keeps a share of the optimizer on each rank. Losses have the whole step's denominator, so gradients must be added.
-DeepSpeed averages over ranks and divides by accumulation steps: every loss is multiplied by the number of ranks, and
-the number of accumulation steps is one.
+Each of several processes (ranks) computes a share of a step's microbatches; DeepSpeed's ZeRO stage 1 combines their
+gradients and keeps a share of the moments on each rank. Losses have the whole step's denominator, so gradients must be
+added. DeepSpeed averages over ranks and divides by accumulation steps: every loss is multiplied by the number of ranks,
+and the number of accumulation steps is one.
 """
 
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -95,10 +94,8 @@ class LocalAdamW(torch.optim.AdamW):
         groups = [group | {"fused": self._fused} for group in state["param_groups"]]
         super().load_state_dict(state | {"param_groups": groups})
 
-    @contextmanager
-    def whole(self, *, write: bool = False) -> Iterator[None]:
-        """A context in which every rank has all weights of the adapter. `write` if it changes them."""
-        yield
+    def take_weights(self) -> None:
+        """Continue with weights of the adapter that were changed."""
 
 
 def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: socket.socket | None, here: str) -> None:
@@ -129,7 +126,7 @@ def join(ranks: Ranks, address: tuple[str, int], *, device: str, own: socket.soc
 class ShardedAdamW:
     """AdamW over the adapter of a learner that is one of several ranks, over DeepSpeed's ZeRO.
 
-    Moments and weights are saved and loaded whole, so that checkpoints do not depend on the number of ranks.
+    Moments are saved and loaded whole, so that checkpoints do not depend on the number of ranks.
     """
 
     def __init__(self, policy: Backbone, config: LearnerConfig, ranks: Ranks) -> None:
@@ -137,7 +134,6 @@ class ShardedAdamW:
 
         self.ranks = ranks
         self._parameters = policy.trainable_parameters()
-        self._adapters = policy.adapter_parameters()
         self._has_gradient = False
         betas, eps = config.adam_betas, config.adam_eps
         adamw = torch.optim.AdamW(self._parameters, lr=0.0, betas=betas, eps=eps, weight_decay=WEIGHT_DECAY)
@@ -153,7 +149,7 @@ class ShardedAdamW:
                 "zero_allow_untested_optimizer": True,
                 "steps_per_print": None,
                 "zero_optimization": {
-                    "stage": config.zero_stage,
+                    "stage": 1,
                     # All gradients fit. DeepSpeed reserves the whole bucket on every rank, 1.86 GiB by default.
                     "reduce_bucket_size": sum(parameter.numel() for parameter in self._parameters),
                     # The gradients of an adapter are small: overlapping their transfer gains nothing.
@@ -165,15 +161,13 @@ class ShardedAdamW:
         )
         policy.decoder = self._engine
         self._zero: Any = self._engine.optimizer
-        self._stage = config.zero_stage
         # AdamW creates its moments in the first step. They are read and set before.
         for flat in self._flats():
             self._zero.optimizer.state[flat] = {
                 "step": torch.tensor(0.0),
                 **{name: torch.zeros_like(flat) for name in MOMENTS},
             }
-        if self._stage < 3:
-            self._zero._lazy_init_hp_params_optimizer_state()
+        self._zero._lazy_init_hp_params_optimizer_state()
 
     @property
     def writes(self) -> bool:
@@ -248,17 +242,10 @@ class ShardedAdamW:
                 value = state["state"][index][name].to(parameter.device)
                 safe_set_full_optimizer_state(parameter, value, name)
 
-    @contextmanager
-    def whole(self, *, write: bool = False) -> Iterator[None]:
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters(self._adapters, modifier_rank=0 if write else None):
-            yield
-        if write:
-            self._zero.refresh_fp32_params()
+    def take_weights(self) -> None:
+        self._zero.refresh_fp32_params()
 
     def _flats(self) -> Sequence[Tensor]:
         """Return this rank's share of the adapter's weights, as the optimizer has it."""
-        return (
-            self._zero.fp32_partitioned_groups_flat if self._stage == 3 else self._zero.single_partition_of_fp32_groups
-        )
+        shares: Sequence[Tensor] = self._zero.single_partition_of_fp32_groups
+        return shares

@@ -81,11 +81,8 @@ def tree_attention(
     """
     if tree_mask is not None:
         return fused_attention(query, key, value, tree_mask, scaling).transpose(1, 2), None
-    attend: Callable[..., Tensor] = _attend_on_cpu if query.device.type == "cpu" else _attend
-    if tree_recompute:
-        attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
-    parts = [attend(block, query, key, value, scaling) for block in tree_blocks]
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    attend = _attend_on_cpu if query.device.type == "cpu" else _attend_on_card
+    return attend(query, key, value, tree_blocks, scaling, tree_recompute), None
 
 
 def attend_by_block(query: Tensor, key: Tensor, value: Tensor, ends: np.ndarray, scale: float) -> Tensor:
@@ -106,56 +103,92 @@ def _attend(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, sc
     )
 
 
-def _attend_on_cpu(block: AttentionBlock, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Compute the same in four products.
+def _attend_on_card(
+    query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[AttentionBlock], scale: float, recompute: bool
+) -> Tensor:
+    attend: Callable[..., Tensor] = _attend
+    if recompute:
+        attend = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([attend(block, query, key, value, scale) for block in blocks], dim=2).transpose(1, 2)
+
+
+def _attend_on_cpu(
+    query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[AttentionBlock], scale: float, recompute: bool
+) -> Tensor:
+    """Compute the same in products.
 
     torch's fused CPU kernel takes three times as long for the backward pass, and copies keys that heads share.
     """
-    _, heads, _, width = query.shape
-    num_nodes, kv_heads = block.end - block.start, key.shape[1]
-    shared = (kv_heads, heads // kv_heads * num_nodes, width)
-    mask = block.mask.repeat(heads // kv_heads, 1)[None]
-    output = _Attention.apply(
-        query[0, :, block.start : block.end].reshape(shared),
-        key[0].index_select(1, block.keys),
-        value[0].index_select(1, block.keys),
-        mask,
-        scale,
-    )
-    return output.view(1, heads, num_nodes, width)
+    result: Tensor = _Attention.apply(query, key, value, blocks, scale, recompute)
+    return result
 
 
 class _Attention(torch.autograd.Function):
-    """Softmax(scale q k^T + mask) v for q `[B, Q, d]`, k and v `[B, K, d]`, mask `[1, Q, K]` in float32.
+    """Softmax(scale q k^T + mask) v of all blocks: `[1, N, heads, d]`.
 
-    Scores and softmax are in float32, as in the fused kernels; products with the weights are in q's type.
+    Scores and softmax are in float32, as in the fused kernels; products with the weights are in v's type. Gradients of
+    all blocks are added in one tensor.
     """
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        blocks: Sequence[AttentionBlock],
+        scale: float,
+        recompute: bool,
     ) -> Tensor:
-        with torch.autocast(query.device.type, enabled=False):
-            scores = torch.baddbmm(mask, query.float(), key.float().transpose(1, 2), alpha=scale)
-            weights = torch.softmax(scores, dim=-1).to(value.dtype)
-            ctx.save_for_backward(query, key, value, weights)
-            ctx.scale = scale  # type: ignore[attr-defined]
-            return torch.bmm(weights, value)
+        _, heads, num_nodes, width = query.shape
+        # Selecting from other layouts would copy everything for each block.
+        key, value = key.contiguous(), value.contiguous()
+        result = query.new_empty(num_nodes, len(key[0]), heads // len(key[0]), width)
+        kept = []
+        for block in blocks:
+            weights = _weights(block, query, key, scale).to(value.dtype)
+            read = torch.bmm(weights, value[0].index_select(1, block.keys))
+            _of_nodes(result, block).copy_(read.view_as(_of_nodes(result, block)))
+            kept += [] if recompute else [weights]
+        ctx.save_for_backward(query, key, value, *kept)
+        ctx.blocks, ctx.scale = blocks, scale
+        return result.view(1, num_nodes, heads, width)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grads
-        query, key, value, weights = ctx.saved_tensors  # type: ignore[attr-defined]
-        by_weight = torch.bmm(grad, value.transpose(1, 2)).float()
-        by_score = torch._softmax_backward_data(by_weight, weights.float(), -1, torch.float32)
-        by_score = by_score.mul_(ctx.scale).to(query.dtype)  # type: ignore[attr-defined]
-        return (
-            torch.bmm(by_score, key),
-            torch.bmm(by_score.transpose(1, 2), query),
-            torch.bmm(weights.transpose(1, 2), grad),
-            None,
-            None,
-        )
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *kept = ctx.saved_tensors
+        _, heads, num_nodes, width = query.shape
+        grouped = grads[0].reshape(num_nodes, len(key[0]), heads // len(key[0]), width)
+        by_query, by_key, by_value = torch.empty_like(grouped), torch.zeros_like(key), torch.zeros_like(value)
+        for number, block in enumerate(ctx.blocks):
+            weights = kept[number] if kept else _weights(block, query, key, ctx.scale).to(value.dtype)
+            queries, grad = _queries(block, query, key), _of_nodes(grouped, block).reshape(*weights.shape[:2], width)
+            keys, values = (one[0].index_select(1, block.keys) for one in (key, value))
+            by_weight = torch.bmm(grad, values.transpose(1, 2)).float()
+            by_score = torch._softmax_backward_data(by_weight, weights.float(), -1, torch.float32).to(query.dtype)
+            _of_nodes(by_query, block).copy_(torch.bmm(by_score, keys).view_as(_of_nodes(by_query, block)))
+            by_key[0].index_add_(1, block.keys, torch.bmm(by_score.transpose(1, 2), queries))
+            by_value[0].index_add_(1, block.keys, torch.bmm(weights.transpose(1, 2), grad))
+        by_query = by_query.view(1, num_nodes, heads, width).transpose(1, 2)
+        return by_query.mul_(ctx.scale), by_key.mul_(ctx.scale), by_value, None, None, None
+
+
+def _of_nodes(grouped: Tensor, block: AttentionBlock) -> Tensor:
+    """Return the part of a block of `[N, kv_heads, heads per kv_head, d]`: `[kv_heads, heads per kv_head, Q, d]`."""
+    return grouped[block.start : block.end].permute(1, 2, 0, 3)
+
+
+def _queries(block: AttentionBlock, query: Tensor, key: Tensor) -> Tensor:
+    """Return `[kv_heads, heads per kv_head * Q, d]`."""
+    return query[0, :, block.start : block.end].reshape(len(key[0]), -1, query.shape[-1])
+
+
+def _weights(block: AttentionBlock, query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Return the float32 weights of a block, `[kv_heads, heads per kv_head * Q, K]`."""
+    keys = key[0].index_select(1, block.keys).float()
+    scores = torch.bmm(_queries(block, query, key).float() * scale, keys.transpose(1, 2))
+    scores.view(len(keys), -1, *block.mask.shape).add_(block.mask)
+    return torch.softmax(scores, dim=-1)
 
 
 def register() -> str:

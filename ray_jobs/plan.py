@@ -232,8 +232,7 @@ def _learner(config: RunConfig, shape: ModelShape) -> Process:
     """Compute the learner: base weights unless shared, the adapter's training, one microbatch.
 
     A trajectory longer than a microbatch is trained alone, so the longest one counts too. Of several ranks this is
-    one; they divide the optimizer's moments. At `zero_stage` 3 they also divide the base weights, but only after each
-    has loaded all of them.
+    one; they divide the optimizer's moments.
     """
     learner, model, ranks = config.learner, config.model, config.learner.num_workers
     num_lora = shape.lora_parameters(model.lora_rank, model.lora_targets)
@@ -317,30 +316,30 @@ def adapter_training(num_trained: int, ranks: int = 1) -> int:
 def activations(shape: ModelShape, num_tokens: int, *, rank: int, checkpointing: bool, chunk: int) -> int:
     """Compute the peak of one forward and backward pass over `num_tokens` on a card; on a CPU it is about as high.
 
-    Without checkpointing every layer keeps per token: two norms' input in float32 and output (2 x (4 + 2) H); queries,
-    the attention's blocks and their concatenation (3 x 2 Q); the MLP's gate, its activation, up and their product (4 x
-    2 I); the adapters' inner products (7 x 2 r); the attention's normaliser (4 per head); with norms of queries and
-    keys their float32 inputs (4 Q + 4 K). Each block of 128 queries keeps a copy of the keys and values before it,
+    Without checkpointing every layer keeps per token: two norms' input and output (2 x (2 + 2) H); queries, the
+    attention's blocks and their concatenation (3 x 2 Q); the MLP's gate, its activation, up and their product (4 x 2
+    I); the adapters' inner products (7 x 2 r); the attention's normaliser (4 per head); with norms of queries and keys
+    their inputs (2 Q + 2 K). Each block of 128 queries keeps a copy of the keys and values before it,
     widened to all heads (2 x 2 Q), and its mask: on average over one long sequence (N / 128 + 1) / 2 tokens' worth for
     every token. On top are the log-probs, or the MLP's first gradients (2 x 2 I + 2 H).
 
     With checkpointing every layer keeps its input (2 H), and on top are the log-probs, or one layer computed again, at
-    the MLP's gradient: what it keeps without the attention's copies (12 H + 4 Q + 4 K + 8 I + 14 r), two more values of
+    the MLP's gradient: what it keeps without the attention's copies (8 H + 4 Q + 4 K + 8 I + 14 r), two more values of
     the MLP's width (2 x 2 I), the incoming gradient (2 H) and the adapter's (2 r).
 
-    Last norm and log-probs: the last layer's output and norm (8 H), then the larger of a chunk of logits (bfloat16,
+    Last norm and log-probs: the last layer's output and norm (6 H), then the larger of a chunk of logits (bfloat16,
     float32, and the previous chunk in float32: 10 bytes each) plus 6 H, and of the gradient of the hidden states (24
     H). `chunk` 0 is a model without logits, such as the PRM.
     """
     hidden, inner, query, key = shape.hidden, shape.intermediate, shape.query, shape.key
     logits = 10 * min(chunk, num_tokens) * shape.vocab
-    head = 8 * hidden * num_tokens + max(logits + 6 * hidden * num_tokens, 24 * hidden * num_tokens)
-    norms = 4 * (query + key) if shape.qk_norm else 0
+    head = 6 * hidden * num_tokens + max(logits + 6 * hidden * num_tokens, 24 * hidden * num_tokens)
+    norms = 2 * (query + key) if shape.qk_norm else 0
     if checkpointing:
-        again = 14 * hidden + 4 * (query + key) + 12 * inner + 16 * rank + norms
+        again = 10 * hidden + 4 * (query + key) + 12 * inner + 16 * rank + norms
         return shape.num_layers * num_tokens * 2 * hidden + max(head, num_tokens * again)
     copies = (num_tokens / BLOCK_NODES + 1) / 2 * (4 * query + 2 * BLOCK_NODES)
-    kept = 12 * hidden + 6 * query + 8 * inner + 14 * rank + 4 * shape.heads + norms + copies
+    kept = 8 * hidden + 6 * query + 8 * inner + 14 * rank + 4 * shape.heads + norms + copies
     return int(shape.num_layers * num_tokens * kept) + max(head, num_tokens * (4 * inner + 2 * hidden))
 
 

@@ -35,7 +35,7 @@ def alone(folder, model_path):
     monkeypatch.setattr(optim, "MAX_GRAD_NORM", ranks.MAX_GRAD_NORM)
     results = {
         loss: ranks.run_steps(ranks.make_learner(model_path, loss), folder / ("alone" if loss == "dapo" else loss))
-        for loss in dict.fromkeys(loss for loss, _ in ranks.CASES)
+        for loss in ranks.CASES
     }
     monkeypatch.undo()
     return results
@@ -54,13 +54,13 @@ def together(folder, model_path, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loss", "stage"), ranks.CASES)
-def test_ranks_have_the_weights_and_metrics_of_one_process(model_path, alone, together, loss, stage):
+@pytest.mark.parametrize("loss", ranks.CASES)
+def test_ranks_have_the_weights_and_metrics_of_one_process(model_path, alone, together, loss):
     """The steps include clipped, skipped and empty ones. Adam divides by the size of the gradient, so weights with
     almost no gradient differ by up to 1% of a step."""
     expected = alone[loss]
     for results in together:
-        found = results[loss, stage]
+        found = results[loss]
         assert found["version"] == expected["version"] == 5
         assert (found["weights"] - expected["weights"]).abs().max() < 1e-4
         for metrics, expected_metrics in zip(found["metrics"], expected["metrics"], strict=True):
@@ -68,7 +68,7 @@ def test_ranks_have_the_weights_and_metrics_of_one_process(model_path, alone, to
         assert found["logprobs"].keys() == expected["logprobs"].keys()
         for name, values in expected["logprobs"].items():
             assert found["logprobs"][name] == pytest.approx(values, abs=1e-4)
-    found = [results[loss, stage] for results in together]
+    found = [results[loss] for results in together]
     assert len({result["digest"] for result in found}) == 1
     assert all(result["skipped"] == found[0]["skipped"] for result in found)
     # The sample without finite log-probs is on one rank only.
@@ -79,16 +79,13 @@ def test_ranks_have_the_weights_and_metrics_of_one_process(model_path, alone, to
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ranks.STAGES)
-def test_checkpoints_are_resumed_by_another_number_of_processes(
-    monkeypatch, folder, model_path, alone, together, stage
-):
+def test_checkpoints_are_resumed_by_another_number_of_processes(monkeypatch, folder, model_path, alone, together):
     monkeypatch.setattr(optim, "MAX_GRAD_NORM", ranks.MAX_GRAD_NORM)
     for results in together:
-        assert (results["resumed", stage]["weights"] - alone["dapo"]["weights"]).abs().max() < 1e-5
+        assert (results["resumed"]["weights"] - alone["dapo"]["weights"]).abs().max() < 1e-5
     learner = ranks.make_learner(model_path, "dapo")
-    load_checkpoint(learner, newest_checkpoint(folder / "together" / f"resumed-{stage}")[0].folder)
-    assert (ranks.one_more_step(learner)["weights"] - together[0]["twice", stage]["weights"]).abs().max() < 1e-5
+    load_checkpoint(learner, newest_checkpoint(folder / "together" / "resumed")[0].folder)
+    assert (ranks.one_more_step(learner)["weights"] - together[0]["twice"]["weights"]).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

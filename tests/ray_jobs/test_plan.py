@@ -52,7 +52,7 @@ def test_a40_recipe_by_hand():
         1.0,
         0.45,
     ]
-    layer_again = 14 * 4096 + 8 * (4096 + 1024) + 12 * 12288 + 16 * 32
+    layer_again = 10 * 4096 + 6 * (4096 + 1024) + 12 * 12288 + 16 * 32
     acting = 36 * 6144 * 4096 * 2 + 6144 * layer_again
     assert [round(part / GIB, 2) for part in learner.parts.values()] == [
         round(8_190_735_360 * 2 / GIB, 2),
@@ -161,8 +161,6 @@ def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
     assert two["weights"] == 2 * 8_190_735_360
     assert two["adapter, gradient, AdamW"] == 87_293_952 * (4 + 4 + 4)
     assert two["gradient bucket"] == 87_293_952 * 4
-    four = plan_of_two_copies("learner.num_workers=4", "learner.zero_stage=3")
-    assert four.cards[1].processes[0].parts["weights"] == 2 * 8_190_735_360
 
 
 def test_plan_command(tmp_path, capsys, monkeypatch):
@@ -192,7 +190,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_match_real_allocations(monkeypatch, family, checkpointing):
     """Every tensor of the real learner in a card's precision and with its attention is counted."""
-    monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend)
+    monkeypatch.setattr(tree_attention, "_attend_on_cpu", tree_attention._attend_on_card)
     sizes = SIZES | FAMILIES[family]
     peak = allocated(family, sizes, num_tokens=400, checkpointing=checkpointing)
     shape = shape_of({"model_type": family, "max_position_embeddings": 4096} | sizes, name="small")

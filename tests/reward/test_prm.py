@@ -41,7 +41,6 @@ def make_prm(model_path, *, seed=0, trained=True, float32=False, **config):
         prm.head.weight.data = 0.3 * torch.randn(prm.head.weight.shape, generator=generator)
     if float32:
         prm.backbone.model.float()
-        prm.backbone._mixed_precision = False
     return prm
 
 
