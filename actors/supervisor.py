@@ -33,6 +33,7 @@ from configs.errors import UserError
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 from rollout.concurrency import WorkerReading
+from rollout.lifecycle import GroupCounts
 
 Result = TypeVar("Result")
 
@@ -236,10 +237,17 @@ class Supervisor:
                 readings.append(ray.get(call))
         return readings
 
-    def late(self) -> str:
-        """Return which parts have been silent for 20 s, as a clause for the console; empty if there are none."""
+    def situation(self) -> str:
+        """Return clauses for the console: the groups that wait for a train step, and parts that are silent for 20 s."""
+        groups = ""
+        calls = [self.sampling.totals.remote()] if self._rolling_out else []
+        for call in ray.wait(calls, timeout=1.0)[0] if calls else ():
+            with suppress(*PART_LOST):
+                counts: GroupCounts = ray.get(call).counts
+                groups = f"; groups: {counts.ready} ready, {counts.filtered} without signal so far"
         parts = (*self._fixed, *filter(None, [self._prm]), *tuple(self._workers.values()))
-        return "".join(f"; the {part.name} {part.heartbeat}" for part in parts if part.heartbeat.waited_s >= 20.0)
+        late = (f"; the {part.name} {part.heartbeat}" for part in parts if part.heartbeat.waited_s >= 20.0)
+        return groups + "".join(late)
 
     # --- the thread ------------------------------------------------------------------------------
 

@@ -88,7 +88,7 @@ class Console:
         self._listener: threading.Thread | None = None
         self.phase_seconds: dict[str, float] = {}
         self.late: Callable[[], str] = str
-        """Returns the parts that have been silent for long, as the end of that line."""
+        """Returns the end of that line: the groups so far, and the parts that have been silent for long."""
 
     @contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[PhaseProgress]:
@@ -136,8 +136,8 @@ class Console:
             if waiting and now - self._said_at >= SILENCE_S:
                 self._said_at, quiet_s = now, now - self._happened_at
                 # A wait that has just started is not a silence.
-                since = f"nothing happened for {duration(quiet_s)}, " if quiet_s >= SILENCE_S else ""
-                print_plain(self._console, f"{since}waiting for {waiting[0]}{self.late()}")
+                since = f" since {duration(quiet_s)}" if quiet_s >= SILENCE_S else ""
+                print_plain(self._console, f"waiting for {waiting[0]}{since}{self.late()}")
 
 
 def duration(seconds: float) -> str:

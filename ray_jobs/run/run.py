@@ -134,7 +134,7 @@ def start_parts(config: RunConfig, folder: RunFolder, console: Console, builders
         with console.phase("start"):
             cluster = launcher.launch()
         supervisor = Supervisor(config, folder.path, launcher, cluster, note=console.note, waiting=console.waiting)
-        console.late = supervisor.late
+        console.late = supervisor.situation
         pool = WorkerPool(supervisor, max_open_each=2 * config.rollout.engine.max_num_seqs)
         with supervisor:
             yield Run(config=config, console=console, folder=folder, supervisor=supervisor, rollouts=pool)

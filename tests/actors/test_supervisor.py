@@ -1,10 +1,11 @@
 """The supervisor's decisions, with a Ray that does what a test says."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import ray
-from fake_ray import FakeActor, FakeLauncher, FakeRay
+from fake_ray import FakeActor, FakeLauncher, FakeRay, Ref
 
 from actors import heartbeat, learner
 from actors import supervisor as module
@@ -14,6 +15,7 @@ from actors.supervisor import MAX_RESTARTS, Supervisor, WantedWorkers
 from configs.errors import UserError
 from configs.loading import load_run_config
 from rollout.engines.engine import Pulse
+from rollout.lifecycle import GroupCounts, Totals
 
 LIMITS = ("cluster.answer_s=60",)
 
@@ -65,6 +67,17 @@ def test_parts_that_answer_are_left_alone(stage):
     stage.supervisor.check()
 
 
+def test_console_names_the_groups_of_a_step_while_the_workers_roll_out(stage):
+    totals = Ref()
+    totals.resolve(Totals(counts=GroupCounts(ready=1, all_wrong=96, all_right=1), facts={}, reasons={}, num_retries=0))
+    stage.sampling.totals = SimpleNamespace(remote=lambda: totals)
+    assert stage.supervisor.situation() == ""
+    stage.supervisor._rolling_out = True
+    said = stage.supervisor.situation()
+    assert "1 ready" in said
+    assert "97 " in said
+
+
 def test_dead_worker_is_replaced_and_its_groups_are_released(stage):
     stage.worker(1).die()
     stage.look(times=2)
@@ -87,7 +100,7 @@ def test_worker_that_hangs_or_makes_no_progress_on_open_work_is_killed_after_its
     stage.worker(0).is_hung, stage.worker(1).pulse = True, Pulse(done=7, num_open=1)
     stage.look(1.0, times=20 + 58)
     assert not stage.first[0][0].is_killed
-    assert "rollout worker 0 has not answered for 5" in stage.supervisor.late()
+    assert "rollout worker 0 has not answered for 5" in stage.supervisor.situation()
     stage.look(1.0, times=25)
     assert stage.first[0][0].is_killed
     assert stage.first[1][0].is_killed
