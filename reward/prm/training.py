@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +26,8 @@ JUNK_SHARE = 0.5
 """Worthless decisions with label 0 in a batch, as a share of its steps."""
 SPOILT_SHARE = 0.5
 """Corrupted copies of right steps with label 0 in a batch, as a share of its right steps."""
+LEAST_UNLIKE = 0.01
+"""Least share of labels that are not the most frequent one."""
 RIGHT = 0.9
 """Steps with at least this label are right, so that a corrupted copy of them is wrong."""
 
@@ -49,7 +51,8 @@ class PrmData:
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
-    Raises UserError if a label belongs to another text than its step has now, or if a half is empty.
+    Raises UserError if a label belongs to another text than its step has now, if a half is empty, or if nearly all
+    labels are the same.
     """
     by_place = {(label.trajectory_id, label.step): label for label in labels}
     joined: list[LabelledStep] = []
@@ -69,6 +72,13 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
         raise UserError(
             f"a PRM needs labelled steps of tasks to train on and of others to be measured on, got {len(data.train)} "
             f"and {len(data.held_out)}; raise collect.num_tasks"
+        )
+    (usual, times), *_ = Counter(labelled.label for labelled in joined).most_common(1)
+    if len(joined) - times < LEAST_UNLIKE * len(joined):
+        raise UserError(
+            f"{times} of {len(joined)} labels are {usual:g}; a PRM learns nothing unless at least "
+            f"{LEAST_UNLIKE:.0%} differ. Where hardly any attempt ends right, continuations do not either: use "
+            "label.type='judge' or 'plan', or reward.credit.turn_scorer, or more right demonstrations"
         )
     return data
 

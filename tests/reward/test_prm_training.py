@@ -15,7 +15,7 @@ def of_task(number):
 
 
 def labels_of(trajectory):
-    return [StepLabel.of(step, labeller="scripted", score=0.5) for step in step_texts(trajectory)]
+    return [StepLabel.of(step, labeller="scripted", score=step.step / 4) for step in step_texts(trajectory)]
 
 
 def tasks_of(steps):
@@ -49,3 +49,14 @@ def test_label_of_another_text_is_rejected():
     labels = [replace(label, text_digest="0" * 64) for trajectory in trajectories for label in labels_of(trajectory)]
     with pytest.raises(UserError):
         prm_data(trajectories, labels)
+
+
+def test_labels_that_are_nearly_all_the_same_are_rejected():
+    """As Monte Carlo labels are where hardly any attempt ends right."""
+    trajectories = [of_task(number) for number in range(101)]
+    zeros = [replace(label, score=0.0) for trajectory in trajectories for label in labels_of(trajectory)]
+    few, enough = ([*zeros[:-num], *(replace(label, score=0.25) for label in zeros[-num:])] for num in (4, 5))
+    assert len(zeros) == 404
+    with pytest.raises(UserError, match=r"label\.type"):
+        prm_data(trajectories, few)
+    assert len(prm_data(trajectories, enough).train) == 4 * 76
