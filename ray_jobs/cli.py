@@ -354,7 +354,7 @@ def plan(
         str | None, Parameter(metavar="NAME|GiB", help="A40 (default), L40S, A100, H100, H200, L4, ... or its GiB")
     ] = None,
 ) -> int:
-    """Compute whether a run fits its card or this machine's memory."""
+    """Compute whether a run fits its card or this machine's memory, and estimate its time on a card."""
     config = run_config(given)
     from ray_jobs.plan import run_plan
 

@@ -22,6 +22,7 @@ from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
 from learner.packing import BLOCK_NODES
 from ray_jobs.run.model_folder import ModelShape, find_shape
 from ray_jobs.run.origin import memory_bytes
+from ray_jobs.run.pace import pace
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
 GIB = 2**30
@@ -407,6 +408,15 @@ def run_plan(config: RunConfig, *, card: str | None) -> int:
         f"{shape.name}: {shape.num_parameters:,} parameters in {shape.num_layers} layers; KV cache: "
         f"{plan.kv_token_bytes / 1024:g} KiB per token, {plan.kv_sequences} of the longest sequences at a time"
     )
+    sizes = {"kv_token_bytes": plan.kv_token_bytes, "kv_tokens": plan.kv_tokens}
+    estimated = None if plan.refusals else pace(config, shape, **sizes, card=find_card(card_name)[0])
+    if estimated:
+        write(
+            f"Speed, scaled from one H100, perhaps wrong by half: an engine samples {estimated.sampled_per_s:,.0f} "
+            f"tokens/s, the learner trains {estimated.packed_per_s:,.0f} tokens/s; {config.num_steps} train steps take "
+            f"{config.num_steps * estimated.step_s / 3600:.1f} h if attempts have a third of "
+            "rollout.engine.max_model_len tokens, half of them sampled, and half of the groups have signal"
+        )
     for planned in plan.cards:
         table = Table(title=f"{planned.name}: {planned.num_bytes / GIB:.2f} GiB", title_justify="left")
         for title in ("process", "part", "GiB"):

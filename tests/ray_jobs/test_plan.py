@@ -13,6 +13,7 @@ from learner import tree_attention
 from ray_jobs import cli
 from ray_jobs.plan import GIB, activations, advice, engine_working, find_card, kv_token_bytes, make_plan
 from ray_jobs.run.model_folder import find_shape, known_models, shape_of
+from ray_jobs.run.pace import pace
 
 A40_RECIPE = RECIPES / "dapo_qwen3_8b_a40.toml"
 TWO_COPIES = ("card.share_base=false", "rollout.engine.kv_cache_gib=3", "rollout.engine.max_num_seqs=32")
@@ -161,6 +162,35 @@ def test_learner_ranks_divide_the_moments_and_load_all_base_weights():
     assert two["weights"] == 2 * 8_190_735_360
     assert two["adapter, gradient, AdamW"] == 87_293_952 * (4 + 4 + 4)
     assert two["gradient bucket"] == 87_293_952 * 4
+
+
+def estimate(card, *overrides):
+    config = load_run_config(A40_RECIPE, overrides)
+    plan = make_plan(config, card="H200")
+    return pace(config, plan.policy, kv_token_bytes=plan.kv_token_bytes, kv_tokens=plan.kv_tokens, card=card)
+
+
+def test_speeds_of_an_h100_are_those_that_were_measured():
+    """`benchmarks/measured/h100.jsonl`: 32 sequences of 1,630 tokens; with and without recomputed layers."""
+    found = estimate("H100", "rollout.engine.max_num_seqs=32", f"rollout.engine.max_model_len={3 * 1630}")
+    assert found.sampled_per_s == pytest.approx(32 / 0.011559, rel=0.05)
+    assert found.packed_per_s == pytest.approx((4885 + 4395) / 2, rel=0.05)
+    found = estimate("H100", "learner.gradient_checkpointing=false")
+    assert found.packed_per_s == pytest.approx(7260, rel=0.05)
+
+
+def test_time_of_a_step_by_hand():
+    """Of 48 attempts of 2,048 tokens, from twice as many; engine and learner do 1.15 times the work of one."""
+    found = estimate("A40")
+    sampling_s = 96 * 1024 * (1 / found.sampled_per_s + 2 * 8_190_735_360 / (0.4 * 150e12))
+    assert found.step_s == pytest.approx((sampling_s + 48 * 2048 / found.packed_per_s) / 1.15)
+    apart = estimate("A40", "card.shared=false", "card.share_base=false", "rollout.num_workers=2")
+    assert apart.step_s == pytest.approx(max(sampling_s / 2, 48 * 2048 / found.packed_per_s))
+
+
+def test_speeds_are_estimated_only_for_known_cards():
+    assert estimate("a card of 48 GiB") is None
+    assert estimate("A40", "learner.device=cpu", "card.shared=false", "card.share_base=false") is None
 
 
 def test_plan_command(tmp_path, capsys, monkeypatch):
