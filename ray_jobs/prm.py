@@ -24,7 +24,7 @@ from reward.labels.judge import StepJudge, judge_name, rubric_of
 from reward.labels.plan import PlanLabeller
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
-from reward.prm.training import num_batches, prm_data
+from reward.prm.training import check_labels, num_batches, prm_data
 from reward.scorers import outcome_of
 from rollout.codec import SchemaError, group_line, group_of
 from rollout.files import append_line, read_json, whole_lines
@@ -274,7 +274,10 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
     """Train the PRM on the tasks that are not held out, save it, and write down its quality on the others."""
     if run.finished("train_prm") is not None:
         return
-    data = prm_data(collected, labels_of(run.config.label, labels))
+    labels = labels_of(run.config.label, labels)
+    data = prm_data(collected, labels)
+    for warning in check_labels(collected, labels):
+        run.console.note(warning)
     total, prm = num_batches(data.train, num_epochs=run.config.prm.num_epochs), run.prm
     with run.phase("train_prm", total=total) as phase:
         for step, loss in enumerate(prm.train(data.train)):

@@ -27,7 +27,7 @@ JUNK_SHARE = 0.5
 SPOILT_SHARE = 0.5
 """Corrupted copies of right steps with label 0 in a batch, as a share of its right steps."""
 LEAST_UNLIKE = 0.01
-"""Least share of labels that are not the most frequent one."""
+"""Least share of a data set's labels that are not the most frequent one."""
 RIGHT = 0.9
 """Steps with at least this label are right, so that a corrupted copy of them is wrong."""
 
@@ -51,8 +51,7 @@ class PrmData:
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
-    Raises UserError if a label belongs to another text than its step has now, if a half is empty, or if nearly all
-    labels are the same.
+    Raises UserError if a label belongs to another text than its step has now, or if a half is empty.
     """
     by_place = {(label.trajectory_id, label.step): label for label in labels}
     joined: list[LabelledStep] = []
@@ -73,14 +72,29 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
             f"a PRM needs labelled steps of tasks to train on and of others to be measured on, got {len(data.train)} "
             f"and {len(data.held_out)}; raise collect.num_tasks"
         )
-    (usual, times), *_ = Counter(labelled.label for labelled in joined).most_common(1)
-    if len(joined) - times < LEAST_UNLIKE * len(joined):
-        raise UserError(
-            f"{times} of {len(joined)} labels are {usual:g}; a PRM learns nothing unless at least "
-            f"{LEAST_UNLIKE:.0%} differ. Where hardly any attempt ends right, continuations do not either: use "
-            "label.type='judge' or 'plan', or reward.credit.turn_scorer, or more right demonstrations"
-        )
     return data
+
+
+def check_labels(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> list[str]:
+    """Return warnings for data sets whose labels are nearly all the same. Raises UserError if they are in all."""
+    datasets = {trajectory.id: trajectory.task.dataset for trajectory in trajectories}
+    counts: defaultdict[str, Counter[float]] = defaultdict(Counter)
+    for label in labels:
+        if dataset := datasets.get(label.trajectory_id):
+            counts[dataset][label.score] += 1
+    warnings = []
+    for dataset, scores in sorted(counts.items()):
+        ((usual, times),), total = scores.most_common(1), scores.total()
+        if total - times < LEAST_UNLIKE * total:
+            warnings.append(f"{times} of {total} labels of {dataset} are {usual:g}")
+    remedy = (
+        f"; a PRM learns to tell steps apart if at least {LEAST_UNLIKE:.0%} differ. Where hardly any attempt ends "
+        "right, continuations do not either: use label.type='judge' or 'plan', reward.credit.turn_scorer, or more "
+        "right demonstrations"
+    )
+    if warnings and len(warnings) == len(counts):
+        raise UserError("; ".join(warnings) + remedy)
+    return [f"warning: {warning}{remedy}" for warning in warnings]
 
 
 def held_out_tasks(task_ids: Iterable[str], *, share: float) -> set[str]:

@@ -4,7 +4,7 @@ from configs.errors import UserError
 from envs.types import Task
 from reward.labels import StepLabel
 from reward.prm.step_text import step_texts
-from reward.prm.training import held_out_tasks, prm_data
+from reward.prm.training import check_labels, held_out_tasks, prm_data
 from tests.changed import replace
 from tests.reward.test_step_text import EPISODE, TASK
 
@@ -51,12 +51,16 @@ def test_label_of_another_text_is_rejected():
         prm_data(trajectories, labels)
 
 
-def test_labels_that_are_nearly_all_the_same_are_rejected():
+def test_labels_that_are_nearly_all_the_same_are_refused_or_named():
     """As Monte Carlo labels are where hardly any attempt ends right."""
     trajectories = [of_task(number) for number in range(101)]
     zeros = [replace(label, score=0.0) for trajectory in trajectories for label in labels_of(trajectory)]
     few, enough = ([*zeros[:-num], *(replace(label, score=0.25) for label in zeros[-num:])] for num in (4, 5))
     assert len(zeros) == 404
     with pytest.raises(UserError, match=r"label\.type"):
-        prm_data(trajectories, few)
-    assert len(prm_data(trajectories, enough).train) == 4 * 76
+        check_labels(trajectories, few)
+    assert check_labels(trajectories, enough) == []
+    other = replace(of_task(200), task=replace(of_task(200).task, dataset="sums"))
+    (warning,) = check_labels([*trajectories, other], [*few, *labels_of(other)])
+    assert "lookup" in warning
+    assert "sums" not in warning
