@@ -15,6 +15,7 @@ number of train steps. The families have equal shares.
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
     pages      an agent of openai-agents, few of whose first attempts are right; its PRM learns Monte Carlo labels
+    long       the same agent, which answers tasks of one call and gives up at tasks of six, without those of three
 
 End points, fixed beforehand: the greedy solve rate of each family after RL, and for each family the sampled tokens of
 all families until half of its attempts while sampling are right, at three train steps in a row (`solved/FAMILY`, the
@@ -57,6 +58,7 @@ OVERRIDES = {
         "max_empty_batches=300",
     ),
     "pages": (),
+    "long": ("envs.mix={one=1, six=1}",),
 }
 HALF, IN_A_ROW = 0.5, 3
 
@@ -69,8 +71,8 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--rows", type=Path, default=HERE / "measured" / "ablation.jsonl")
     options = parser.parse_args()
-    recipes = HERE if options.recipe == "pages" else RECIPES
-    recipe, common = recipes / f"{options.recipe}.toml", (*COMMON, *OVERRIDES[options.recipe])
+    recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"
+    common = (*COMMON, *OVERRIDES[options.recipe])
     for seed in map(int, options.seeds.split(",")):
         base = options.out / f"{options.recipe}-{seed}-{BASE}"
         for arm in options.arms.split(","):
