@@ -58,7 +58,7 @@ OVERRIDES = {
         "max_empty_batches=300",
     ),
     "pages": (),
-    "long": ("envs.mix={one=1, six=1}",),
+    "long": ("envs.mix={one=1, six=1}", "num_steps=12", "max_empty_batches=60", "evaluation.num_tasks=40"),
 }
 HALF, IN_A_ROW = 0.5, 3
 
