@@ -1,7 +1,7 @@
 """`agentflow plan`: the memory that a run needs, on which card, and whether it fits.
 
 Symbols in the formulas: H hidden size, Q and K the widths of all queries and of all keys, I the MLP's width, V the
-vocabulary, r the adapter's rank. Activations are in bfloat16 (2 bytes) except norms, which are in float32 (4 bytes).
+vocabulary, r the adapter's rank. Activations are in bfloat16 (2 bytes).
 """
 
 import math
@@ -22,29 +22,13 @@ from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
 from learner.packing import BLOCK_NODES
 from ray_jobs.run.model_folder import ModelShape, find_shape
 from ray_jobs.run.origin import memory_bytes
-from ray_jobs.run.pace import pace
+from ray_jobs.run.pace import CARDS, pace
 from rollout.engines.vllm_parts import MAX_LORAS, batched_tokens, kv_block, kv_cache_bytes
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 SCORED_CHUNK = 1024
 """Rows of logits that vLLM computes at a time when it scores a prompt; two chunks exist at once."""
-CARDS = {
-    "L4": 21.9,
-    "A10": 22.1,
-    "RTX 3090": 23.6,
-    "RTX 4090": 23.6,
-    "RTX 5090": 31.4,
-    "A40": 44.3,
-    "L40S": 44.3,
-    "RTX A6000": 47.4,
-    "RTX 6000 Ada": 47.4,
-    "A100-40": 39.4,
-    "A100": 79.1,
-    "H100": 79.1,
-    "H200": 139.8,
-}
-"""The GiB that CUDA reports, which are fewer than the name says."""
 LARGEST_GIB = 512
 HEADROOM = int(0.5 * GIB)
 """Memory that must remain free, because the formulas are approximate."""
@@ -120,7 +104,7 @@ class RunPlan:
 
 def find_card(card: str) -> tuple[str, int]:
     """Return the name and the bytes of a card: a product name (`RTX 4090`, `rtx-4090`, `4090`) or a number of GiB."""
-    for name, gib in CARDS.items():
+    for name, (gib, *_) in CARDS.items():
         if _plain(name) == _plain(card):
             return name, int(gib * GIB)
     number = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(?:gb|gib)?", card.lower())

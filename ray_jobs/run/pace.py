@@ -5,22 +5,23 @@ from dataclasses import dataclass
 from configs.run import RunConfig
 from ray_jobs.run.model_folder import ModelShape
 
-SPEEDS = {
-    "L4": (121, 300),
-    "A10": (125, 600),
-    "RTX 3090": (71, 936),
-    "RTX 4090": (165, 1008),
-    "RTX 5090": (210, 1792),
-    "A40": (150, 696),
-    "L40S": (362, 864),
-    "RTX A6000": (155, 768),
-    "RTX 6000 Ada": (364, 960),
-    "A100-40": (312, 1555),
-    "A100": (312, 2039),
-    "H100": (989, 3350),
-    "H200": (989, 4800),
+CARDS = {
+    "L4": (21.9, 121, 300),
+    "A10": (22.1, 125, 600),
+    "RTX 3090": (23.6, 71, 936),
+    "RTX 4090": (23.6, 165, 1008),
+    "RTX 5090": (31.4, 210, 1792),
+    "A40": (44.3, 150, 696),
+    "L40S": (44.3, 362, 864),
+    "RTX A6000": (47.4, 155, 768),
+    "RTX 6000 Ada": (47.4, 364, 960),
+    "A100-40": (39.4, 312, 1555),
+    "A100": (79.1, 312, 2039),
+    "H100": (79.1, 989, 3350),
+    "H200": (139.8, 989, 4800),
 }
-"""Dense bfloat16 TFLOP/s with float32 sums, and GB/s of memory, by the datasheets."""
+"""The GiB that CUDA reports, which are fewer than the name says; by the datasheets, dense bfloat16 TFLOP/s with float32
+sums, and GB/s of memory."""
 READ_SHARE, STEP_HOST_S = 0.85, 0.003
 """Share of the bandwidth at which a decode step reads weights and cache, and the seconds that it takes beside."""
 PRODUCT_SHARE, PROMPT_SHARE = 0.57, 0.4
@@ -52,9 +53,10 @@ def pace(config: RunConfig, shape: ModelShape, *, kv_token_bytes: int, kv_tokens
     Tools and the PRM take no time, as if other attempts always had work, and no prefix is shared or computed twice.
     """
     engine, learner = config.rollout.engine, config.learner
-    if card not in SPEEDS or engine.device != "cuda" or learner.device != "cuda":
+    if card not in CARDS or engine.device != "cuda" or learner.device != "cuda":
         return None
-    flop_s, bytes_s = SPEEDS[card][0] * 1e12, SPEEDS[card][1] * 1e9
+    _, tflops, gb_s = CARDS[card]
+    flop_s, bytes_s = tflops * 1e12, gb_s * 1e9
     length = engine.max_model_len * LENGTH_SHARE
     running = max(1, min(engine.max_num_seqs, int(kv_tokens // length)))
     read = 2 * shape.num_parameters / engine.tensor_parallel + running * length * kv_token_bytes
