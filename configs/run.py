@@ -146,7 +146,7 @@ class RunConfig(Config):
     max_tasks: int | None = Field(default=None, ge=1)
     """Tasks to draw at most: the run ends when all of them are trained or dropped."""
     max_empty_batches: MayChange[int] = Field(default=10, ge=1)
-    """Abort when the groups of this many batches in a row carried no signal."""
+    """Train no further when the groups of this many batches in a row carried no signal."""
     code_path: MayChange[str | None] = None
     """Folder with the modules that the recipe names as `module:name`; none: that of the recipe. The folder where the
     command is called is searched as well."""

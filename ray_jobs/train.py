@@ -16,6 +16,7 @@ from pathlib import Path
 import ray
 
 from actors.cluster import LearnerLostError
+from configs.errors import user_error
 from configs.run import RunConfig
 from learner.checkpoint import NO_GROUPS, newest_checkpoint
 from learner.types import StepResult
@@ -28,6 +29,7 @@ from ray_jobs.run.progress import Training, batch_groups, group_rows, step_metri
 from ray_jobs.run.run import Run, open_run
 from ray_jobs.run.summary import print_summary, summarize
 from ray_jobs.viewer.report import write_report
+from rollout.filters import NoSignalError
 from rollout.lifecycle import Batch
 
 
@@ -77,10 +79,20 @@ def reinforce(run: Run) -> Mapping[str, object]:
 
 
 def train_step(run: Run, training: Training) -> bool:
-    """Make one train step. Return False when no tasks are left, after a checkpoint of all steps."""
+    """Make one train step. Return False when no tasks or no signal is left, after a checkpoint of all steps.
+
+    Raises NoSignalError before the first step.
+    """
     config, supervisor, step = run.config, run.supervisor, training.num_steps + 1
     started = time.perf_counter()
-    batch: Batch | None = supervisor.wait(run.sampling.next_batch.remote(step), f"the groups of step {step}")
+    batch: Batch | None = None
+    try:
+        batch = supervisor.wait(run.sampling.next_batch.remote(step), f"the groups of step {step}")
+    except NoSignalError as error:
+        if not training.num_steps:
+            raise
+        training.ended_early = user_error(error)
+        run.tell(f"training ends after step {training.num_steps}: {training.ended_early}")
     if batch is None:
         if training.num_steps % config.learner.checkpoint_every:
             save_checkpoint(run)

@@ -12,10 +12,10 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
-from configs.errors import UserError
 from configs.run import RunConfig
 from rollout.filters import (
     LEAST_FRESH_SHARE,
+    NoSignalError,
     StarvationGuard,
     bias_metrics,
     fresh_share,
@@ -152,15 +152,15 @@ class GroupBuffer:
     async def next_batch(self, step: int) -> Batch | None:
         """Return the B ready groups with the oldest weights, in a synchronous run once nothing runs.
 
-        Fewer than B when signal has become rare or tasks have run out; None when nothing is left. Raises UserError if
-        too many groups in a row had no signal.
+        Fewer than B when signal has become rare or tasks have run out; None when nothing is left. Raises NoSignalError
+        if too many groups in a row had no signal.
         """
         while not self._can_cut():
             if not self._counts[State.READY]:
                 if self._no_more_will_come():
                     return None
                 if self._guard.gives_up:
-                    raise UserError(self._guard.diagnosis(self.counts, self._reasons))
+                    raise NoSignalError(self._guard.diagnosis(self.counts, self._reasons))
             await self._changed.wait()
         return self._cut(step)
 

@@ -7,6 +7,7 @@ the loss; a trajectory is never cancelled for its age, because what takes long i
 from collections.abc import Mapping, Sequence
 from statistics import pstdev
 
+from configs.errors import UserError
 from rollout.lifecycle import WITH_SIGNAL, GroupCounts, State
 from rollout.types import Ending
 
@@ -14,6 +15,10 @@ SOLVED = 1.0
 """The outcome of a right attempt. A custom scorer may give less for a part of it."""
 LEAST_FRESH_SHARE = 0.1
 """A group with a smaller share of its tokens within the cap is expired, and its task is drawn again."""
+
+
+class NoSignalError(UserError):
+    """Too many groups in a row had no signal."""
 
 
 def has_signal(rewards: Sequence[float | None], *, min_std: float = 1e-3) -> bool:

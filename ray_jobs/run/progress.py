@@ -91,6 +91,8 @@ class Training:
     def __init__(self, rows: Iterable[Mapping[str, float]], *, num_steps: int) -> None:
         """Continue after these rows, with `num_steps` train steps behind them."""
         self.num_steps, self.rows = num_steps, list(rows)
+        self.ended_early: str | None = None
+        """Why there are no further train steps."""
 
     def add(self, step: int, row: Mapping[str, float]) -> list[str]:
         """Add a train step; return warnings about shares that rose above their lowest window.
@@ -126,6 +128,7 @@ class Training:
         counted = ("drawn", "trained", "refused", "filtered", "failed", "expired", "lost")
         return {
             "num_steps": self.num_steps,
+            "ended_early": self.ended_early,
             # A resumed run has read it as a float.
             "num_trajectories": int(totals.facts.get("trajectories", 0)),
             "staleness": {

@@ -11,6 +11,8 @@ from configs.errors import UserError
 from configs.run import RunConfig
 from ray_jobs import train
 from ray_jobs.run import run as module
+from ray_jobs.run.progress import Training
+from rollout.filters import NoSignalError
 
 
 @pytest.mark.parametrize(("num_steps", "kept"), [(0, 0), (3, 1), (5, 0), (7, 1)])
@@ -27,6 +29,31 @@ def test_checkpoint_is_saved_when_the_tasks_end(monkeypatch, num_steps, kept):
     )
     assert not train.train_step(run, SimpleNamespace(num_steps=num_steps))
     assert len(calls) == kept
+
+
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_without_signal_a_run_ends_with_an_error_only_before_the_first_step(monkeypatch, num_steps):
+    saved, told = [], []
+
+    def no_signal(*_):
+        raise ray.exceptions.RayTaskError("next_batch", "", NoSignalError("all were right")).as_instanceof_cause()
+
+    monkeypatch.setattr(train, "save_checkpoint", lambda *_: saved.append(True))
+    run = SimpleNamespace(
+        config=RunConfig.model_validate({"learner": {"checkpoint_every": 5}}),
+        sampling=SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: None)),
+        supervisor=SimpleNamespace(wait=no_signal),
+        tell=told.append,
+    )
+    training = Training([], num_steps=num_steps)
+    if num_steps == 0:
+        with pytest.raises(NoSignalError):
+            train.train_step(run, training)
+    else:
+        assert not train.train_step(run, training)
+        assert training.ended_early == "all were right"
+        assert told[0].endswith("all were right")
+    assert len(saved) == (num_steps > 0)
 
 
 LOST = [

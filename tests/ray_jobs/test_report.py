@@ -67,6 +67,16 @@ def test_report_shows_the_gain_the_learning_curve_and_the_links(folder):
     assert all((folder.path / link).exists() for link in links)
 
 
+def test_caveats_name_the_reason_for_missing_train_steps(folder):
+    folder.write_summary(make_summary(num_steps=2))
+    assert "Training ended" not in render(folder)
+    folder.write_summary(make_summary(num_steps=2, ended_early=f"all right {EVIL}"))
+    (caveats,) = re.findall(r'<div class="card caveats">.*?</div>', render(folder), flags=re.DOTALL)
+    assert "after 2 of" in caveats
+    assert "all right" in caveats
+    assert EVIL not in caveats
+
+
 def test_outcomes_separate_wrong_missing_and_unscored_answers(folder):
     outcomes = [
         (1.0, {}),

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from configs.errors import UserError
 from configs.rollout import RolloutConfig
 from configs.run import RunConfig
 from reward.statistics import rollout_metrics
 from rollout.buffer import GroupBuffer
+from rollout.filters import NoSignalError
 from rollout.lifecycle import Snapshot, State
 from rollout.types import GroupSummary
 
@@ -190,7 +190,7 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run(dep
     batch = await now(buffer.next_batch(2))
     assert not batch.done()
     await fill(buffer, dropped(), version=1, places=2)
-    with pytest.raises(UserError):
+    with pytest.raises(NoSignalError):
         await batch
 
 
