@@ -8,6 +8,7 @@ number of train steps. The families have equal shares.
     outcome   outcomes alone
     plan      `outcome_guided` with the best scores that a PRM can learn
     prm       `outcome_guided` with the PRM that the run trains
+    judge     the same, with labels of a scripted judge (`benchmarks.pages.grade`); for `pages` and `long`
     random, lenient, padding, impatient, operator_blind
               `outcome_guided` with scores that mislead (see `benchmarks.scorers`)
     process   the scores of `plan` and no outcomes
@@ -34,17 +35,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import grade
 from benchmarks.runs import train, train_steps
 from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
 from ray_jobs.prm import read_collected
 from reward.labels import read_labels
+from tests.reward.chat_server import Answer, FakeChatServer, says
 
 ARMS = {
     "outcome": 'type="outcome"',
     **{scorer: f'type="outcome_guided", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
     "prm": 'type="outcome_guided"',
+    "judge": 'type="outcome_guided"',
     "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
 BASE = "outcome"
@@ -68,22 +72,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
     parser.add_argument("--recipe", choices=OVERRIDES, default="demo_cpu")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", default="outcome,plan,prm", help=", ".join(ARMS))
     parser.add_argument("--rows", type=Path, default=HERE / "measured" / "ablation.jsonl")
     options = parser.parse_args()
     recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"
     common = (*COMMON, *OVERRIDES[options.recipe])
-    for seed in map(int, options.seeds.split(",")):
-        base = options.out / f"{options.recipe}-{seed}-{BASE}"
-        for arm in options.arms.split(","):
+    runs = [(seed, arm) for seed in map(int, options.seeds.split(",")) for arm in options.arms.split(",")]
+    with FakeChatServer(graded) as judge:
+        label = f'label={{type="judge", judge={{model="scripted", base_url="{judge.url}", num_votes=1}}}}'
+        for seed, arm in runs:
             if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(options.rows)}:
                 continue
-            folder = options.out / f"{options.recipe}-{seed}-{arm}"
+            base, folder = (options.out / f"{options.recipe}-{seed}-{name}" for name in (BASE, arm))
             credit = f"reward.credit={{{ARMS[arm]}}}"
-            train(recipe, folder, (f"seed={seed}", credit, *common), start_from=None if arm == BASE else base)
+            overrides = (f"seed={seed}", credit, *common, *((label,) if arm == "judge" else ()))
+            train(recipe, folder, overrides, start_from=None if arm == BASE else base)
             with options.rows.open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
     print(table(read(options.rows)))
+
+
+def graded(request: Mapping[str, Any]) -> Answer:
+    return says(json.dumps({"score": grade(request["messages"][-1]["content"])}))
 
 
 def read(rows: Path) -> list[dict[str, Any]]:

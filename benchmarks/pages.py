@@ -11,6 +11,7 @@ are right, 4% of those of three calls and 0.03% of those of six, although each d
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,3 +80,15 @@ async def teach(task: "Task", messages: Sequence[Mapping[str, Any]], tools: Sequ
         return "unknown"
     function = {"name": "look", "arguments": json.dumps({"entry": path[done]})}
     return {"role": "assistant", "tool_calls": [{"id": str(done), "type": "function", "function": function}]}
+
+
+def grade(question: str) -> float:
+    """Return a judge's score of the last reply of a step's text: whether it follows from what was just heard.
+
+    It knows neither the path nor the answer. One verdict in ten is the opposite of that.
+    """
+    before, _, reply = question.partition("</step>")[0].rpartition("\nReply: ")
+    heard = re.findall(rf"\b({'|'.join((*KINDS, 'price'))}) (\d+)", before.rpartition("Heard: ")[2])
+    kind, number = heard[-1] if heard else ("", "")
+    is_right = reply.strip() == number if kind == "price" else f'"{kind} {number}"' in reply
+    return float(is_right != (random.Random(question).random() < 0.1))

@@ -66,7 +66,7 @@ class MonteCarloLabelConfig(Config):
 
 
 class JudgeLabelConfig(Config):
-    """A language model over the OpenAI chat protocol, for the planner's steps."""
+    """A language model over the OpenAI chat protocol, for any agent."""
 
     type: Literal["judge"] = "judge"
     judge: JudgeConfig

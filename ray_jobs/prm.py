@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig
+from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.tools.function_tool import own_descriptions
 from envs.types import Task
@@ -20,7 +21,7 @@ from ray_jobs.run.task_checks import prm_tasks
 from ray_jobs.viewer.pages import shown
 from reward.judge_client import Bill
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
-from reward.labels.judge import StepJudge, judge_name, rubric_of
+from reward.labels.judge import CUSTOM_AGENT_RUBRIC, StepJudge, judge_name, planner_rubric
 from reward.labels.plan import PlanLabeller
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
@@ -148,7 +149,9 @@ def labeller_of(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> Label
 
 
 def _judge_of(run: "Run | LocalRun", settings: JudgeLabelConfig) -> StepJudge:
-    rubric = rubric_of(run.config.envs.actions, own_descriptions(run.config.envs))
+    config, rubric = run.config, CUSTOM_AGENT_RUBRIC
+    if isinstance(config.agent, PlannerAgentConfig):
+        rubric = planner_rubric(config.envs.actions, own_descriptions(config.envs))
     return StepJudge(settings.judge, receipts=run.folder.receipts, rubric=rubric)
 
 

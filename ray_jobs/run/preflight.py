@@ -99,10 +99,10 @@ def check_labelling(config: RunConfig) -> None:
     from envs.datasets.families import FAMILIES
 
     labeller = config.label.type
-    if labeller != "monte_carlo" and not isinstance(config.agent, PlannerAgentConfig):
+    if labeller == "plan" and not isinstance(config.agent, PlannerAgentConfig):
         raise UserError(
-            f"label.type = '{labeller}' labels decisions of the planner, not of agent.type = '{config.agent.type}'; "
-            "use 'monte_carlo', or reward.credit=outcome"
+            f"label.type = 'plan' labels decisions of the planner, not of agent.type = '{config.agent.type}'; "
+            "use 'monte_carlo' or 'judge', or reward.credit=outcome"
         )
     foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
     if labeller == "plan" and foreign:

@@ -63,7 +63,12 @@ End your reply with one JSON object in this form, the score last, and write noth
 "fresh": <0-2>}, "veto": <true or false>, "score": <0.0-1.0>}"""
 
 
-def rubric_of(actions: Sequence[str], custom: Mapping[str, str]) -> str:
+CUSTOM_AGENT_RUBRIC = _RUBRIC.replace(
+    "{actions}", "replying with a text, or with calls of the functions that are described at the start of what it heard"
+)
+
+
+def planner_rubric(actions: Sequence[str], custom: Mapping[str, str]) -> str:
     """Return the rubric for a planner with these actions; `custom` describes custom tools as the planner sees them."""
     known = {**_ACTIONS, **custom}
     return _RUBRIC.replace("{actions}", ", ".join(f"{name} ({known[name]})" for name in actions))

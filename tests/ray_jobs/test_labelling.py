@@ -19,6 +19,7 @@ from ray_jobs.prm import (
     labels_of,
 )
 from ray_jobs.run.folder import RunPaths
+from ray_jobs.run.preflight import check_labelling
 from reward.judge_client import BudgetExceededError, ChatError
 from reward.labels import LabelError, StepLabel, append_label, read_labels
 from tests.reward.chat_server import Answer, FakeChatServer, says
@@ -176,6 +177,29 @@ async def test_the_rubric_lists_custom_tools(receipts):
         await labeller(receipts, label={"type": "judge", "judge": judge}, envs=envs).label(step(0))
     rubric = server.requests[0][2]["messages"][0]["content"]
     assert "shelf_of (Return the shelf of an article.), news (the news), answer (ends the problem)." in rubric
+
+
+async def test_the_rubric_for_a_custom_agent_names_no_action_of_the_planner(receipts):
+    with FakeChatServer(verdict(0.7)) as server:
+        judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
+        own = {"agent": {"type": "function", "function": "mine:solve"}, "cold_start": {"num_demonstrations": 0}}
+        await labeller(receipts, label={"type": "judge", "judge": judge}, **own).label(step(0))
+    rubric = server.requests[0][2]["messages"][0]["content"]
+    assert "calls of the functions" in rubric
+    assert "search (" not in rubric
+    assert "{actions}" not in rubric
+
+
+@pytest.mark.parametrize("labels", [{"type": "monte_carlo"}, JUDGED, {"type": "plan"}])
+def test_only_plans_cannot_label_the_steps_of_a_custom_agent(labels):
+    config = RunConfig(
+        agent={"type": "function", "function": "mine:solve"}, cold_start={"num_demonstrations": 0}, label=labels
+    )
+    if labels["type"] == "plan":
+        with pytest.raises(UserError, match=r"label\.type"):
+            check_labelling(config)
+    else:
+        check_labelling(config)
 
 
 def test_labels_of_other_labellers_are_left_out(receipts):
