@@ -160,7 +160,7 @@ class GroupBuffer:
                 if self._no_more_will_come():
                     return None
                 if self._guard.gives_up:
-                    raise NoSignalError(self._guard.diagnosis(self.counts, self._reasons))
+                    raise NoSignalError(self._diagnosis())
             await self._changed.wait()
         return self._cut(step)
 
@@ -404,7 +404,7 @@ class GroupBuffer:
                 [(group.state, group.summary.duration_s, group.num_tokens) for group in self._recent if group.summary]
             ),
             counts=self.counts,
-            warning=self._guard.diagnosis(self.counts, self._reasons) if self._guard.warns else None,
+            warning=self._diagnosis() if self._guard.warns else None,
         )
         for group in (*dropped, *self._expired):
             self._groups.pop(group.ordinal, None)
@@ -446,6 +446,9 @@ class GroupBuffer:
             family: sum(right for _, right, _ in scores) / sum(scored for *_, scored in scores)
             for family, scores in shown.items()
         }
+
+    def _diagnosis(self) -> str:
+        return self._guard.diagnosis(self.counts, self._reasons, self._solve_rates())
 
     def _check_counts(self) -> None:
         """Raise RuntimeError unless the groups are as many as the counts say."""

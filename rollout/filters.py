@@ -79,15 +79,20 @@ class StarvationGuard:
     def gives_up(self) -> bool:
         return self.num_without_signal >= self._max_groups
 
-    def diagnosis(self, counts: GroupCounts, reasons: Mapping[str, int]) -> str:
-        """Describe what happened to the groups, with `reasons` and their numbers, and what to do."""
+    def diagnosis(self, counts: GroupCounts, reasons: Mapping[str, int], solve_rates: Mapping[str, float]) -> str:
+        """Describe what happened to the groups, with `reasons` and their numbers, and what to do.
+
+        `solve_rates`: the share of right attempts at the last tasks of each data set.
+        """
         named = ", ".join(f"{num} x {reason}" for reason, num in reasons.items())
+        rates = ", ".join(f"{dataset} {rate:.0%}" for dataset, rate in solve_rates.items())
         return (
             f"{self._most} groups in a row carried no signal (bound {self._max_groups}); of all "
             f"{counts.drawn} drawn, {counts.all_right} were all right, {counts.all_wrong} all wrong, "
             f"{counts.overlong} overlong, {counts.unscored} unscored, {counts.failed} failed, {counts.expired} expired"
-            f"{f' ({named})' if named else ''}. Make the tasks easier (all wrong) or harder (all right), raise "
-            "rollout.max_turn_tokens (overlong), or raise max_empty_batches"
+            f"{f' ({named})' if named else ''}; right attempts of late: {rates or 'none'}. "
+            "Make the tasks easier (all wrong) or harder (all right), raise rollout.max_turn_tokens (overlong), or "
+            "raise max_empty_batches"
         )
 
 

@@ -190,8 +190,9 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run(dep
     batch = await now(buffer.next_batch(2))
     assert not batch.done()
     await fill(buffer, dropped(), version=1, places=2)
-    with pytest.raises(NoSignalError):
+    with pytest.raises(NoSignalError, match=r"max_empty_batches") as caught:
         await batch
+    assert all(f"{dataset} " in str(caught.value) for dataset in buffer._solve_rates())
 
 
 @pytest.mark.parametrize("depth", [0, 1])
