@@ -179,27 +179,23 @@ async def test_the_rubric_lists_custom_tools(receipts):
     assert "shelf_of (Return the shelf of an article.), news (the news), answer (ends the problem)." in rubric
 
 
+CUSTOM = {"agent": {"type": "function", "function": "mine:solve"}, "cold_start": {"num_demonstrations": 0}}
+
+
 async def test_the_rubric_for_a_custom_agent_names_no_action_of_the_planner(receipts):
     with FakeChatServer(verdict(0.7)) as server:
         judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
-        own = {"agent": {"type": "function", "function": "mine:solve"}, "cold_start": {"num_demonstrations": 0}}
-        await labeller(receipts, label={"type": "judge", "judge": judge}, **own).label(step(0))
+        await labeller(receipts, label={"type": "judge", "judge": judge}, **CUSTOM).label(step(0))
     rubric = server.requests[0][2]["messages"][0]["content"]
     assert "calls of the functions" in rubric
-    assert "search (" not in rubric
-    assert "{actions}" not in rubric
+    assert not any(part in rubric for part in ("search (", "{actions}"))
 
 
-@pytest.mark.parametrize("labels", [{"type": "monte_carlo"}, JUDGED, {"type": "plan"}])
-def test_only_plans_cannot_label_the_steps_of_a_custom_agent(labels):
-    config = RunConfig(
-        agent={"type": "function", "function": "mine:solve"}, cold_start={"num_demonstrations": 0}, label=labels
-    )
-    if labels["type"] == "plan":
-        with pytest.raises(UserError, match=r"label\.type"):
-            check_labelling(config)
-    else:
-        check_labelling(config)
+def test_only_plans_cannot_label_the_steps_of_a_custom_agent():
+    for labels in ({"type": "monte_carlo"}, JUDGED):
+        check_labelling(RunConfig(label=labels, **CUSTOM))
+    with pytest.raises(UserError, match=r"label\.type"):
+        check_labelling(RunConfig(label={"type": "plan"}, **CUSTOM))
 
 
 def test_labels_of_other_labellers_are_left_out(receipts):

@@ -15,45 +15,32 @@ from ray_jobs.run.progress import Training
 from rollout.filters import NoSignalError
 
 
+@pytest.mark.parametrize("no_signal", [False, True])
 @pytest.mark.parametrize(("num_steps", "kept"), [(0, 0), (3, 1), (5, 0), (7, 1)])
-def test_checkpoint_is_saved_when_the_tasks_end(monkeypatch, num_steps, kept):
+def test_checkpoint_is_saved_when_tasks_or_signal_end(monkeypatch, num_steps, kept, no_signal):
     """Regression: with `max_tasks` a run ended with weights that were in no checkpoint: evaluated, and nowhere to be
     loaded from."""
-    calls = []
-    monkeypatch.setattr(train, "save_checkpoint", lambda *_: calls.append("kept"))
-    sampling = SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: None))
-    run = SimpleNamespace(
-        config=RunConfig.model_validate({"learner": {"checkpoint_every": 5}}),
-        sampling=sampling,
-        supervisor=SimpleNamespace(wait=lambda answer, what: answer),
-    )
-    assert not train.train_step(run, SimpleNamespace(num_steps=num_steps))
-    assert len(calls) == kept
+    saved, told, training = [], [], Training([], num_steps=num_steps)
 
-
-@pytest.mark.parametrize("num_steps", [0, 3])
-def test_without_signal_a_run_ends_with_an_error_only_before_the_first_step(monkeypatch, num_steps):
-    saved, told = [], []
-
-    def no_signal(*_):
-        raise ray.exceptions.RayTaskError("next_batch", "", NoSignalError("all were right")).as_instanceof_cause()
+    def wait(answer, what):
+        if no_signal:
+            raise ray.exceptions.RayTaskError("next_batch", "", NoSignalError("all were right")).as_instanceof_cause()
 
     monkeypatch.setattr(train, "save_checkpoint", lambda *_: saved.append(True))
     run = SimpleNamespace(
         config=RunConfig.model_validate({"learner": {"checkpoint_every": 5}}),
         sampling=SimpleNamespace(next_batch=SimpleNamespace(remote=lambda step: None)),
-        supervisor=SimpleNamespace(wait=no_signal),
+        supervisor=SimpleNamespace(wait=wait),
         tell=told.append,
     )
-    training = Training([], num_steps=num_steps)
-    if num_steps == 0:
+    if no_signal and not num_steps:
         with pytest.raises(NoSignalError):
             train.train_step(run, training)
     else:
         assert not train.train_step(run, training)
-        assert training.ended_early == "all were right"
-        assert told[0].endswith("all were right")
-    assert len(saved) == (num_steps > 0)
+        assert training.ended_early == ("all were right" if no_signal else None)
+        assert [text.endswith("all were right") for text in told] == [True] * no_signal
+    assert len(saved) == kept
 
 
 LOST = [
