@@ -190,9 +190,8 @@ async def test_signal_that_is_rare_makes_small_batches_and_none_ends_the_run(dep
     batch = await now(buffer.next_batch(2))
     assert not batch.done()
     await fill(buffer, dropped(), version=1, places=2)
-    with pytest.raises(NoSignalError, match=r"max_empty_batches") as caught:
+    with pytest.raises(NoSignalError, match=r"[ab] \d+%.*max_empty_batches"):
         await batch
-    assert all(f"{dataset} " in str(caught.value) for dataset in buffer._solve_rates())
 
 
 @pytest.mark.parametrize("depth", [0, 1])
