@@ -98,14 +98,14 @@ def check_labelling(config: RunConfig) -> None:
     """Check that the recipe's labeller can label the recipe's tasks."""
     from envs.datasets.families import FAMILIES
 
-    labeller = config.label.type
-    if labeller == "plan" and not isinstance(config.agent, PlannerAgentConfig):
+    if config.label.type != "plan":
+        return
+    if not isinstance(config.agent, PlannerAgentConfig):
         raise UserError(
             f"label.type = 'plan' labels decisions of the planner, not of agent.type = '{config.agent.type}'; "
             "use 'monte_carlo' or 'judge', or reward.credit=outcome"
         )
-    foreign = [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]
-    if labeller == "plan" and foreign:
+    if foreign := [name for name, share in config.envs.mix.items() if share > 0 and name not in FAMILIES]:
         raise UserError(
             f"label.type = 'plan' needs generated tasks ({', '.join(FAMILIES)}), and envs.mix names '{foreign[0]}'; "
             "use 'monte_carlo' or 'judge', or reward.credit=outcome"

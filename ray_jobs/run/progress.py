@@ -92,7 +92,7 @@ class Training:
         """Continue after these rows, with `num_steps` train steps behind them."""
         self.num_steps, self.rows = num_steps, list(rows)
         self.ended_early: str | None = None
-        """Why there are no further train steps."""
+        """Why signal ran out before the last train step; None if it did not."""
 
     def add(self, step: int, row: Mapping[str, float]) -> list[str]:
         """Add a train step; return warnings about shares that rose above their lowest window.
