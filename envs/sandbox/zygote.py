@@ -34,6 +34,7 @@ _FOREIGN_LIBRARIES = (
     *("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"),
     *("libgcc_s.so.1", "libstdc++.so.6"),
 )
+_ZYGOTE_GRACE_S = 20.0
 _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
 
 
@@ -80,11 +81,12 @@ def main() -> NoReturn:
 
 def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     """Wait for the end of the host or the zygote by descriptor: a parent-death signal is bound to a thread."""
-    poll = select.poll()
-    poll.register(host, select.POLLIN)
-    poll.register(os.pidfd_open(zygote), select.POLLIN)
-    poll.poll()
+    ended = os.pidfd_open(zygote)
+    select.select([host, ended], [], [])
     if scratch is not None:
+        # After the host the zygote ends in order. If it were killed here, this process could be killed next, and nobody
+        # would be left to remove the files.
+        select.select([ended], [], [], _ZYGOTE_GRACE_S)
         os.kill(zygote, signal.SIGKILL)
         os.waitpid(zygote, 0)
     jail.remove_folder(scratch)
