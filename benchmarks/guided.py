@@ -1,7 +1,7 @@
 """Right attempts of guided sampling against plain sampling, from one policy.
 
     agentflow train benchmarks/pages.toml num_steps=0 'reward.credit={type="outcome_guided"}'
-    python -m benchmarks.guided --run runs/pages [--tasks 32] [--scores plan,prm,random,impatient]
+    python -m benchmarks.guided --run runs/pages [--tasks 32] [--scores plan,prm,random,impatient] [--candidates 64]
 
 The policy is the run's cold start, and the tasks are those of its training. For each data set and task, 16 plain
 attempts and two that each kind of scores guides: the run's own PRM, or one of `benchmarks.scorers`. Tokens are all that
@@ -32,8 +32,8 @@ from rollout.guide import Guide, ScoreSteps
 from rollout.types import Group
 from rollout.worker import Worker
 
-PLAIN, GUIDED, CANDIDATES = 16, 2, 16
-"""Attempts at a task of either kind, and samples of a guided decision."""
+PLAIN, GUIDED = 16, 2
+"""Attempts at a task of either kind."""
 AT_ONCE, LOOKED_AT = 8, 2000
 """Tasks side by side; training tasks among which those of a data set are looked for."""
 
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of a run with a cold start and a PRM")
     parser.add_argument("--tasks", type=int, default=32, help="tasks of each data set")
     parser.add_argument("--scores", default="plan,prm,random,impatient")
+    parser.add_argument("--candidates", type=int, default=64, help="most samples of a guided decision")
     options = parser.parse_args()
     config = load_run_config(options.run / "config.json", [])
     scorers = {name: scorer_of(name, options.run, config) for name in options.scores.split(",")}
@@ -55,7 +56,8 @@ def main() -> None:
         for dataset in config.envs.mix:
             tasks = [task for task in drawn if task.dataset == dataset][: options.tasks]
             for name, score in {"plain": None, **scorers}.items():
-                print(f"| {dataset} | {name} | {runner.run(row(worker, tasks, score))} |", flush=True)
+                cells = runner.run(row(worker, tasks, score, options.candidates))
+                print(f"| {dataset} | {name} | {cells} |", flush=True)
 
 
 def scorer_of(name: str, run: Path, config: RunConfig) -> ScoreSteps:
@@ -66,7 +68,7 @@ def scorer_of(name: str, run: Path, config: RunConfig) -> ScoreSteps:
     return Prm(settings, prm_base(settings.model_path), 0, run / "prm").score_group
 
 
-async def row(worker: Worker, tasks: Sequence[Task], score: ScoreSteps | None) -> str:
+async def row(worker: Worker, tasks: Sequence[Task], score: ScoreSteps | None, candidates: int) -> str:
     """Return the cells of a line of the table; attempts without a scorer are plain."""
 
     async def plain(task: Task) -> tuple[Group, int]:
@@ -74,7 +76,7 @@ async def row(worker: Worker, tasks: Sequence[Task], score: ScoreSteps | None) -
         return group, sum(one.num_sampled_tokens for one in group.trajectories)
 
     async def guided(score: ScoreSteps, task: Task) -> tuple[Group, int]:
-        guides = [Guide(task=task, score_steps=score, candidates=CANDIDATES) for _ in range(GUIDED)]
+        guides = [Guide(task=task, score_steps=score, candidates=candidates) for _ in range(GUIDED)]
         return await worker.run_guided(task, task.id, guides, ""), sum(guide.num_tokens for guide in guides)
 
     attempt: Callable[[Task], Awaitable[tuple[Group, int]]] = partial(guided, score) if score else plain

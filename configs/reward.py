@@ -128,7 +128,7 @@ class OutcomeGuidedConfig(StepScoresConfig):
     type: Literal["outcome_guided"] = "outcome_guided"
     attempts: int = Field(default=2, ge=1, le=64)
     """Guided attempts for a group without a right one. Those that are right take the places of wrong ones."""
-    candidates: int = Field(default=16, ge=2, le=256)
+    candidates: int = Field(default=64, ge=2, le=256)
     """Most samples of one decision, drawn in rounds until one is good enough."""
 
 

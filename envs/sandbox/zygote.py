@@ -84,8 +84,8 @@ def _watch(host: int, zygote: int, scratch: str | None) -> NoReturn:
     ended = os.pidfd_open(zygote)
     select.select([host, ended], [], [])
     if scratch is not None:
-        # After the host the zygote ends in order. If it were killed here, this process could be killed next, and nobody
-        # would be left to remove the files.
+        # After the host the zygote ends in order. If it were killed here and this process next, no process would remove
+        # the files.
         select.select([ended], [], [], _ZYGOTE_GRACE_S)
         os.kill(zygote, signal.SIGKILL)
         os.waitpid(zygote, 0)

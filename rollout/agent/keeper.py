@@ -28,7 +28,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 def main() -> NoReturn:
-    """Run a program in `folder`/work until it, the worker or SIGTERM ends it, tell its end, and delete the folder."""
+    """Run a program in `folder`/work until it, the worker or SIGTERM ends it, report its end, and delete the folder."""
     _, _, worker, folder, max_memory_mb, *words = sys.argv
     first = os.getpid()
     try:
@@ -59,7 +59,7 @@ def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, ...]
         # This process has one thread, so that a function may run between fork and exec.
         program = Popen(words, cwd=work, start_new_session=True, preexec_fn=_bound, stdout=PIPE, stderr=PIPE)  # noqa: PLW1509
     except OSError as error:
-        _tell(127, "", "", f"cannot be started: {error}")
+        _report(127, "", "", f"cannot be started: {error}")
         return
     kept = {one.fileno(): bytearray() for one in (program.stdout, program.stderr) if one}
     ends = (*ends, os.pidfd_open(program.pid))
@@ -85,10 +85,10 @@ def _keep(words: list[str], work: str, max_memory_mb: int, ends: tuple[int, ...]
     out, err = map(_last_line, kept.values())
     if out is None:
         over = over or f"printed a last line of more than {MAX_LINE_BYTES} bytes"
-    _tell(status, over, out or "", err or "")
+    _report(status, over, out or "", err or "")
 
 
-def _tell(status: int, over: str, out: str, err: str) -> None:
+def _report(status: int, over: str, out: str, err: str) -> None:
     # The worker may have ended.
     with suppress(BrokenPipeError):
         print(json.dumps({"status": status, "over": over, "out": out, "err": err}), flush=True)
