@@ -17,6 +17,7 @@ from pathlib import Path
 from actors.prm import Prm
 from benchmarks.scorers import SCORERS
 from configs.loading import load_run_config
+from configs.reward import OutcomeGuidedConfig
 from configs.run import RunConfig
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
@@ -43,7 +44,9 @@ def main() -> None:
     parser.add_argument("--run", type=Path, required=True, help="folder of a run with a cold start and a PRM")
     parser.add_argument("--tasks", type=int, default=32, help="tasks of each data set")
     parser.add_argument("--scores", default="plan,prm,random,impatient")
-    parser.add_argument("--candidates", type=int, default=64, help="most samples of a guided decision")
+    parser.add_argument(
+        "--candidates", type=int, default=OutcomeGuidedConfig().candidates, help="most samples of a guided decision"
+    )
     options = parser.parse_args()
     config = load_run_config(options.run / "config.json", [])
     scorers = {name: scorer_of(name, options.run, config) for name in options.scores.split(",")}

@@ -34,8 +34,8 @@ _FOREIGN_LIBRARIES = (
     *("libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1"),
     *("libgcc_s.so.1", "libstdc++.so.6"),
 )
-_ZYGOTE_GRACE_S = 20.0
 _FOREIGN_MODULES = ("zlib", "bz2", "lzma", "hashlib", "_strptime")
+_ZYGOTE_GRACE_S = 20.0
 
 
 def main() -> NoReturn:
