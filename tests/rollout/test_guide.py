@@ -56,10 +56,22 @@ async def test_a_low_score_is_enough_if_it_does_not_fall_below_the_one_before():
 
 @pytest.mark.parametrize(("place", "sampled"), [(0, 1), (1, 2), (2, 4), (3, 4), (4, 8), (7, 8), (8, 12), (11, 12)])
 async def test_candidates_are_sampled_in_rounds_that_double(place, sampled):
-    guide, asked = make_guide({GOOD: 0.9, ANSWER: 0.9}, candidates=12)
-    trajectory = await run(guided([BAD] * place + [GOOD] + [BAD] * (sampled - place - 1) + [ANSWER], guide))
+    guide, _ = make_guide({GOOD: 0.9, ANSWER: 0.9}, candidates=12)
+    texts = [BAD] * place + [GOOD] + [BAD] * (sampled - place - 1) + [ANSWER]
+    trajectory = await run(guided(texts, guide))
     assert trajectory.turns[0].num_candidates == sampled
-    assert sum(map(len, asked[:-1])) == sampled
+    assert guide.num_tokens == sum(len(text) + 1 for text in texts)
+
+
+async def test_each_text_is_scored_once_in_its_state_and_again_in_another():
+    guide, asked = make_guide({BAD: 0.2, GIVES_UP: 0.1, ANSWER: 0.9}, candidates=4)
+    trajectory = await run(guided([BAD, BAD, GIVES_UP, BAD, BAD, ANSWER], guide))
+    assert [(turn.text, turn.score, turn.num_candidates) for turn in trajectory.turns] == [
+        (BAD, 0.2, 4),
+        (BAD, 0.2, 1),
+        (ANSWER, 0.9, 1),
+    ]
+    assert asked == [[[BAD]], [[GIVES_UP]], [[BAD, BAD]], [[BAD, BAD, ANSWER]]]
 
 
 async def test_the_best_of_low_scores_is_taken_as_long_as_they_do_not_fall_to_half():
