@@ -85,7 +85,7 @@ class Guide:
     ) -> tuple[Turn, Rest]:
         """Return one of several samples of the decision that follows an attempt's `turns`, with its score."""
         drawn: list[tuple[Turn, Rest]] = []
-        scores: dict[str, float | None] = {}  # of the distinct texts, because the policy samples some again and again
+        scores: dict[str, float | None] = {}  # of valid texts, some of which the policy samples again and again
         enough = GOOD if self._last is None else min(GOOD, self._last)
         while len(drawn) < self.candidates:
             # Twice as many in every round, so that few are sampled in vain.
@@ -94,9 +94,13 @@ class Guide:
             self.num_tokens += sum(turn.num_tokens for turn, _ in new)
             if self._is_lost:
                 return new[0]
-            if unscored := {turn.text: turn for turn, _ in new if turn.text not in scores}:
-                scores.update(zip(unscored, await self._scores(turns, list(unscored.values())), strict=True))
-            drawn += [(structs.replace(turn, score=scores[turn.text]), rest) for turn, rest in new]
+            valid = {turn.text: turn for turn, _ in new if turn.format_error is None}
+            if unscored := [turn for text, turn in valid.items() if text not in scores]:
+                scores |= await self._scores(turns, unscored)
+            drawn += [
+                (structs.replace(turn, score=scores[turn.text] if turn.format_error is None else 0.0), rest)
+                for turn, rest in new
+            ]
             turn, rest = max(drawn, key=lambda one: one[0].score or 0.0)
             best = turn.score or 0.0
             if best >= enough:
@@ -105,8 +109,8 @@ class Guide:
         self._last = best
         return structs.replace(turn, num_candidates=len(drawn)), rest
 
-    async def _scores(self, turns: Sequence[Turn], samples: Sequence[Turn]) -> list[float | None]:
-        """Return the scores of samples of the decision after `turns`; 0 for a malformed one."""
+    async def _scores(self, turns: Sequence[Turn], samples: Sequence[Turn]) -> dict[str, float | None]:
+        """Return the scores of samples of the decision after `turns`, by their texts."""
         started = time.monotonic()
         attempts = (
             Trajectory(
@@ -116,4 +120,4 @@ class Guide:
         )
         scores = await self.score_steps(Group(id="guided", trajectories=tuple(attempts)))
         self.waited_s += time.monotonic() - started
-        return [raw[-1] if turn.format_error is None else 0.0 for turn, raw in zip(samples, scores.raw, strict=True)]
+        return {turn.text: raw[-1] for turn, raw in zip(samples, scores.raw, strict=True)}

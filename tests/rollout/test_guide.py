@@ -96,8 +96,9 @@ async def test_after_a_fall_to_half_the_rest_of_the_attempt_is_sampled_plainly(s
 
 
 async def test_malformed_or_unscored_decision_is_never_good():
-    guide, _ = make_guide({"rubbish": 1.0, ANSWER: 0.6}, candidates=3)
+    guide, asked = make_guide({"rubbish": 1.0, ANSWER: 0.6}, candidates=3)
     trajectory = await run(guided(["rubbish", GOOD, ANSWER], guide))
+    assert asked == [[[GOOD]], [[ANSWER]]]
     assert [turn.text for turn in trajectory.turns] == [ANSWER]
 
 
