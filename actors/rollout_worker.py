@@ -176,10 +176,12 @@ class RolloutWorkerActor:
             credit, is_wrong = self._config.reward.credit, summary.ending == "all_wrong"
             if isinstance(credit, OutcomeGuidedConfig):
                 cost = self._earned.note(task.dataset, summary.facts)
-                if is_wrong and self._earned.wants(task.dataset):
-                    cost.guided_tokens = cost.tokens
-                    group, summary = await self._rescued(group, summary, credit, hints)
-                    cost.guided_tokens, cost.rescued = summary.facts["guided_tokens"], summary.facts["rescued"]
+                if is_wrong and self._earned.begin(task.dataset, cost):
+                    try:
+                        group, summary = await self._rescued(group, summary, credit, hints)
+                    finally:  # after a failure others may still follow
+                        cost.guided_tokens = summary.facts.get("guided_tokens", 0.0)
+                    cost.rescued = summary.facts["rescued"]
             if self._config.planner.memory.type != "none":
                 await self._worker.remember([one for one in group.trajectories if one.outcome == SOLVED])
         except OwnCodeError:  # the same scorer would fail on every other worker, so the run ends

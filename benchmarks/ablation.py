@@ -40,7 +40,7 @@ from benchmarks.runs import train, train_steps
 from benchmarks.scorers import SCORERS
 from configs.loading import RECIPES
 from ray_jobs.evaluation import evaluation_in
-from ray_jobs.prm import read_collected
+from ray_jobs.prm import CollectedGroups
 from reward.labels import read_labels
 from tests.reward.chat_server import Answer, FakeChatServer, says
 
@@ -65,6 +65,8 @@ OVERRIDES = {
     "long": ("envs.mix={one=1, six=1}", "num_steps=12", "max_empty_batches=60", "evaluation.num_tasks=40"),
 }
 HALF, IN_A_ROW = 0.5, 3
+JUDGE_PORT = 23000
+"""The port of the scripted judge, plus the seed."""
 
 
 def main() -> None:
@@ -78,17 +80,17 @@ def main() -> None:
     recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"
     common = (*COMMON, *OVERRIDES[options.recipe])
     runs = [(seed, arm) for seed in map(int, options.seeds.split(",")) for arm in options.arms.split(",")]
-    with FakeChatServer(graded) as judge:
-        label = f'label={{type="judge", judge={{model="scripted", base_url="{judge.url}", num_votes=1}}}}'
-        for seed, arm in runs:
-            if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(options.rows)}:
-                continue
-            base, folder = (options.out / f"{options.recipe}-{seed}-{name}" for name in (BASE, arm))
-            credit = f"reward.credit={{{ARMS[arm]}}}"
-            overrides = (f"seed={seed}", credit, *common, *((label,) if arm == "judge" else ()))
+    for seed, arm in runs:
+        if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(options.rows)}:
+            continue
+        base, folder = (options.out / f"{options.recipe}-{seed}-{name}" for name in (BASE, arm))
+        overrides = (f"seed={seed}", f"reward.credit={{{ARMS[arm]}}}", *common)
+        with FakeChatServer(graded, port=JUDGE_PORT + seed) as judge:  # which a resumed run calls again
+            label = f'label={{type="judge", judge={{model="scripted", base_url="{judge.url}", num_votes=1}}}}'
+            overrides += (label,) if arm == "judge" else ()
             train(recipe, folder, overrides, start_from=None if arm == BASE else base)
-            with options.rows.open("a", encoding="utf-8") as rows:
-                rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
+        with options.rows.open("a", encoding="utf-8") as rows:
+            rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
     print(table(read(options.rows)))
 
 
@@ -128,8 +130,10 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 def prm_tokens(folder: Path) -> int:
     """Return the tokens sampled for a PRM: those of the collected attempts, and of the Monte Carlo labels."""
-    collected = read_collected(folder) if (folder / "collected").exists() else []
-    labels, tokens = read_labels(folder / "labels.jsonl"), sum(one.num_sampled_tokens for one in collected)
+    folders = [place for place in (folder / "collected", folder / "deepened") if place.exists()]
+    turns = [turn for place in folders for one in CollectedGroups(place).trajectories() for turn in one.turns]
+    labels = read_labels(folder / "labels.jsonl")
+    tokens = sum(turn.num_tokens for turn in turns if turn.trainable)  # not those that a continuation repeats
     return tokens + sum(int(str(label.details.get("num_tokens", 0))) for label in labels)
 
 

@@ -48,7 +48,7 @@ def _names(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
-Phase = Literal["train", "resume", "collect", "label", "train-prm", "evaluate"]
+Phase = Literal["train", "resume", "train-prm", "evaluate"]
 Quantization = Literal["bf16", "f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Given = Annotated[
     str,
@@ -137,9 +137,9 @@ def train(
     """Train with a recipe, and write a report; continue an unfinished run.
 
     If reward.credit needs a process reward model and reward.credit.prm_path
-    names none, the run trains one first: collect, label, train-prm. A run
-    with the same name and settings continues at its newest checkpoint. A
-    finished run only shows its report; use another name=... for a new run.
+    names none, the run trains one first, as `train-prm` does. A run with the
+    same name and settings continues at its newest checkpoint. A finished run
+    only shows its report; use another name=... for a new run.
     """
     from configs.loading import opening_comment, split_arguments
 
@@ -198,32 +198,12 @@ def _run(config: "RunConfig", opening: str = "") -> None:
     run_training(config, ready, with_prm=with_prm)
 
 
-def collect(*given: Given, adapter: Adapter = None) -> None:
-    """Collect trajectories of the base model or of an adapter, to label them."""
+def train_prm(*given: Given, adapter: Adapter = None) -> None:
+    """Train a process reward model on labelled attempts of the base model or of an adapter, and measure its quality."""
     config = acting_config(given, draws_tasks=True)
-    from ray_jobs.prm import run_collect
-
-    run_collect(config, adapter)
-
-
-def label(
-    *given: Given,
-    adapter: Adapter = None,
-    dry_run: Annotated[bool, Parameter(help="print the number of requests and the cost, and stop")] = False,
-) -> None:
-    """Label the steps of the collected trajectories."""
-    config = run_config(given)
-    from ray_jobs.prm import run_label
-
-    run_label(config, adapter, dry_run=dry_run)
-
-
-def train_prm(*given: Given) -> None:
-    """Train a process reward model on the labels, and measure its quality."""
-    config = run_config(given)
     from ray_jobs.prm import run_train_prm
 
-    run_train_prm(config)
+    run_train_prm(config, adapter)
 
 
 def submit(
@@ -383,7 +363,7 @@ def serve_tools(
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {
     "Commands": (init, check, train, resume, submit, evaluate, compare, view, solve, plan, export, doctor),
-    "More commands": (collect, label, train_prm, serve_tools),
+    "More commands": (train_prm, serve_tools),
 }
 
 

@@ -1,11 +1,15 @@
 """The process reward model (PRM): collected trajectories, labels of their steps, and its training."""
 
 import asyncio
+import random
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import structs
 
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig
@@ -19,10 +23,10 @@ from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.run.task_checks import prm_tasks
 from ray_jobs.viewer.pages import shown
-from reward.judge_client import Bill
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import CUSTOM_AGENT_RUBRIC, StepJudge, judge_name, planner_rubric
 from reward.labels.plan import PlanLabeller
+from reward.labels.search import Search
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import check_labels, num_batches, prm_data
@@ -69,7 +73,17 @@ class CollectedGroups:
                 raise UserError(f"{self._path}: {error}; collect again") from error
 
 
-def collect(run: "Run") -> list[Trajectory]:
+def prepare_prm(run: "Run | LocalRun") -> None:
+    """Collect trajectories, label their steps, and train the PRM; what is done already is not repeated."""
+    collected = collect(run)
+    labels = label(run, collected)
+    if not isinstance(run.config.label, MonteCarloLabelConfig):  # whose labels know no more than the policy finds
+        collected += deepen(run, collected, labels)
+        labels = list(read_labels(run.folder.labels))
+    learn_prm(run, collected, labels)
+
+
+def collect(run: "Run | LocalRun") -> list[Trajectory]:
     """Return trajectories of the current policy on training tasks; those in the run folder are not collected again."""
     if run.finished("collect") is None:
         collect_groups(run, prm_tasks(run.config))
@@ -100,18 +114,6 @@ def collect_groups(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
     run.console.note(f"collected: {counts}")
 
 
-def run_collect(config: RunConfig, adapter: Path | None) -> None:
-    """Collect trajectories of the base model or of a checkpoint into `collected/` of the run folder, or continue to.
-
-    Raises UserError if the folder holds trajectories of another policy, or if another process works on the run.
-    """
-    with LocalRun(config, adapter) as run, locked(run.folder.path):
-        tasks = prm_tasks(config)
-        _keep_policy(run)
-        collect_groups(run, tasks)
-    run.console.note(f"trajectories: {run.folder.collected}")
-
-
 def _keep_policy(run: LocalRun) -> None:
     """Write down the policy before the first trajectory, and check that later ones are sampled with the same."""
     settings, file = run.config.collect, run.folder.collected / "policy.json"
@@ -129,6 +131,54 @@ def _keep_policy(run: LocalRun) -> None:
             )
     elif not CollectedGroups(file.parent).group_ids:
         write_json(file, policy)
+
+
+DEEPENED_TASKS = 16
+"""Most tasks whose attempts are continued."""
+MAX_PASSES = 8
+"""Most states of a task from which attempts are continued, one after the other."""
+
+
+def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Iterable[StepLabel]) -> list[Trajectory]:
+    """Continue attempts after right steps, at tasks where no attempt was right, and label what follows.
+
+    So the PRM learns states far behind those that the policy reaches by itself, in which it is to guide attempts.
+    Steps with equal texts are labelled once. Return the continued attempts.
+    """
+    store = CollectedGroups(run.folder.deepened)
+    if run.finished("deepen") is not None:
+        return list(store.trajectories())
+    attempts = defaultdict[str, list[Trajectory]](list)
+    for one in collected:
+        if one.planner_turns:
+            attempts[one.task.id].append(one)
+    unsolved = [search for own in attempts.values() if (search := Search(attempts=own)).is_open]
+    searches = random.Random(run.config.seed).sample(unsolved, min(DEEPENED_TASKS, len(unsolved)))
+    scores = {one.text_digest: one.score for one in labels_of(run.config.label, labels)}
+
+    async def continue_one(group_id: str, search: Search) -> None:
+        attempt, num_steps, count = search.next_state(scores)
+        if group_id not in store.group_ids:
+            ends = await run.rollouts.continue_from(attempt, num_steps, count)
+            named = (structs.replace(end, id=f"{group_id}/{at}", group_id=group_id) for at, end in enumerate(ends))
+            store.add(Group(id=group_id, trajectories=tuple(named)))
+
+    with run.phase("deepen", total=MAX_PASSES) as phase:
+        for number in range(MAX_PASSES):
+            opened = {f"deepen/{number}/{one.attempts[0].task.id}": one for one in searches if one.is_open}
+            asyncio.run(side_by_side(opened.items(), lambda one: continue_one(*one), limit=MAX_OPEN_GROUPS))
+            new = [one for one in store.trajectories() if one.group_id in opened]
+            for one in new:
+                opened[one.group_id].attempts.append(one)
+            steps = {step.digest: step for step in _steps_of(new) if step.digest not in scores}
+            labeller = labeller_of(run, new)
+            known, _ = asyncio.run(label_steps(list(steps.values()), labeller, run.folder.labels, lambda: None))
+            scores |= {one.text_digest: one.score for one in known.values()}
+            phase.advance()
+        num_right = sum(not one.is_open for one in searches)
+        phase.facts.update(num_tasks=len(searches), num_right=num_right)
+    run.console.note(f"continued attempts are right at {num_right} of {len(searches)} tasks{_cost(labeller)}")
+    return list(store.trajectories())
 
 
 MAX_OPEN_STEPS = 24
@@ -208,69 +258,32 @@ def _place(step: StepText | StepLabel) -> Step:
 
 def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[StepLabel]:
     """Label every step, and return all labels; each is on disk before the next is requested."""
-    config, bill = run.config.label, Bill()
     if run.finished("label") is None:
         labeller, steps = labeller_of(run, collected), _steps_of(collected)
         with run.phase("label", total=len(steps)) as phase:
             labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
-            phase.facts.update(labeller=config.type, num_labels=len(labels), first_failures=failures[:3])
+            phase.facts.update(labeller=run.config.label.type, num_labels=len(labels), first_failures=failures[:3])
             if isinstance(labeller, StepJudge):
-                bill = labeller.client.spent
-                phase.facts["spent"] = asdict(bill)
-        labelled = [step for step in steps if _place(step) in labels]
-        took = _work(config, labelled, bill)
+                phase.facts["spent"] = asdict(labeller.client.spent)
+        num_labelled = sum(_place(step) in labels for step in steps)
         failed = f"; the first failure: {failures[0]}" if failures else ""
-        run.console.note(f"{labeller.name}: {len(labelled)} of {len(steps)} steps labelled, so far {took}{failed}")
+        run.console.note(f"{labeller.name}: {num_labelled} of {len(steps)} steps labelled{_cost(labeller)}{failed}")
     return list(read_labels(run.folder.labels))
 
 
-def estimate_labels(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> None:
-    """Print the work that labelling would take."""
-    config, steps = run.config.label, _steps_of(collected)
-    bill = _judge_of(run, config).estimate(steps) if isinstance(config, JudgeLabelConfig) else Bill()
-    run.console.note(f"{labeller_name(config)}: {len(steps)} steps, at most {_work(config, steps, bill)}")
+def _cost(labeller: Labeller) -> str:
+    """Return what a judge has cost so far, as the rest of a sentence; empty for other labellers."""
+    if not isinstance(labeller, StepJudge):
+        return ""
+    bill = labeller.client.spent
+    return (
+        f", so far {bill.requests} calls, {bill.input_tokens} tokens in, {bill.output_tokens} tokens out, "
+        f"{bill.cost_usd:.4f} US dollars"
+    )
 
 
 def _steps_of(collected: Sequence[Trajectory]) -> list[StepText]:
     return [step for trajectory in collected for step in step_texts(trajectory)]
-
-
-def run_label(config: RunConfig, adapter: Path | None, *, dry_run: bool) -> None:
-    """Label the steps of the trajectories in `collected/` of the run folder.
-
-    Raises UserError without trajectories, or if another process works on the run.
-    """
-    check_labelling(config)
-    check_judge_key(config)
-    with LocalRun(config, adapter) as run:
-        collected = read_collected(run.folder.path)
-        if dry_run:
-            estimate_labels(run, collected)
-        else:
-            run.enter_context(locked(run.folder.path))
-            label(run, collected)
-
-
-def read_collected(folder: Path) -> list[Trajectory]:
-    """Return the trajectories in a run folder. Raises UserError without any."""
-    collected = list(CollectedGroups(folder / "collected").trajectories()) if folder.is_dir() else []
-    if not collected:
-        raise UserError(f"'{folder}/collected' holds no trajectories; run `agentflow collect` first")
-    return collected
-
-
-def _work(config: LabelConfig, steps: Sequence[StepText], bill: Bill) -> str:
-    """Return the work of labelling these steps, worded alike for an estimate and a report."""
-    if isinstance(config, JudgeLabelConfig):
-        return (
-            f"{bill.requests} calls, {bill.input_tokens} tokens in, {bill.output_tokens} tokens out, "
-            f"{bill.cost_usd:.4f} US dollars"
-        )
-    if isinstance(config, MonteCarloLabelConfig):
-        # A last step is labelled by its trajectory's own outcome.
-        continued = sum(step.step < step.num_steps - 1 for step in steps)
-        return f"{continued * config.continuations} trajectories, no cost"
-    return "no calls, no cost"
 
 
 def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
@@ -296,20 +309,15 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
     )
 
 
-def run_train_prm(config: RunConfig) -> None:
-    """Train the PRM on `collected/` and `labels.jsonl` of the run folder; write `prm/` and `prm_quality.json` there.
+def run_train_prm(config: RunConfig, adapter: Path | None) -> None:
+    """Train a PRM of the base model's or a checkpoint's attempts in the run folder, or continue to.
 
-    Raises UserError without trajectories or labels, or if another process works on the run.
+    Raises UserError if the folder holds attempts of another policy, or if another process works on the run.
     """
-    with LocalRun(config) as run:
-        folder = run.folder
-        collected, labels = read_collected(folder.path), list(read_labels(folder.labels))
-        if not labels_of(config.label, labels):
-            raise UserError(
-                f"'{folder.labels}' holds no labels of {labeller_name(config.label)}; run `agentflow label` with the "
-                "same label settings first"
-            )
-        with locked(folder.path):
-            learn_prm(run, collected, labels)
-    use_it = shlex.quote(f"reward.credit.prm_path={folder.prm}")
-    run.console.note(f"PRM: {folder.prm}; use it with {use_it}\nquality: {folder.quality}")
+    check_labelling(config)
+    check_judge_key(config)
+    with LocalRun(config, adapter) as run, locked(run.folder.path):
+        _keep_policy(run)
+        prepare_prm(run)
+    use_it = shlex.quote(f"reward.credit.prm_path={run.folder.prm}")
+    run.console.note(f"PRM: {run.folder.prm}; use it with {use_it}\nquality: {run.folder.quality}")

@@ -60,7 +60,7 @@ def run_submit(request: SubmitRequest, *, follow: bool) -> int:
     """Check, upload and submit a job; with `follow` print its log until it ends. Return the exit code."""
     config = load_run_config(request.recipe, request.overrides)
     check_recipe(config)
-    if request.phase == "label" or (request.phase == "train" and config.trains_prm):
+    if request.phase == "train-prm" or (request.phase == "train" and config.trains_prm):
         check_labelling(config)
     runtime_env = plan_runtime_env(config, request)
     check_paths(config, request)
@@ -113,17 +113,16 @@ def plan_job(
     if here and sys.prefix != sys.base_prefix:
         # Ray runs a job with the first `python` of PATH; on this machine that should be the current one.
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
-    in_driver = phase in ("collect", "label", "train-prm", "evaluate")  # `train` asks for its actors' places
+    in_driver = phase in ("train-prm", "evaluate")  # `train` asks for its actors' places
     engine = config.rollout.engine
-    samples = {"label": config.label.type == "monte_carlo", "evaluate": config.backend.type == "vllm"}.get(phase, True)
-    device, cards = (config.prm.device, 1) if phase == "train-prm" else (engine.device, engine.tensor_parallel)
+    needs_card = in_driver and engine.device == "cuda" and config.backend.type == "vllm"
     return {
         "submission_id": f"{config.name}-{phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         "entrypoint": shlex.join([*COMMAND, *words, *request.phase_options]),
         "runtime_env": {**runtime_env, "env_vars": env},
         "metadata": {"run": run},
         "entrypoint_num_cpus": float(in_driver),
-        "entrypoint_num_gpus": float(cards * (in_driver and samples and device == "cuda")),
+        "entrypoint_num_gpus": float(engine.tensor_parallel * needs_card),
     }
 
 

@@ -22,7 +22,7 @@ from learner.checkpoint import NO_GROUPS, newest_checkpoint
 from learner.types import StepResult
 from ray_jobs.cold_start import cold_start, load_cold_start
 from ray_jobs.held_out import evaluate, evaluate_step
-from ray_jobs.prm import collect, label, learn_prm
+from ray_jobs.prm import prepare_prm
 from ray_jobs.run.origin import shown
 from ray_jobs.run.preflight import Ready
 from ray_jobs.run.progress import Training, batch_groups, group_rows, step_metrics, step_trajectories
@@ -40,9 +40,7 @@ def run_training(config: RunConfig, ready: Ready, *, with_prm: bool) -> None:
         imitated = cold_start(run)
         before = evaluate(run, "eval_before")
         if with_prm:
-            collected = collect(run)
-            labels = label(run, collected)
-            learn_prm(run, collected, labels)
+            prepare_prm(run)
         training = reinforce(run)
         after = evaluate(run, "eval_after")
     summary = summarize(run, untouched=untouched, before=before, after=after, cold_start=imitated, training=training)

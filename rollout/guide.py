@@ -1,6 +1,7 @@
 """Guided attempts: step scores choose the decisions of a further attempt, and its outcome decides whether it counts."""
 
 import asyncio
+import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ from rollout.types import Group, StepScores, Trajectory, Turn
 
 GOOD = 0.5
 """The score from which on a decision is taken at once."""
-WINDOW = 64
+WINDOW = 256
 """Groups of a data set over which costs are compared."""
+TRIAL = 0.5
+"""Groups with signal that guided attempts are credited with in advance."""
 ScoreSteps = Callable[[Group], Awaitable[StepScores]]
 """Returns the scores of the planner turns of a group."""
 Rest = TypeVar("Rest")
@@ -29,20 +32,21 @@ class Cost:
     tokens: float
     kept: float
     guided_tokens: float = 0.0
-    """Those of its guided attempts, and before they have ended as many as the group itself took."""
+    """Those of its guided attempts, and before they have ended what others took on average."""
     rescued: float = 0.0
 
 
 class Earned:
     """The data sets in which guided attempts are worth their tokens.
 
-    They are as long as they bring a group with signal for no more tokens than plain sampling does. Both are credited
-    with one group more than they brought. So scores that find nothing cost as much as plain sampling where that finds
-    nothing either, and little where it finds something.
+    They are as long as they bring a group with signal for no more tokens than plain sampling does. Plain sampling is
+    credited with one group more than it brought, and guided attempts with TRIAL. So scores that find nothing cost a
+    third of the tokens where plain sampling finds nothing either, and little where it finds something.
     """
 
     def __init__(self) -> None:
         self._last: defaultdict[str, deque[Cost]] = defaultdict(partial(deque, maxlen=WINDOW))
+        self._tried: defaultdict[str, list[Cost]] = defaultdict(list)
 
     def note(self, dataset: str, facts: Mapping[str, float]) -> Cost:
         """Count a judged group; return its cost, to which that of guided attempts is added."""
@@ -50,22 +54,25 @@ class Earned:
         self._last[dataset].append(cost)
         return cost
 
-    def wants(self, dataset: str) -> bool:
-        """Return whether a group without a right attempt gets guided ones."""
-        last = self._last[dataset]
+    def begin(self, dataset: str, cost: Cost) -> bool:
+        """Return whether this group without a right attempt gets guided ones, and if so count what they may cost."""
+        last, tried = self._last[dataset], self._tried[dataset]
+        price = sum(one.guided_tokens for one in tried) / max(1, len(tried))
         tokens, guided_tokens = sum(one.tokens for one in last), sum(one.guided_tokens for one in last)
         kept, rescued = sum(one.kept for one in last), sum(one.rescued for one in last)
-        return (rescued + 1) * tokens >= (kept + 1) * guided_tokens
+        if (rescued + TRIAL) * tokens < (kept + 1) * (guided_tokens + price):
+            return False
+        cost.guided_tokens = price if tried else math.inf  # no others before the cost of the first is known
+        tried.append(cost)
+        return True
 
 
 @dataclass(kw_only=True)
 class Guide:
     """Chooses each decision of one attempt at a task from several samples.
 
-    A sample with a good score is taken at once, or with at least the score of the decision before: where scores are
-    chances of success, that one is what the policy's next decisions score on average, before the result of a call is
-    known. Otherwise the best of all candidates is taken. If it has no more than half the score of the decision before,
-    the attempt has gone wrong, and the rest of it is sampled like any other.
+    A sample with a good score is taken at once. If no candidate has one, the best is taken, and the rest of the attempt
+    is sampled like any other.
     """
 
     task: Task
@@ -76,8 +83,6 @@ class Guide:
     """Sampled so far, with those of decisions that were not taken."""
     waited_s: float = 0.0
     """Spent waiting for scores."""
-    _last: float | None = None
-    """Score of the last decision."""
     _is_lost: bool = False
 
     async def choose(
@@ -86,7 +91,6 @@ class Guide:
         """Return one of several samples of the decision that follows an attempt's `turns`, with its score."""
         drawn: list[tuple[Turn, Rest]] = []
         scores: dict[str, float | None] = {}  # of valid texts, some of which the policy samples again and again
-        enough = GOOD if self._last is None else min(GOOD, self._last)
         while len(drawn) < self.candidates:
             # Twice as many in every round, so that few are sampled in vain.
             num = min(max(1, len(drawn)), self.candidates - len(drawn))
@@ -102,11 +106,9 @@ class Guide:
                 for turn, rest in new
             ]
             turn, rest = max(drawn, key=lambda one: one[0].score or 0.0)
-            best = turn.score or 0.0
-            if best >= enough:
+            if (turn.score or 0.0) >= GOOD:
                 break
-        self._is_lost = best < GOOD and best <= (self._last or 0.0) / 2
-        self._last = best
+        self._is_lost = (turn.score or 0.0) < GOOD
         return structs.replace(turn, num_candidates=len(drawn)), rest
 
     async def _scores(self, turns: Sequence[Turn], samples: Sequence[Turn]) -> dict[str, float | None]:

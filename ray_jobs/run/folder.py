@@ -79,6 +79,7 @@ class RunPaths:
         self.checkpoints = path / "checkpoints"
         self.cold_start = path / "cold_start"
         self.collected = path / "collected"
+        self.deepened = path / "deepened"
         self.labels = path / "labels.jsonl"
         self.receipts = path / "judge_receipts.jsonl"
         self.prm = path / "prm"

@@ -54,7 +54,7 @@ def check_before_start(config: RunConfig, *, with_prm: bool = False, download: b
     if with_prm:
         if not (folder / "config.json").exists() and (folder / "collected" / "groups.jsonl").exists():
             raise UserError(
-                f"'{folder}/collected' holds trajectories of `agentflow collect`, but this run learns its PRM from its "
+                f"'{folder}/collected' holds attempts of `agentflow train-prm`, but this run learns its PRM from its "
                 f"own policy's; choose another name=..., or {shlex.quote(f'reward.credit.prm_path={folder}/prm')}"
             )
         check_labelling(config)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -166,12 +166,6 @@ class StepJudge:
         verdicts = [msgspec.to_builtins(verdict) for verdict, _ in paid]
         details = {"verdicts": verdicts, **asdict(sum((bill for _, bill in paid), start=Bill()))}
         return StepLabel.of(step, labeller=self.name, score=median(votes), votes=votes, details=details)
-
-    def estimate(self, steps: Iterable[StepText]) -> Bill:
-        """Return the highest bill for these steps if every first reply holds a verdict. Send nothing."""
-        questions = {key: messages for step in steps for key, messages in self._questions(step).items()}
-        open_questions = (messages for key, messages in questions.items() if key not in self._paid)
-        return sum(map(self.client.bound, open_questions), start=Bill())
 
     def _questions(self, step: StepText) -> dict[str, list[Message]]:
         """Return the messages of each vote by the digest of everything that decides the reply."""

@@ -102,7 +102,7 @@ def test_unfinished_run_continues_as_it_started(trained, tmp_path, capsys):
 def test_adapter_is_a_run_a_checkpoint_its_file_or_none(tmp_path, monkeypatch, capsys):
     adapters = []
     monkeypatch.setattr("ray_jobs.run.preflight.check_before_acting", lambda config, draws_tasks: None)
-    monkeypatch.setattr("ray_jobs.prm.run_collect", lambda config, adapter: adapters.append(adapter))
+    monkeypatch.setattr("ray_jobs.prm.run_train_prm", lambda config, adapter: adapters.append(adapter))
     run, prm = tmp_path / "run", tmp_path / "run" / "prm"
     prm.mkdir(parents=True)
     write_manifest(prm, kind="prm", renderer="0")
@@ -112,14 +112,14 @@ def test_adapter_is_a_run_a_checkpoint_its_file_or_none(tmp_path, monkeypatch, c
         (checkpoint / "adapter.safetensors").touch()
         write_manifest(checkpoint, policy_version=version, step=version)
     for wrong in (run, prm, tmp_path / "nowhere"):
-        assert main(["collect", "--adapter", str(wrong)]) == 2
+        assert main(["train-prm", "--adapter", str(wrong)]) == 2
         assert str(wrong) in capsys.readouterr().err
     (run / "config.json").touch()
     for text in (run, checkpoint, checkpoint / "adapter.safetensors", "none"):
-        assert main(["collect", "--adapter", str(text)]) == 0
+        assert main(["train-prm", "--adapter", str(text)]) == 0
     assert adapters == [checkpoint, checkpoint, checkpoint, None]
     (checkpoint / "adapter.safetensors").write_text("changed")
-    assert main(["collect", "--adapter", str(run)]) == 0
+    assert main(["train-prm", "--adapter", str(run)]) == 0
     assert adapters[-1].name == "v000005"
 
 

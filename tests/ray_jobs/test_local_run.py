@@ -1,6 +1,7 @@
 """The phases of a PRM, as commands in this process and in a resumed run; an engine is loaded only when it is needed."""
 
 import json
+from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -10,21 +11,29 @@ from evaluating import config_for
 from configs.errors import UserError
 from configs.run import RunConfig
 from learner.checkpoint import write_manifest
-from ray_jobs.prm import CollectedGroups, collect, label, learn_prm, run_collect, run_label, run_train_prm
+from ray_jobs.prm import (
+    CollectedGroups,
+    collect,
+    label,
+    learn_prm,
+    prepare_prm,
+    run_train_prm,
+)
 from ray_jobs.run.folder import RunPaths
+from ray_jobs.run.local import LocalRun
 from reward.labels import StepLabel, append_label, read_labels
 from reward.prm.step_text import step_texts
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory, malformed
 
-SMALL = ("envs.mix={lookup=1}", "collect.num_tasks=3", "collect.rollouts_per_task=2")
+SMALL = ("envs.mix={lookup=1}", "collect.num_tasks=3", "collect.rollouts_per_task=2", "label.type=plan")
 
 
 class ScriptedRollouts:
-    """A policy whose first attempt at every task is right. The task of number `failing` breaks the engine."""
+    """A policy whose first attempt at every task but differences is right. Task number `failing` breaks the engine."""
 
     def __init__(self):
-        self.opened_for, self.tasks, self.failing = [], [], None
+        self.opened_for, self.tasks, self.failing, self.continued = [], [], None, Counter()
 
     async def collect_group(self, task, group_id, group_size):
         failed = len(self.tasks) == self.failing
@@ -32,12 +41,21 @@ class ScriptedRollouts:
         facts = {"task": task, "stop_reason": "infrastructure" if failed else "answered"}
         trajectories = [
             make_trajectory(malformed("hm"), decided("answer", said), id=f"{group_id}/{number}", answer=said, **facts)
-            for number, said in enumerate([task.answer, *["-1"] * (group_size - 1)])
+            for number, said in enumerate([wrong_if_difference(task), *["-1"] * (group_size - 1)])
         ]
         return Group(id=group_id, trajectories=tuple(trajectories))
 
     async def continue_from(self, trajectory, num_turns, count):
-        return [trajectory] * count
+        """The second time that it is continued, a difference is right."""
+        self.continued[trajectory.task.id] += 1
+        said = (
+            trajectory.task.answer if self.continued[trajectory.task.id] == 2 else wrong_if_difference(trajectory.task)
+        )
+        return [make_trajectory(decided("answer", said), id="new", task=trajectory.task, answer=said)] * count
+
+
+def wrong_if_difference(task):
+    return "-1" if task.dataset == "difference" else task.answer
 
 
 @pytest.fixture
@@ -54,12 +72,35 @@ def rollouts(monkeypatch):
     return rollouts
 
 
-def test_missing_and_failed_groups_are_collected_and_no_others(tmp_path, rollouts, capsys):
+class FakePrm:
+    """Trains in two steps and scores every step 0.5."""
+
+    def __init__(self, config):
+        self.trained = []
+
+    def train(self, steps):
+        self.trained.append(steps)
+        yield from (0.5, 0.25)
+
+    def save(self, folder, facts):
+        folder.mkdir(exist_ok=True)
+        return "d1"
+
+    def score(self, steps):
+        return [0.5 for _ in steps]
+
+
+@pytest.fixture
+def prm(monkeypatch):
+    monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
+
+
+def test_missing_and_failed_groups_are_collected_and_no_others(tmp_path, rollouts, prm, capsys):
     rollouts.failing = 1
-    run_collect(config_for(tmp_path, *SMALL), None)
+    run_train_prm(config_for(tmp_path, *SMALL), None)
     assert "tasks 2, trajectories 4, steps 8, malformed 4, right 2" in capsys.readouterr().out
     failed, rollouts.failing, rollouts.tasks = rollouts.tasks[1], None, []
-    run_collect(config_for(tmp_path, *SMALL, "collect.num_tasks=4"), None)
+    run_train_prm(config_for(tmp_path, *SMALL, "collect.num_tasks=4"), None)
     assert len(rollouts.tasks) == 2
     assert failed in rollouts.tasks
     store = CollectedGroups(tmp_path / "r" / "collected")
@@ -68,18 +109,8 @@ def test_missing_and_failed_groups_are_collected_and_no_others(tmp_path, rollout
     assert sorted(trajectory.id for trajectory in store.trajectories()) == sorted(ids)
 
 
-def test_collect_and_label_commands(tmp_path, rollouts):
-    config = config_for(tmp_path, *SMALL, "label.type=monte_carlo", "label.continuations=4")
-    run_collect(config, None)
-    run_label(config, None, dry_run=True)
-    assert rollouts.opened_for == ["monte_carlo"]
-    run_label(config, None, dry_run=False)
-    assert rollouts.opened_for == ["monte_carlo"] * 2
-    assert len(list(read_labels(tmp_path / "r" / "labels.jsonl"))) == 12
-
-
-def test_trajectories_of_another_policy_are_rejected(tmp_path, rollouts):
-    run_collect(config_for(tmp_path, *SMALL), None)
+def test_trajectories_of_another_policy_are_rejected(tmp_path, rollouts, prm):
+    run_train_prm(config_for(tmp_path, *SMALL), None)
     checkpoint = tmp_path / "v000003"
     checkpoint.mkdir()
     (checkpoint / "adapter.safetensors").write_bytes(b"weights")
@@ -90,39 +121,37 @@ def test_trajectories_of_another_policy_are_rejected(tmp_path, rollouts):
         (None, "collect.rollouts_per_task=3", "collect.rollouts_per_task"),
     ):
         with pytest.raises(UserError, match=other):
-            run_collect(config_for(tmp_path, *SMALL, setting), adapter)
+            run_train_prm(config_for(tmp_path, *SMALL, setting), adapter)
 
 
-class FakePrm:
-    """Trains in two steps and scores every step 0.5."""
-
-    def __init__(self, config):
-        pass
-
-    def train(self, steps):
-        yield from (0.5, 0.25)
-
-    def save(self, folder, facts):
-        folder.mkdir()
-        return "d1"
-
-    def score(self, steps):
-        return [0.5 for _ in steps]
-
-
-def test_train_prm_command_writes_the_quality(tmp_path, rollouts, monkeypatch, capsys):
-    monkeypatch.setattr("ray_jobs.run.local.LocalPrm", FakePrm)
-    config = config_for(tmp_path, *SMALL, "label.type=plan")
-    run_collect(config, None)
-    with pytest.raises(UserError, match="plan"):
-        run_train_prm(config)
-    run_label(config, None, dry_run=False)
-    with pytest.raises(UserError, match="monte_carlo"):
-        run_train_prm(config_for(tmp_path, *SMALL, "label.type=monte_carlo"))
-    run_train_prm(config)
+def test_train_prm_command_writes_the_quality(tmp_path, rollouts, prm, capsys):
+    run_train_prm(config_for(tmp_path, *SMALL), None)
     quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())
     assert (quality["digest"], quality["num_tasks_held_out"]) == ("d1", 1)
     assert f"reward.credit.prm_path={tmp_path}/r/prm" in capsys.readouterr().out
+    assert len(list(read_labels(tmp_path / "r" / "labels.jsonl"))) == 12
+
+
+DIFFERENCES = ("envs.mix={lookup=1, difference=1}", "collect.num_tasks=8", "label.type=plan")
+
+
+def test_attempts_are_continued_where_none_is_right_and_the_prm_learns_them(tmp_path, rollouts, prm):
+    with LocalRun(config_for(tmp_path, *DIFFERENCES)) as run:
+        prepare_prm(run)
+        prepare_prm(run)
+        first, again = ({one.step.trajectory_id for one in steps} for steps in run.prm.trained)
+    differences = [task for task in rollouts.tasks if "difference" in task]
+    assert rollouts.continued == dict.fromkeys(differences, 2)
+    assert first == again
+    assert {one.split("/")[1] for one in first if one.startswith("deepen/")} == {"0", "1"}
+    deepened = list(CollectedGroups(tmp_path / "r" / "deepened").trajectories())
+    assert len({one.id for one in deepened}) == len(deepened) == len(differences) * 2 * 4
+
+
+def test_attempts_are_not_continued_for_labels_that_know_no_more_than_the_policy(tmp_path, rollouts, prm):
+    with LocalRun(config_for(tmp_path, *DIFFERENCES, "label.type=monte_carlo")) as run:
+        prepare_prm(run)
+    assert not (tmp_path / "r" / "deepened").exists()
 
 
 def test_finished_phases_are_read_from_the_run_folder(tmp_path):

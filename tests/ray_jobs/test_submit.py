@@ -24,7 +24,7 @@ NEEDS_A_KEY = ("submit", "recipes/mine.toml", "envs.search=tavily")
 ON_GPU = ("rollout.engine.device=cuda", "rollout.engine.adapter_mode=native")
 
 
-@pytest.mark.parametrize("phase", ["train", "collect", "label", "train-prm", "evaluate"])
+@pytest.mark.parametrize("phase", ["train", "train-prm", "evaluate"])
 def test_phase_runs_the_local_command_with_an_absolute_output_folder(phase, project):
     job = job_for("seed=4", phase=phase)
     assert job["entrypoint"] == f"python -m ray_jobs.cli {phase} recipes/mine.toml seed=4 output_dir={project}/runs"
@@ -47,7 +47,7 @@ def test_on_another_machine_the_output_folder_is_absolute_and_resume_names_the_r
         ("evaluate", ON_GPU, (1, 1)),
         ("evaluate", (*ON_GPU, "rollout.engine.tensor_parallel=2"), (1, 2)),
         ("evaluate", (*ON_GPU, "backend.type=openai", "backend.model=m"), (1, 0)),
-        ("label", (*ON_GPU, "label.type=monte_carlo"), (1, 1)),
+        ("train-prm", ON_GPU, (1, 1)),
     ],
 )
 def test_phases_that_sample_in_the_driver_claim_its_cpu_and_cards(phase, overrides, claims, project):
