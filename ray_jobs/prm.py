@@ -163,8 +163,9 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Itera
             named = (structs.replace(end, id=f"{group_id}/{at}", group_id=group_id) for at, end in enumerate(ends))
             store.add(Group(id=group_id, trajectories=tuple(named)))
 
-    with run.phase("deepen", total=MAX_PASSES) as phase:
-        for number in range(MAX_PASSES):
+    passes = range(MAX_PASSES if searches else 0)
+    with run.phase("deepen", total=len(passes)) as phase:
+        for number in passes:
             opened = {f"deepen/{number}/{one.attempts[0].task.id}": one for one in searches if one.is_open}
             asyncio.run(side_by_side(opened.items(), lambda one: continue_one(*one), limit=MAX_OPEN_GROUPS))
             new = [one for one in store.trajectories() if one.group_id in opened]
@@ -177,7 +178,8 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Itera
             phase.advance()
         num_right = sum(not one.is_open for one in searches)
         phase.facts.update(num_tasks=len(searches), num_right=num_right)
-    run.console.note(f"continued attempts are right at {num_right} of {len(searches)} tasks{_cost(labeller)}")
+    if searches:
+        run.console.note(f"continued attempts are right at {num_right} of {len(searches)} tasks{_cost(labeller)}")
     return list(store.trajectories())
 
 

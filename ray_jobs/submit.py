@@ -115,14 +115,15 @@ def plan_job(
         env.setdefault("PATH", f"{sys.prefix}/bin:${{PATH}}")
     in_driver = phase in ("train-prm", "evaluate")  # `train` asks for its actors' places
     engine = config.rollout.engine
-    needs_card = in_driver and engine.device == "cuda" and config.backend.type == "vllm"
+    devices = [engine.device] if config.backend.type == "vllm" else []
+    devices += [config.prm.device] if phase == "train-prm" else []
     return {
         "submission_id": f"{config.name}-{phase}-{time.strftime('%Y%m%d-%H%M%S')}",
         "entrypoint": shlex.join([*COMMAND, *words, *request.phase_options]),
         "runtime_env": {**runtime_env, "env_vars": env},
         "metadata": {"run": run},
         "entrypoint_num_cpus": float(in_driver),
-        "entrypoint_num_gpus": float(engine.tensor_parallel * needs_card),
+        "entrypoint_num_gpus": float(engine.tensor_parallel * (in_driver and "cuda" in devices)),
     }
 
 

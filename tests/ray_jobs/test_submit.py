@@ -48,6 +48,7 @@ def test_on_another_machine_the_output_folder_is_absolute_and_resume_names_the_r
         ("evaluate", (*ON_GPU, "rollout.engine.tensor_parallel=2"), (1, 2)),
         ("evaluate", (*ON_GPU, "backend.type=openai", "backend.model=m"), (1, 0)),
         ("train-prm", ON_GPU, (1, 1)),
+        ("train-prm", ("prm.device=cuda",), (1, 1)),
     ],
 )
 def test_phases_that_sample_in_the_driver_claim_its_cpu_and_cards(phase, overrides, claims, project):
