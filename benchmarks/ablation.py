@@ -32,6 +32,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ OVERRIDES = {
 }
 HALF, IN_A_ROW = 0.5, 3
 JUDGE_PORT = 23000
-"""The port of the scripted judge, plus the seed."""
+"""The port of the scripted judge, plus the seed: a resumed run calls the same one again."""
 
 
 def main() -> None:
@@ -85,9 +86,11 @@ def main() -> None:
             continue
         base, folder = (options.out / f"{options.recipe}-{seed}-{name}" for name in (BASE, arm))
         overrides = (f"seed={seed}", f"reward.credit={{{ARMS[arm]}}}", *common)
-        with FakeChatServer(graded, port=JUDGE_PORT + seed) as judge:  # which a resumed run calls again
-            label = f'label={{type="judge", judge={{model="scripted", base_url="{judge.url}", num_votes=1}}}}'
-            overrides += (label,) if arm == "judge" else ()
+        with FakeChatServer(graded, port=JUDGE_PORT + seed) if arm == "judge" else nullcontext() as judge:
+            if judge:
+                overrides += (
+                    f'label={{type="judge", judge={{model="scripted", base_url="{judge.url}", num_votes=1}}}}',
+                )
             train(recipe, folder, overrides, start_from=None if arm == BASE else base)
         with options.rows.open("a", encoding="utf-8") as rows:
             rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
@@ -129,7 +132,7 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 
 def prm_tokens(folder: Path) -> int:
-    """Return the tokens sampled for a PRM: those of the collected attempts, and of the Monte Carlo labels."""
+    """Return the tokens sampled for a PRM: of collected and continued attempts, and of Monte Carlo labels."""
     folders = [place for place in (folder / "collected", folder / "deepened") if place.exists()]
     turns = [turn for place in folders for one in CollectedGroups(place).trajectories() for turn in one.turns]
     labels = read_labels(folder / "labels.jsonl")

@@ -84,15 +84,14 @@ def prepare_prm(run: "Run | LocalRun") -> None:
 
 
 def collect(run: "Run | LocalRun") -> list[Trajectory]:
-    """Return trajectories of the current policy on training tasks; those in the run folder are not collected again."""
-    if run.finished("collect") is None:
-        collect_groups(run, prm_tasks(run.config))
-    return list(CollectedGroups(run.folder.collected).trajectories())
+    """Return trajectories of the current policy on training tasks; those in the run folder are not collected again.
 
-
-def collect_groups(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
-    """Collect one group per task into the run folder; each is written as soon as it is complete."""
-    store, collect_group = CollectedGroups(run.folder.collected), run.rollouts.collect_group
+    There is one group per task, which is written as soon as it is complete.
+    """
+    store = CollectedGroups(run.folder.collected)
+    if run.finished("collect") is not None:
+        return list(store.trajectories())
+    tasks, collect_group = prm_tasks(run.config), run.rollouts.collect_group
     with run.phase("collect", total=len(tasks)) as phase:
 
         async def collect_one(task: Task) -> None:
@@ -112,6 +111,7 @@ def collect_groups(run: "Run | LocalRun", tasks: Sequence[Task]) -> None:
         )
     counts = ", ".join(f"{name.removeprefix('num_')} {count}" for name, count in phase.facts.items())
     run.console.note(f"collected: {counts}")
+    return collected
 
 
 def _keep_policy(run: LocalRun) -> None:
@@ -192,16 +192,11 @@ Step = tuple[str, str, int]
 
 def labeller_of(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> Labeller:
     """Return the labeller of the recipe. Only Monte Carlo needs an engine, to continue from a step."""
-    settings = run.config.label
-    if isinstance(settings, JudgeLabelConfig):
-        return _judge_of(run, settings)
+    config, settings, rubric = run.config, run.config.label, CUSTOM_AGENT_RUBRIC
     if isinstance(settings, MonteCarloLabelConfig):
         return MonteCarloLabeller(collected, run.rollouts.continue_from, continuations=settings.continuations)
-    return PlanLabeller(collected)
-
-
-def _judge_of(run: "Run | LocalRun", settings: JudgeLabelConfig) -> StepJudge:
-    config, rubric = run.config, CUSTOM_AGENT_RUBRIC
+    if not isinstance(settings, JudgeLabelConfig):
+        return PlanLabeller(collected)
     if isinstance(config.agent, PlannerAgentConfig):
         rubric = planner_rubric(config.envs.actions, own_descriptions(config.envs))
     return StepJudge(settings.judge, receipts=run.folder.receipts, rubric=rubric)

@@ -139,6 +139,12 @@ def test_guided_attempts_are_made_as_long_as_they_bring_signal_for_fewer_tokens(
     assert least <= (share / price if rescued_every == 1 else share) <= most
 
 
+@pytest.mark.parametrize(("kept_every", "rescued_every", "least"), [(0, 8, 2.2), (16, 4, 1.6), (4, 1, 1.8)])
+def test_guided_attempts_go_on_where_they_bring_signal_for_fewer_tokens(kept_every, rescued_every, least):
+    share = share_of_guided_tokens(kept_every=kept_every, rescued_every=rescued_every, price=2.5)
+    assert least <= share <= 2.5
+
+
 def test_no_others_are_made_until_the_cost_of_the_first_is_known():
     earned = Earned()
     first = earned.note("chain", {"sampled_tokens": 600.0, "kept": 0.0})
