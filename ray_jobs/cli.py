@@ -348,17 +348,12 @@ def doctor() -> int:
     return run_doctor()
 
 
-def serve_tools(
-    *given: Given,
-    transport: Annotated[Literal["stdio", "http"], Parameter(help="stdio for one client, http for many")] = "stdio",
-    host: Annotated[str, Parameter(help="address for http")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="port for http; 0: any free one")] = 8765,
-) -> None:
-    """Serve a recipe's tools to any MCP client."""
+def serve_tools(*given: Given) -> None:
+    """Serve a recipe's tools to an MCP client over stdio."""
     config = run_config(given)
     from ray_jobs.solve import run_serve_tools
 
-    run_serve_tools(config, transport=transport, host=host, port=port)
+    run_serve_tools(config)
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], ...]] = {

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,9 +16,6 @@ from ray_jobs.run.local import open_worker
 from rollout.codec import trajectory_line
 from rollout.files import append_line
 from rollout.types import Turn, is_answer
-
-if TYPE_CHECKING:
-    from envs.mcp_server import Transport
 
 _REASONS = {
     "format": "the replies were malformed, or the last step was no answer",
@@ -66,11 +62,11 @@ def run_solve(config: RunConfig, question: str, adapter: Path | None, trace: Pat
     return 0
 
 
-def run_serve_tools(config: RunConfig, *, transport: "Transport", host: str, port: int) -> None:
-    """Serve the tools over MCP until the client disconnects (stdio) or the process is interrupted."""
+def run_serve_tools(config: RunConfig) -> None:
+    """Serve the tools over MCP until the client disconnects or the process is interrupted."""
     from envs.mcp_server import serve
 
     with Toolbox(config.envs) as toolbox:
         if toolbox.sandbox and toolbox.sandbox.without:
             print(f"agentflow: code sandbox: {toolbox.sandbox}", file=sys.stderr)
-        asyncio.run(until_closed(serve(toolbox, transport=transport, host=host, port=port)))
+        asyncio.run(until_closed(serve(toolbox)))

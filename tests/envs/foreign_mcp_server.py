@@ -4,12 +4,13 @@ import asyncio
 import gzip
 import json
 import os
+import socket
 import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 
-def honest() -> None:
+def honest() -> Any:
     from fastmcp import FastMCP
     from fastmcp.utilities.types import Image
 
@@ -57,7 +58,18 @@ def honest() -> None:
             os._exit(1)
         return "alive again"
 
-    server.run(show_banner=False, log_level="CRITICAL")
+    return server
+
+
+def over_stdio() -> None:
+    honest().run(show_banner=False, log_level="CRITICAL")
+
+
+def over_http() -> None:
+    server = honest()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        print(f"serving tools at http://127.0.0.1:{listener.getsockname()[1]}/mcp", file=sys.stderr, flush=True)
+        asyncio.run(server.run_http_async(show_banner=False, log_level="CRITICAL", sockets=[listener]))
 
 
 def silent() -> None:
@@ -128,7 +140,8 @@ def hostile_pages() -> None:
 
 
 WAYS = {
-    "stdio": honest,
+    "stdio": over_stdio,
+    "http": over_http,
     "silent": silent,
     "endless_line": endless_line,
     "rubbish": rubbish,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mcp_processes import HttpServer, http_server, started
+from mcp_processes import started
 
 from configs.envs import EnvsConfig
 from configs.errors import UserError
@@ -24,9 +24,9 @@ _KEY = "canary-0123456789"
 
 
 @pytest.fixture(scope="module")
-def own_server() -> Iterator[HttpServer]:
-    with http_server() as running:
-        yield running
+def http_server() -> Iterator[str]:
+    with started([sys.executable, str(_FOREIGN), "http"]) as url:
+        yield url
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def _tool(source: str, time_limit_s: float = 60.0, key: str = "") -> McpTool:
 
 
 def _servers() -> list[int]:
-    """Return the running foreign servers of this process."""
+    """Return the running foreign servers of this process, but for the one over HTTP."""
     running = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if str(_FOREIGN) in process.cmdline():
+            if str(_FOREIGN) in (words := process.cmdline()) and words[-1] != "http":
                 running.append(process.pid)
     return running
 
@@ -96,15 +96,14 @@ def test_messages_hide_the_secrets_of_an_address() -> None:
 # Results
 
 
-async def test_our_own_server_is_used_over_http_and_remembers_within_an_episode(own_server: HttpServer) -> None:
-    one, other = _tool(f"mcp:{own_server.url}#code"), _tool(f"mcp:{own_server.url}#code")
-    await one.call("x = 20")
-    assert (await one.call("x + 1")).text == "21\n"
-    assert "NameError" in (await other.call("x")).text
-    failed = await one.call("1/0")
+async def test_a_server_is_used_over_http(http_server: str) -> None:
+    tool = _tool(f"mcp:{http_server}#remember")
+    assert [(await tool.call(text)).text for text in "ab"] == ["a", "a,b"]
+    failing = _tool(f"mcp:{http_server}#fail")
+    failed = await failing.call("fly")
     assert (failed.error, failed.foreign) == ("tool_error", True)
-    one.close()
-    other.close()
+    tool.close()
+    failing.close()
     await _all_closed()
 
 
@@ -196,11 +195,11 @@ async def test_a_url_gets_its_key_as_a_bearer_token_which_is_redacted_and_no_red
     command = [sys.executable, str(_FOREIGN), "hostile_pages"]
     with started(command) as pages:
         with pytest.raises(ToolUnavailableError):
-            await _tool(f"mcp:{pages.url}redirect", key=_KEY).call("x")
+            await _tool(f"mcp:{pages}redirect", key=_KEY).call("x")
         assert _KEY not in caplog.text
         for key, quoted in ((_KEY, r"Bearer \[key\]"), ("", "nothing")):
             with pytest.raises(ToolUnavailableError, match=f"{quoted}, another") as caught:
-                await _tool(f"mcp:{pages.url}quote", key=key).call("x")
+                await _tool(f"mcp:{pages}quote", key=key).call("x")
             assert _KEY not in repr(caught.value)
 
 
@@ -240,7 +239,7 @@ async def test_hostile_http_is_unavailable() -> None:
     with started([sys.executable, str(_FOREIGN), "hostile_pages"]) as pages:
         for page in ("bomb", "long"):
             with pytest.raises(ToolUnavailableError):
-                await _tool(f"mcp:{pages.url}{page}").call("x")
+                await _tool(f"mcp:{pages}{page}").call("x")
     assert psutil.Process().memory_info().rss < used + (32 << 20)
 
 
@@ -251,6 +250,6 @@ async def test_a_missing_server_is_unavailable(address: str) -> None:
 
 
 @pytest.mark.parametrize("tool", ["#nix", ""])
-async def test_a_missing_tool_is_reported_with_those_that_exist(own_server: HttpServer, tool: str) -> None:
-    with pytest.raises(ToolUnavailableError, match="search, code"):
-        await _tool(f"mcp:{own_server.url}{tool}").call("x")
+async def test_a_missing_tool_is_reported_with_those_that_exist(http_server: str, tool: str) -> None:
+    with pytest.raises(ToolUnavailableError, match="remember, remember_under, add"):
+        await _tool(f"mcp:{http_server}{tool}").call("x")

@@ -3,9 +3,8 @@ the MCP server. No way may add a hole, also under fifty attacks at once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -44,8 +43,7 @@ async def _by_agent(tool: PythonCodeTool, code: str) -> ToolResult:
 async def _by_mcp(tool: PythonCodeTool, code: str) -> ToolResult:
     if code != code.encode(errors="replace").decode():  # it cannot even be sent
         return ToolResult(text="", error="syntax")
-    toolbox = SimpleNamespace(episode=lambda: nullcontext([tool]))
-    async with Client(build_server(toolbox, transport="stdio")) as client:
+    async with Client(build_server([tool])) as client:
         result = await client.call_tool("code", {"input": code}, raise_on_error=False)
     return ToolResult(text=result.content[0].text, error=(result.meta or {}).get("error"))
 

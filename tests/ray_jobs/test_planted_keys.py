@@ -36,8 +36,8 @@ def keys(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages():
-    with started([sys.executable, str(SERVER), "hostile_pages"]) as server:
-        yield server.url
+    with started([sys.executable, str(SERVER), "hostile_pages"]) as url:
+        yield url
 
 
 def test_submitted_jobs_leak_no_key(keys, pages, tmp_path, monkeypatch, capsys, ray_token):
