@@ -57,7 +57,7 @@ def test_reference_that_its_own_scorer_does_not_accept_is_rejected(tmp_path):
         ("envs.mix={mine=1}", NO_COLD_START, "evaluation.num_tasks=1"),
         (("1 + 1?", "eval"), ("?", "train")),
     )
-    assert "mine-" in refusal(*settings, write_rows(tmp_path / "mine.jsonl", *rows, scorer="math"))
+    assert "mine-" in refusal(*settings, write_rows(tmp_path / "mine.jsonl", *rows, scorer="choice"))
     check(*settings, write_rows(tmp_path / "mine.jsonl", *rows))
 
 
