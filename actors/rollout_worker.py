@@ -24,7 +24,7 @@ from rollout.concurrency import WorkerReading, Workload
 from rollout.engines.engine import BASE_VERSION, EngineError, Pulse
 from rollout.engines.vllm import VllmEngine
 from rollout.filters import SOLVED
-from rollout.guide import Earned, Guide
+from rollout.guide import Earned, Guide, ScoreSteps
 from rollout.lifecycle import Permit
 from rollout.types import Group, GroupSummary, StepScores, Trajectory
 from rollout.worker import Worker
@@ -294,6 +294,11 @@ class WorkerPool:
 
     async def continue_from(self, trajectory: Trajectory, num_turns: int, count: int) -> list[Trajectory]:
         return await self._call("continue_from", trajectory, num_turns, count)
+
+    async def search(
+        self, trajectory: Trajectory, num_turns: int, group_id: str, score_steps: ScoreSteps, candidates: int
+    ) -> tuple[list[Trajectory], int]:
+        return await self._call("search", trajectory, num_turns, group_id, score_steps, candidates)
 
     async def attempt(
         self, task: Task, trajectory_id: str, *, group_id: str, temperature: float, seed: int

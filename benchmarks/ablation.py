@@ -132,11 +132,12 @@ def row_of(folder: Path) -> dict[str, Any]:
 
 
 def prm_tokens(folder: Path) -> int:
-    """Return the tokens sampled for a PRM: of collected and continued attempts, and of Monte Carlo labels."""
-    folders = [place for place in (folder / "collected", folder / "deepened") if place.exists()]
-    turns = [turn for place in folders for one in CollectedGroups(place).trajectories() for turn in one.turns]
-    labels = read_labels(folder / "labels.jsonl")
-    tokens = sum(turn.num_tokens for turn in turns if turn.trainable)  # not those that a continuation repeats
+    """Return the tokens sampled for a PRM: of collected attempts, of the search, and of Monte Carlo labels."""
+    if not (folder / "collected").exists():
+        return 0
+    turns = [turn for one in CollectedGroups(folder / "collected").trajectories() for turn in one.turns]
+    labels, phases = read_labels(folder / "labels.jsonl"), json.loads((folder / "phases.json").read_text())
+    tokens = sum(turn.num_tokens for turn in turns) + phases.get("deepen", {"facts": {}})["facts"].get("num_tokens", 0)
     return tokens + sum(int(str(label.details.get("num_tokens", 0))) for label in labels)
 
 

@@ -6,10 +6,9 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from msgspec import structs
 
 from configs.errors import UserError
 from configs.reward import JudgeLabelConfig, LabelConfig, MonteCarloLabelConfig
@@ -26,10 +25,10 @@ from ray_jobs.viewer.pages import shown
 from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
 from reward.labels.judge import CUSTOM_AGENT_RUBRIC, StepJudge, judge_name, planner_rubric
 from reward.labels.plan import PlanLabeller
-from reward.labels.search import Search
+from reward.labels.search import Search, labels_as_scores
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
-from reward.prm.training import check_labels, num_batches, prm_data
+from reward.prm.training import HELD_OUT_SHARE, check_labels, held_out_tasks, num_batches, prm_data
 from reward.scorers import outcome_of
 from rollout.codec import SchemaError, group_line, group_of
 from rollout.files import append_line, read_json, whole_lines
@@ -77,7 +76,7 @@ def prepare_prm(run: "Run | LocalRun") -> None:
     """Collect trajectories, label their steps, and train the PRM; what is done already is not repeated."""
     collected = collect(run)
     labels = label(run, collected)
-    if not isinstance(run.config.label, MonteCarloLabelConfig):  # whose labels know no more than the policy finds
+    if isinstance(run.config.label, JudgeLabelConfig):  # other labels are of executed steps, and not of candidates
         collected += deepen(run, collected, labels)
         labels = list(read_labels(run.folder.labels))
     learn_prm(run, collected, labels)
@@ -134,40 +133,44 @@ def _keep_policy(run: LocalRun) -> None:
 
 
 DEEPENED_TASKS = 16
-"""Most tasks whose attempts are continued."""
-MAX_PASSES = 8
-"""Most states of a task from which attempts are continued, one after the other."""
+"""Most tasks at which right steps are searched for."""
+MAX_PASSES = 16
+"""Most states of a task in which decisions are sampled, one after the other."""
 
 
-def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Iterable[StepLabel]) -> list[Trajectory]:
-    """Continue attempts after right steps, at tasks where no attempt was right, and label what follows.
+def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> list[Trajectory]:
+    """Sample decisions after right steps, at tasks where no attempt was right, and label them.
 
-    So the PRM learns states far behind those that the policy reaches by itself, in which it is to guide attempts.
-    Steps with equal texts are labelled once. Return the continued attempts.
+    So the PRM learns states far behind those that the policy reaches by itself, in which it is to guide attempts. Each
+    text is labelled once. Return the attempts that were made, and the decisions as attempts that end there.
     """
     store = CollectedGroups(run.folder.deepened)
     if run.finished("deepen") is not None:
         return list(store.trajectories())
+    labels = labels_of(run.config.label, labels)
+    held_out = held_out_tasks({one.task_id for one in labels}, share=HELD_OUT_SHARE)
     attempts = defaultdict[str, list[Trajectory]](list)
     for one in collected:
-        if one.planner_turns:
+        if one.planner_turns and one.task.id not in held_out:
             attempts[one.task.id].append(one)
     unsolved = [search for own in attempts.values() if (search := Search(attempts=own)).is_open]
     searches = random.Random(run.config.seed).sample(unsolved, min(DEEPENED_TASKS, len(unsolved)))
-    scores = {one.text_digest: one.score for one in labels_of(run.config.label, labels)}
+    scores, num_tokens = {one.text_digest: one.score for one in labels}, 0
 
-    async def continue_one(group_id: str, search: Search) -> None:
-        attempt, num_steps, count = search.next_state(scores)
+    async def sample_one(group_id: str, search: Search) -> None:
+        nonlocal num_tokens
+        attempt, num_steps, candidates = search.next_state(scores)
         if group_id not in store.group_ids:
-            ends = await run.rollouts.continue_from(attempt, num_steps, count)
-            named = (structs.replace(end, id=f"{group_id}/{at}", group_id=group_id) for at, end in enumerate(ends))
-            store.add(Group(id=group_id, trajectories=tuple(named)))
+            known = partial(labels_as_scores, scores)
+            found, tokens = await run.rollouts.search(attempt, num_steps, group_id, known, candidates)
+            store.add(Group(id=group_id, trajectories=tuple(found)))
+            num_tokens += tokens
 
     passes = range(MAX_PASSES if searches else 0)
     with run.phase("deepen", total=len(passes)) as phase:
         for number in passes:
             opened = {f"deepen/{number}/{one.attempts[0].task.id}": one for one in searches if one.is_open}
-            asyncio.run(side_by_side(opened.items(), lambda one: continue_one(*one), limit=MAX_OPEN_GROUPS))
+            asyncio.run(side_by_side(opened.items(), lambda one: sample_one(*one), limit=MAX_OPEN_GROUPS))
             new = [one for one in store.trajectories() if one.group_id in opened]
             for one in new:
                 opened[one.group_id].attempts.append(one)
@@ -177,9 +180,11 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Itera
             scores |= {one.text_digest: one.score for one in known.values()}
             phase.advance()
         num_right = sum(not one.is_open for one in searches)
-        phase.facts.update(num_tasks=len(searches), num_right=num_right)
+        phase.facts.update(num_tasks=len(searches), num_right=num_right, num_tokens=num_tokens)
     if searches:
-        run.console.note(f"continued attempts are right at {num_right} of {len(searches)} tasks{_cost(labeller)}")
+        run.console.note(
+            f"attempts after right steps are right at {num_right} of {len(searches)} tasks{_cost(labeller)}"
+        )
     return list(store.trajectories())
 
 

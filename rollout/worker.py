@@ -34,9 +34,9 @@ from rollout.engines.wrappers import (
     frozen_model,
     stream_seed,
 )
-from rollout.guide import Guide
+from rollout.guide import Guide, ScoreSteps
 from rollout.memory import EpisodicMemory, MemoryUnavailableError
-from rollout.types import Group, Trajectory, Turn
+from rollout.types import Group, StepScores, Trajectory, Turn
 
 if TYPE_CHECKING:
     from envs.sandbox import SandboxState
@@ -241,6 +241,28 @@ class Worker(Solver):
 
         ends = await asyncio.gather(*map(run, range(count)))
         return [end for end in ends if repeats(end, trajectory, num_turns)]
+
+    async def search(
+        self, trajectory: Trajectory, num_turns: int, group_id: str, score_steps: ScoreSteps, candidates: int
+    ) -> tuple[list[Trajectory], int]:
+        """Make a guided attempt that begins with the first `num_turns` planner turns of a trajectory.
+
+        Return it, followed by the decisions without a score as attempts that end there, and the sampled tokens.
+        """
+        found: list[Trajectory] = []
+
+        async def score(group: Group) -> StepScores:
+            scores = await score_steps(group)
+            found.extend(one for one, raw in zip(group.trajectories, scores.raw, strict=True) if raw[-1] is None)
+            return scores
+
+        guide = Guide(task=trajectory.task, score_steps=score, candidates=candidates)
+        engine = ReplayEngine(self.engine, trajectory.planner_turns, num_turns)
+        agent = replace(self._build_agent(engine, self._config.rollout.temperature), guide=guide)
+        attempt = await agent.run(trajectory.task, trajectory_id=group_id, group_id=group_id)
+        named = (structs.replace(one, id=f"{group_id}/{at}", group_id=group_id) for at, one in enumerate(found))
+        repeated = sum(turn.num_tokens for turn in trajectory.planner_turns[:num_turns])
+        return [attempt, *named], guide.num_tokens - repeated
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
         """Return what the cold start imitates. Raises UserError for unusable conversations.

@@ -17,7 +17,7 @@ _TITLES = {
     "eval_before": "evaluate before RL",
     "collect": "collect trajectories to label",
     "label": "label their steps",
-    "deepen": "continue attempts after right steps",
+    "deepen": "search for right steps",
     "train_prm": "train the process reward model",
     "reinforce": "reinforce",
     "eval_after": "evaluate after RL",

@@ -1,4 +1,4 @@
-"""The search for a right attempt at a task, which continues attempts after steps that a labeller calls right."""
+"""The search for a right attempt at a task, which samples decisions after steps that a labeller calls right."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,12 +8,16 @@ from reward.prm.step_text import step_texts
 from reward.scorers import outcome_of
 from rollout.filters import SOLVED
 from rollout.guide import GOOD
-from rollout.types import Trajectory
+from rollout.types import Group, StepScores, Trajectory
 
-FIRST = 4
-"""Continuations at the first two visits of a state; every further visit makes twice as many."""
-VISITS_PER_STEP = 6
-"""Visits after which a state is left for one that is a step less deep: a label may be wrong."""
+CANDIDATES = (8, 32, 128)
+"""Samples of a decision at the first visits of a state, and at all later ones."""
+
+
+async def labels_as_scores(labels: Mapping[str, float], group: Group) -> StepScores:
+    """Return the labels of a group's steps, by their digests; None for steps without one."""
+    raw = tuple(tuple(labels.get(step.digest) for step in step_texts(one)) for one in group.trajectories)
+    return StepScores(raw=raw, prm_digest="")
 
 
 @dataclass(kw_only=True)
@@ -28,23 +32,24 @@ class Search:
     def is_open(self) -> bool:
         return all(outcome_of(one) != SOLVED for one in self.attempts)
 
-    def next_state(self, scores: Mapping[str, float]) -> tuple[Trajectory, int, int]:
-        """Return an attempt, after how many of its steps it is continued next, and how often.
+    def next_state(self, labels: Mapping[str, float]) -> tuple[Trajectory, int, int]:
+        """Return an attempt, after how many of its steps decisions are sampled next, and how many.
 
-        `scores` are labels by the digests of steps. A state is reached by right steps only. The deepest is next, with
-        one step less for every VISITS_PER_STEP visits.
+        `labels` are by the digests of steps. A state is reached by right steps only. The deepest is next, with one step
+        less for every three visits: a label may be wrong.
         """
         best: tuple[float, Trajectory, int, str] | None = None
         for attempt in self.attempts:
-            state = ""
-            for step in step_texts(attempt):
-                rank = step.step - self._visits[state] / VISITS_PER_STEP
+            state, steps = "", step_texts(attempt)
+            # Without an answer it goes on after its last step.
+            for number in range(len(steps) + (attempt.answer is None)):
+                rank = number - self._visits[state] / len(CANDIDATES)
                 if best is None or rank > best[0]:
-                    best = rank, attempt, step.step, state
-                if scores.get(step.digest, 0.0) < GOOD:
+                    best = rank, attempt, number, state
+                if number == len(steps) or labels.get(steps[number].digest, 0.0) < GOOD:
                     break
-                state = step.digest
+                state = steps[number].digest
         assert best is not None
         _, attempt, num_steps, state = best
         self._visits[state] += 1
-        return attempt, num_steps, FIRST * 2 ** min(max(0, self._visits[state] - 2), 4)
+        return attempt, num_steps, CANDIDATES[min(self._visits[state], len(CANDIDATES)) - 1]

@@ -51,6 +51,9 @@ class PrmData:
 def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
+    Steps of a task with equal texts are trained on once, with their mean label: else a PRM learns little but the first
+    steps, which most attempts share.
+
     Raises UserError if a label belongs to another text than its step has now, or if a half is empty.
     """
     by_place = {(label.trajectory_id, label.step): label for label in labels}
@@ -63,8 +66,15 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
                 )
             joined.append(LabelledStep(step=step, label=label.score))
     held_out = held_out_tasks({labelled.step.task_id for labelled in joined}, share=HELD_OUT_SHARE)
+    same = defaultdict[tuple[str, str], list[LabelledStep]](list)
+    for labelled in joined:
+        if labelled.step.task_id not in held_out:
+            same[labelled.step.task_id, labelled.step.digest].append(labelled)
     data = PrmData(
-        train=tuple(labelled for labelled in joined if labelled.step.task_id not in held_out),
+        train=tuple(
+            LabelledStep(step=equal[0].step, label=sum(one.label for one in equal) / len(equal))
+            for equal in same.values()
+        ),
         held_out=tuple(labelled for labelled in joined if labelled.step.task_id in held_out),
     )
     if not data.train or not data.held_out:

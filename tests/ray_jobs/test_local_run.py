@@ -1,12 +1,13 @@
 """The phases of a PRM, as commands in this process and in a resumed run; an engine is loaded only when it is needed."""
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from evaluating import config_for
+from msgspec import structs
 
 from configs.errors import UserError
 from configs.run import RunConfig
@@ -21,7 +22,10 @@ from ray_jobs.prm import (
 )
 from ray_jobs.run.folder import RunPaths
 from ray_jobs.run.local import LocalRun
+from reward.judge_client import Bill
 from reward.labels import StepLabel, append_label, read_labels
+from reward.labels.judge import judge_name
+from reward.labels.search import CANDIDATES
 from reward.prm.step_text import step_texts
 from rollout.types import Group
 from tests.reward.test_step_text import decided, make_trajectory, malformed
@@ -33,7 +37,7 @@ class ScriptedRollouts:
     """A policy whose first attempt at every task but differences is right. Task number `failing` breaks the engine."""
 
     def __init__(self):
-        self.opened_for, self.tasks, self.failing, self.continued = [], [], None, Counter()
+        self.opened_for, self.tasks, self.failing, self.searched = [], [], None, defaultdict(list)
 
     async def collect_group(self, task, group_id, group_size):
         failed = len(self.tasks) == self.failing
@@ -46,12 +50,26 @@ class ScriptedRollouts:
         return Group(id=group_id, trajectories=tuple(trajectories))
 
     async def continue_from(self, trajectory, num_turns, count):
-        """The second time that it is continued, a difference is right."""
-        self.continued[trajectory.task.id] += 1
-        said = (
-            trajectory.task.answer if self.continued[trajectory.task.id] == 2 else wrong_if_difference(trajectory.task)
-        )
-        return [make_trajectory(decided("answer", said), id="new", task=trajectory.task, answer=said)] * count
+        wrong = make_trajectory(decided("answer", "-1"), id="new", task=trajectory.task, answer="-1")
+        return [wrong] * count
+
+    async def search(self, trajectory, num_turns, group_id, score_steps, candidates):
+        """After each prefix a policy gives up, or takes one of three steps to the right answer."""
+        task, prefix = trajectory.task, trajectory.turns[:num_turns]
+        self.searched[task.id].append((num_turns, candidates))
+        if num_turns == 4:
+            end = make_trajectory(*prefix, task=task, answer=task.answer, id=group_id)
+            return [structs.replace(end, group_id=group_id)], 0
+        right = decided("answer", task.answer) if num_turns == 3 else decided("think", f"right {num_turns}")
+        wrong = decided("answer", "-1")
+        ends = [
+            make_trajectory(*prefix, end, task=task, answer=None, id=f"{group_id}/{number}")
+            for number, end in enumerate((right, wrong))
+        ]
+        scores = await score_steps(Group(id="", trajectories=tuple(ends)))
+        found = [one for one, raw in zip(ends, scores.raw, strict=True) if raw[-1] is None]
+        attempt = make_trajectory(*prefix, wrong, task=task, answer="-1", id=group_id)
+        return [structs.replace(one, group_id=group_id) for one in (attempt, *found)], 10
 
 
 def wrong_if_difference(task):
@@ -132,24 +150,48 @@ def test_train_prm_command_writes_the_quality(tmp_path, rollouts, prm, capsys):
     assert len(list(read_labels(tmp_path / "r" / "labels.jsonl"))) == 12
 
 
-DIFFERENCES = ("envs.mix={lookup=1, difference=1}", "collect.num_tasks=8", "label.type=plan")
+DIFFERENCES = ("envs.mix={lookup=1, difference=1}", "collect.num_tasks=8")
+JUDGE = 'label={type="judge", judge={model="m", base_url="http://127.0.0.1:9/v1"}}'
 
 
-def test_attempts_are_continued_where_none_is_right_and_the_prm_learns_them(tmp_path, rollouts, prm):
-    with LocalRun(config_for(tmp_path, *DIFFERENCES)) as run:
+class ScriptedJudge:
+    """Calls every thought right, and an answer if it follows from three."""
+
+    def __init__(self, config):
+        self.name, self.asked = judge_name(config.label.judge), Counter()
+        self.client = SimpleNamespace(spent=Bill())
+
+    async def label(self, step):
+        self.asked[step.digest] += 1
+        is_right = "Action: think" in step.decision or len(step.context) == 6
+        return StepLabel.of(step, labeller=self.name, score=float(is_right))
+
+
+def test_right_steps_are_searched_for_where_no_attempt_is_right_and_the_prm_learns_them(
+    tmp_path, rollouts, prm, monkeypatch
+):
+    config = config_for(tmp_path, *DIFFERENCES, JUDGE)
+    judge = ScriptedJudge(config)
+    monkeypatch.setattr("ray_jobs.prm.labeller_of", lambda run, collected: judge)
+    with LocalRun(config) as run:
         prepare_prm(run)
         prepare_prm(run)
         first, again = ({one.step.trajectory_id for one in steps} for steps in run.prm.trained)
-    differences = [task for task in rollouts.tasks if "difference" in task]
-    assert rollouts.continued == dict.fromkeys(differences, 2)
+    differences = {task for task in rollouts.tasks if "difference" in task}
+    assert rollouts.searched.keys() <= differences
+    assert rollouts.searched
+    first_size = CANDIDATES[0]
+    for visits in rollouts.searched.values():
+        assert visits == [(number, first_size) for number in range(5)]
     assert first == again
-    assert {one.split("/")[1] for one in first if one.startswith("deepen/")} == {"0", "1"}
+    assert {one.split("/")[1] for one in first if one.startswith("deepen/")} == {"0", "1", "2", "3"}
     deepened = list(CollectedGroups(tmp_path / "r" / "deepened").trajectories())
-    assert len({one.id for one in deepened}) == len(deepened) == len(differences) * 2 * 4
+    assert len({one.id for one in deepened}) == len(deepened)
 
 
-def test_attempts_are_not_continued_for_labels_that_know_no_more_than_the_policy(tmp_path, rollouts, prm):
-    with LocalRun(config_for(tmp_path, *DIFFERENCES, "label.type=monte_carlo")) as run:
+@pytest.mark.parametrize("labels", ["monte_carlo", "plan"])
+def test_no_steps_are_searched_for_with_labels_of_executed_steps(tmp_path, rollouts, prm, labels):
+    with LocalRun(config_for(tmp_path, *DIFFERENCES, f"label.type={labels}")) as run:
         prepare_prm(run)
     assert not (tmp_path / "r" / "deepened").exists()
 

@@ -37,6 +37,16 @@ def test_held_out_tasks_do_not_depend_on_the_order():
     assert len(held_out_tasks(ids, share=0.001)) == 1
 
 
+def test_equal_texts_of_a_task_are_trained_on_once_with_their_mean_label():
+    trajectories = [of_task(number) for number in range(4)]
+    again = [replace(one, id=f"{one.id}/again") for one in trajectories]
+    labels = [label for one in trajectories for label in labels_of(one)]
+    zeros = [replace(label, score=0.0) for one in again for label in labels_of(one)]
+    once, twice = prm_data(trajectories, labels), prm_data([*trajectories, *again], [*labels, *zeros])
+    assert [one.label for one in twice.train] == [one.label / 2 for one in once.train]
+    assert len(twice.held_out) == 2 * len(once.held_out)
+
+
 def test_step_without_a_label_is_left_out():
     trajectories = [of_task(0), of_task(1)]
     some = [label for trajectory in trajectories for label in labels_of(trajectory) if label.step != 2]

@@ -61,6 +61,26 @@ async def test_guided_attempts_are_sampled_by_the_engine(worker):
         assert guide.num_tokens > trajectory.num_sampled_tokens
 
 
+async def test_search_repeats_the_right_steps_and_returns_the_candidates_of_the_next(worker):
+    task = Task(id="t", dataset="own", question="What is 2+2?", answer="4")
+    (root,) = (await worker.run_group(task, "g", 1, "")).trajectories
+
+    async def knows_two(group):
+        raw = ((1.0, 1.0, None, None)[: len(one.planner_turns)] for one in group.trajectories)
+        return StepScores(raw=tuple(raw), prm_digest="")
+
+    (attempt, *candidates), num_tokens = await worker.search(root, 2, "s", knows_two, 8)
+    assert (attempt.id, attempt.failure) == ("s", None)
+    assert [turn.completion for turn in attempt.turns[:2]] == [turn.completion for turn in root.turns[:2]]
+    assert [turn.num_candidates for turn in attempt.turns] == [1, 1, 8, 1]
+    texts = [one.turns[-1].text for one in candidates]
+    assert len(set(texts)) == len(texts) > 1
+    for number, one in enumerate(candidates):
+        assert (one.id, one.group_id, one.answer) == (f"s/{number}", "s", None)
+        assert one.turns[:2] == attempt.turns[:2]
+    assert num_tokens > sum(one.turns[-1].num_tokens for one in candidates)
+
+
 async def test_group_of_an_own_agent_and_its_replays_are_what_the_engine_sampled(worker, learner):
     from learner.packing import samples_of
 
