@@ -41,7 +41,7 @@ class Search:
         best: tuple[float, Trajectory, int, str] | None = None
         for attempt in self.attempts:
             state, steps = "", step_texts(attempt)
-            # Without an answer it goes on after its last step.
+            # Without an answer it continues after its last step.
             for number in range(len(steps) + (attempt.answer is None)):
                 rank = number - self._visits[state] / len(CANDIDATES)
                 if best is None or rank > best[0]:

@@ -1,7 +1,7 @@
 """The phases of a PRM, as commands in this process and in a resumed run; an engine is loaded only when it is needed."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -158,11 +158,10 @@ class ScriptedJudge:
     """Calls every thought right, and an answer if it follows from three."""
 
     def __init__(self, config):
-        self.name, self.asked = judge_name(config.label.judge), Counter()
+        self.name = judge_name(config.label.judge)
         self.client = SimpleNamespace(spent=Bill())
 
     async def label(self, step):
-        self.asked[step.digest] += 1
         is_right = "Action: think" in step.decision or len(step.context) == 6
         return StepLabel.of(step, labeller=self.name, score=float(is_right))
 
