@@ -14,13 +14,16 @@ LOOPBACK = "127.0.0.1"
 PARAMETER = "token"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 is any free one. Raises UserError if the address is not available."""
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on the loopback address; port 0 is any free one.
+
+    Raises UserError if the port is not available.
+    """
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server((LOOPBACK, port))
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot listen on {host} port {port}: {reason}; choose another --port, 0 for any") from None
+        raise UserError(f"cannot listen on port {port}: {reason}; choose another --port, 0 for any") from None
     # asyncio sets it only for sockets created with an explicit protocol. Without it the second part of a reply waits
     # for the client's acknowledgement of the first, 40 ms on Linux.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -156,7 +156,7 @@ def run_view(folders: Sequence[Path], *, port: int, browser: bool) -> None:
             raise UserError("no run was found below runs/; name the folder of one")
         folders = [newest.parent]
     runs = [ViewedRun(folder) for folder in folders]
-    with listen(LOOPBACK, port) as listener:
+    with listen(port) as listener:
         token = new_token()
         address = with_token(f"http://{LOOPBACK}:{listener.getsockname()[1]}/", token)
         config = uvicorn.Config(build_app(runs, token), log_level="warning", timeout_graceful_shutdown=1)

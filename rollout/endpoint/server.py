@@ -83,7 +83,7 @@ class Endpoint:
 
     def _start(self) -> None:
         self.close()
-        self._loop, self._state, listening = asyncio.get_running_loop(), ServerState(), listen(LOOPBACK, 0)
+        self._loop, self._state, listening = asyncio.get_running_loop(), ServerState(), listen(0)
         self._port = listening.getsockname()[1]
         routes = [
             Route("/v1/models", self._models),
