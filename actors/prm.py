@@ -83,8 +83,10 @@ class Prm(Watched):
                 f"{digest[:12]}: its node does not see '{self._trained}'"
             )
         steps = [step_texts(trajectory) for trajectory in group.trajectories]
-        scores = iter(await self.score([step for trajectory in steps for step in trajectory]))
-        raw = tuple(tuple(next(scores) for _ in trajectory) for trajectory in steps)
+        # Each text once: the candidates of a guided decision share all earlier steps.
+        distinct = {step.digest: step for trajectory in steps for step in trajectory}
+        scores = dict(zip(distinct, await self.score(list(distinct.values())), strict=True))
+        raw = tuple(tuple(scores[step.digest] for step in trajectory) for trajectory in steps)
         return StepScores(raw=raw, prm_digest=self._prm.digest)
 
 

@@ -17,7 +17,15 @@ from configs.run import RunConfig
 from envs.datasets.generated import GeneratedTask
 from envs.datasets.sampler import training_tasks
 from envs.types import Task
-from reward.judging import GroupJudge, OutcomeReward, PrmError, failed_summary, group_summary, rescued
+from reward.judging import (
+    GroupJudge,
+    OutcomeReward,
+    PrmError,
+    failed_summary,
+    group_summary,
+    rescued,
+    retried,
+)
 from reward.scorers.custom import CustomTurnScorer
 from rollout.codec import encode_group
 from rollout.concurrency import WorkerReading, Workload
@@ -50,12 +58,13 @@ class RolloutWorkerActor:
         self._prm: Handle = prm
         self._prm_digest: str | None = None
         self._worker = build_worker()
-        score = self._scored if prm else None
+        transient = (PrmError, *PART_LOST)
+        score = retried(self._scored, transient) if prm else None
         if source := config.reward.turn_scorer:
             score = CustomTurnScorer(source, limit_s=config.reward.timeout_s).score_group
         process = config.reward.credit.type == "process"
         outcome = OutcomeReward(config.learner, max_turn_tokens=config.rollout.max_turn_tokens, process=process)
-        self._judge = GroupJudge(outcome, score if process else None, transient=(PrmError, *PART_LOST))
+        self._judge = GroupJudge(outcome, score if process else None, transient=transient)
         self._score_steps, self._earned = score, Earned()
         self._tasks = training_tasks(config)
         self._follower = WeightFollower(self._worker.engine, sampling, index)
@@ -199,6 +208,9 @@ class RolloutWorkerActor:
         assert score is not None
         guides = [Guide(task=group.task, score_steps=score, candidates=size) for _ in range(credit.attempts)]
         guided = await self._worker.run_guided(group.task, group.id, guides, hints)
+        for guide in guides:  # else its attempts would end unscored, and the run would continue without step scores
+            if isinstance(guide.failure, OwnCodeError):
+                raise guide.failure
         await self._proven()
         await self._judge.judge(guided)
         return rescued(group, summary, guided, guides, duration_s=time.monotonic() - started)

@@ -22,7 +22,15 @@ from ray_jobs.run.local import LocalRun
 from ray_jobs.run.preflight import check_judge_key, check_labelling
 from ray_jobs.run.task_checks import prm_tasks
 from ray_jobs.viewer.pages import shown
-from reward.labels import LabelError, Labeller, MonteCarloLabeller, StepLabel, append_label, read_labels
+from reward.labels import (
+    LabelError,
+    Labeller,
+    MonteCarloLabeller,
+    StepLabel,
+    VotesDisagreeError,
+    append_label,
+    read_labels,
+)
 from reward.labels.judge import CUSTOM_AGENT_RUBRIC, StepJudge, judge_name, planner_rubric
 from reward.labels.plan import PlanLabeller
 from reward.labels.search import Search, labels_as_scores
@@ -49,12 +57,13 @@ class CollectedGroups:
         self._path = folder / "groups.jsonl"
         self.group_ids = {group.id for group in self._groups()}
 
-    def add(self, group: Group) -> None:
-        """Write a group. One that could not be scored at all is left out, so that it is collected again."""
+    async def add(self, group: Group) -> None:
+        """Score and write a group. One that has no attempt to score is left out, so that it is collected again."""
         if group.id in self.group_ids or all(one.stop_reason == "infrastructure" for one in group.trajectories):
             return
-        for trajectory in group.trajectories:
-            outcome = outcome_of(trajectory)
+        # In threads: a slow scorer must not hold up the agents and engines of this event loop.
+        outcomes = await asyncio.gather(*(asyncio.to_thread(outcome_of, one) for one in group.trajectories))
+        for trajectory, outcome in zip(group.trajectories, outcomes, strict=True):
             trajectory.phase, trajectory.reward = "collect", Reward(outcome=outcome, total=outcome)
         append_line(self._path, group_line(group))
         self.group_ids.add(group.id)
@@ -96,7 +105,7 @@ def collect(run: "Run | LocalRun") -> list[Trajectory]:
         async def collect_one(task: Task) -> None:
             group_id = f"collect/{task.id}"
             if group_id not in store.group_ids:
-                store.add(await collect_group(task, group_id, run.config.collect.rollouts_per_task))
+                await store.add(await collect_group(task, group_id, run.config.collect.rollouts_per_task))
             phase.advance()
 
         asyncio.run(side_by_side(tasks, collect_one, limit=MAX_OPEN_GROUPS))
@@ -106,7 +115,7 @@ def collect(run: "Run | LocalRun") -> list[Trajectory]:
             num_trajectories=len(collected),
             num_steps=sum(len(trajectory.planner_turns) for trajectory in collected),
             num_malformed=sum(trajectory.num_format_errors for trajectory in collected),
-            num_right=sum(outcome_of(trajectory) == SOLVED for trajectory in collected),
+            num_right=sum(trajectory.outcome == SOLVED for trajectory in collected),
         )
     counts = ", ".join(f"{name.removeprefix('num_')} {count}" for name, count in phase.facts.items())
     run.console.note(f"collected: {counts}")
@@ -148,7 +157,7 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Seque
     if run.finished("deepen") is not None:
         return list(store.trajectories())
     labels = labels_of(run.config.label, labels)
-    held_out = held_out_tasks({one.task_id for one in labels}, share=HELD_OUT_SHARE)
+    held_out = held_out_tasks((one.task.id for one in collected), share=HELD_OUT_SHARE)
     attempts = defaultdict[str, list[Trajectory]](list)
     for one in collected:
         if one.planner_turns and one.task.id not in held_out:
@@ -156,6 +165,9 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Seque
     unsolved = [search for own in attempts.values() if (search := Search(attempts=own)).is_open]
     searches = random.Random(run.config.seed).sample(unsolved, min(DEEPENED_TASKS, len(unsolved)))
     scores, num_tokens = {one.text_digest: one.score for one in labels}, 0
+    groups = defaultdict[str, list[Trajectory]](list)
+    for one in store.trajectories():
+        groups[one.group_id].append(one)
 
     async def sample_one(group_id: str, search: Search) -> None:
         nonlocal num_tokens
@@ -163,24 +175,27 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Seque
         if group_id not in store.group_ids:
             known = partial(labels_as_scores, scores)
             found, tokens = await run.rollouts.search(attempt, num_steps, group_id, known, candidates)
-            store.add(Group(id=group_id, trajectories=tuple(found)))
+            await store.add(Group(id=group_id, trajectories=tuple(found)))
+            groups[group_id] = found if group_id in store.group_ids else []
             num_tokens += tokens
+        search.attempts += groups[group_id]
 
     passes = range(MAX_PASSES if searches else 0)
     with run.phase("deepen", total=len(passes)) as phase:
+        failures: list[str] = []
         for number in passes:
             opened = {f"deepen/{number}/{one.attempts[0].task.id}": one for one in searches if one.is_open}
             asyncio.run(side_by_side(opened.items(), lambda one: sample_one(*one), limit=MAX_OPEN_GROUPS))
-            new = [one for one in store.trajectories() if one.group_id in opened]
-            for one in new:
-                opened[one.group_id].attempts.append(one)
+            new = [one for group_id in opened for one in groups[group_id]]
             steps = {step.digest: step for step in _steps_of(new) if step.digest not in scores}
             labeller = labeller_of(run, new)
-            known, _ = asyncio.run(label_steps(list(steps.values()), labeller, run.folder.labels, lambda: None))
+            known, failed = asyncio.run(label_steps(list(steps.values()), labeller, run.folder.labels, lambda: None))
             scores |= {one.text_digest: one.score for one in known.values()}
+            failures += failed
             phase.advance()
         num_right = sum(not one.is_open for one in searches)
         phase.facts.update(num_tasks=len(searches), num_right=num_right, num_tokens=num_tokens)
+        phase.facts["first_failures"] = failures[:3]
     if searches:
         run.console.note(
             f"attempts after right steps are right at {num_right} of {len(searches)} tasks{_cost(labeller)}"
@@ -233,20 +248,20 @@ async def label_steps(
 
     async def label_of(step: StepText) -> None:
         nonlocal in_a_row
-        if _place(step) not in known:
-            try:
+        try:
+            if _place(step) not in known:
                 label = await labeller.label(step)
-            except LabelError as error:
-                failures.append(str(error))
-                in_a_row += 1
-                if in_a_row == MAX_FAILURES_IN_A_ROW:
-                    raise UserError(
-                        f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
-                        "labels so far are kept"
-                    ) from error
-            else:
                 append_label(path, label)
-                known[_place(step)], in_a_row = label, 0
+                known[_place(step)] = label
+            in_a_row = 0
+        except LabelError as error:
+            failures.append(str(error))
+            in_a_row = 0 if isinstance(error, VotesDisagreeError) else in_a_row + 1
+            if in_a_row == MAX_FAILURES_IN_A_ROW:
+                raise UserError(
+                    f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
+                    "labels so far are kept"
+                ) from error
         on_step()
 
     await side_by_side(steps, label_of, limit=MAX_OPEN_STEPS)
@@ -314,8 +329,11 @@ def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Se
 def run_train_prm(config: RunConfig, adapter: Path | None) -> None:
     """Train a PRM of the base model's or a checkpoint's attempts in the run folder, or continue to.
 
-    Raises UserError if the folder holds attempts of another policy, or if another process works on the run.
+    Raises UserError if the folder holds attempts of another policy or a training run, or if another process works on
+    the run.
     """
+    if (config.run_path / "config.json").exists():
+        raise UserError(f"'{config.run_path}' is the folder of a training run; train the PRM under another name=...")
     check_labelling(config)
     check_judge_key(config)
     with LocalRun(config, adapter) as run, locked(run.folder.path):

@@ -69,11 +69,24 @@ class OutcomeReward:
         return Reward(outcome=outcome, total=outcome + penalty)
 
 
+def retried(score_steps: ScoreSteps, transient: tuple[type[Exception], ...]) -> ScoreSteps:
+    """Return a scorer that scores again after the errors in `transient`, and raises the last one."""
+
+    async def score(group: Group) -> StepScores:
+        for delay in RETRY_DELAYS_S:
+            with suppress(*transient):
+                return await score_steps(group)
+            await asyncio.sleep(delay)
+        return await score_steps(group)
+
+    return score
+
+
 class GroupJudge:
     """Outcome rewards or, with `score_steps`, step scores and rewards that are made of them.
 
-    `transient` are the errors after which scoring is tried again. When the last try fails, every step of the group
-    stays unscored, which is counted (`prm/unscored_share`).
+    After one of the errors in `transient` every step of the group stays unscored, which is counted
+    (`prm/unscored_share`).
     """
 
     def __init__(
@@ -102,11 +115,8 @@ class GroupJudge:
             return 0.0
         started = time.monotonic()
         scores = StepScores(raw=tuple((None,) * len(one.planner_turns) for one in group.trajectories), prm_digest="")
-        for delay in (0.0, *RETRY_DELAYS_S):
-            await asyncio.sleep(delay)
-            with suppress(*self._transient):
-                scores = await self._score_steps(group)
-                break
+        with suppress(*self._transient):
+            scores = await self._score_steps(group)
         scores.write_to(group)
         return time.monotonic() - started
 

@@ -83,6 +83,8 @@ class Guide:
     """Sampled so far, with those of decisions that were not taken."""
     waited_s: float = 0.0
     """Spent waiting for scores."""
+    failure: Exception | None = None
+    """Why there were no scores, which ended the attempt."""
     _is_lost: bool = False
 
     async def choose(
@@ -120,6 +122,11 @@ class Guide:
             )
             for index, turn in enumerate(samples)
         )
-        scores = await self.score_steps(Group(id="guided", trajectories=tuple(attempts)))
-        self.waited_s += time.monotonic() - started
+        try:
+            scores = await self.score_steps(Group(id="guided", trajectories=tuple(attempts)))
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            self.waited_s += time.monotonic() - started
         return {turn.text: raw[-1] for turn, raw in zip(samples, scores.raw, strict=True)}

@@ -1,5 +1,6 @@
 """Labels of steps: their type, their file, and their estimate by continuations (Monte Carlo)."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,10 @@ from rollout.types import Trajectory
 
 class LabelError(RuntimeError):
     """A step that a labeller could not label. It stays unlabelled: no score is made up."""
+
+
+class VotesDisagreeError(LabelError):
+    """A step about which the votes of a judge disagree. The judge works, so it is no sign that other steps fail."""
 
 
 class StepLabel(msgspec.Struct, kw_only=True, frozen=True):
@@ -90,7 +95,9 @@ class MonteCarloLabeller:
             ends = await self._continue_from(trajectory, step.step + 1, self._continuations)
             repeated = sum(turn.num_tokens for turn in trajectory.planner_turns[: step.step + 1])
             num_tokens = sum(end.num_sampled_tokens - repeated for end in ends)
-        votes = tuple(score for end in ends if (score := outcome_of(end)) is not None)
+        # In threads: a slow scorer must not hold up the continuations of other steps.
+        outcomes = await asyncio.gather(*(asyncio.to_thread(outcome_of, end) for end in ends))
+        votes = tuple(outcome for outcome in outcomes if outcome is not None)
         if not ends or len(votes) < len(ends):
             raise LabelError(
                 f"{len(votes)} of {len(ends)} continuations of {trajectory.id} after its first {step.step + 1} turns "

@@ -17,7 +17,7 @@ from msgspec import Meta
 from configs.errors import whole_letters
 from configs.reward import JudgeConfig
 from reward.judge_client import Bill, ChatClient, ChatError, Message, as_data
-from reward.labels import LabelError, StepLabel
+from reward.labels import LabelError, StepLabel, VotesDisagreeError
 from reward.prm.step_text import StepText
 from rollout.files import append_record, read_records
 
@@ -145,7 +145,8 @@ class StepJudge:
     async def label(self, step: StepText) -> StepLabel:
         """Judge one step.
 
-        Raises LabelError if it got no verdict or its votes disagree, and ChatError if every other step would fail, too.
+        Raises LabelError if it got no verdict, VotesDisagreeError if its votes are more than MAX_SPREAD apart, and
+        ChatError if every other step would fail, too.
         """
         # Steps with equal texts share verdicts; in parallel they would both pay for them.
         async with self._locks[step.digest]:
@@ -159,7 +160,7 @@ class StepJudge:
         votes = tuple(verdict.score for verdict, _ in paid)
         # Rounded, so that 0.7 - 0.3 and 0.9 - 0.5 are the same disagreement.
         if round(max(votes) - min(votes), 9) > MAX_SPREAD:
-            raise LabelError(
+            raise VotesDisagreeError(
                 f"{self.name} disagrees with itself about trajectory {step.trajectory_id}, step {step.step}: "
                 f"votes {votes} are more than {MAX_SPREAD} apart"
             )

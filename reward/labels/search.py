@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from reward.prm.step_text import step_texts
-from reward.scorers import outcome_of
 from rollout.filters import SOLVED
 from rollout.guide import GOOD
 from rollout.types import Group, StepScores, Trajectory
@@ -30,7 +29,7 @@ class Search:
 
     @property
     def is_open(self) -> bool:
-        return all(outcome_of(one) != SOLVED for one in self.attempts)
+        return all(one.outcome != SOLVED for one in self.attempts)
 
     def next_state(self, labels: Mapping[str, float]) -> tuple[Trajectory, int, int]:
         """Return an attempt, after how many of its steps decisions are sampled next, and how many.

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from configs.errors import UserError
 from reward.prm.step_text import StepText
 from reward.prm.training import PrmData
-from reward.scorers import outcome_of
 from rollout.filters import SOLVED
 from rollout.types import Trajectory
 
@@ -82,12 +81,10 @@ def clustered_interval(
     return float(low), float(high)
 
 
-def quality_report(
-    trajectories: Sequence[Trajectory], labels: Array, scores: Array, *, baseline: float, seed: int
-) -> dict[str, Any]:
+def quality_report(trajectories: Sequence[Trajectory], labels: Array, scores: Array, *, seed: int) -> dict[str, Any]:
     """Return what the scores of held-out steps say about the PRM; each figure x has its 95% interval as `x_ci95`.
 
-    mse, mse_baseline: squared error against the labels, and that of the constant `baseline`.
+    mse, mse_baseline: squared error against the labels, and that of the best constant, their variance.
     auroc_step: right steps against wrong ones.
     spearman_within_group: rank correlation with the labels within each group, averaged.
     auroc_outcome: right against wrong trajectories by the mean score of their steps.
@@ -106,8 +103,8 @@ def quality_report(
     groups, attempts = _places(one.group_id for one in trajectories), _places(one.id for one in trajectories)
     correlations = [(tasks[rows[0]], spearman(labels[rows], scores[rows])) for rows in groups]
     defined = [(task, value) for task, value in correlations if value is not None]
-    judged = [rows for rows in attempts if outcome_of(trajectories[rows[0]]) is not None]
-    right = np.array([float(outcome_of(trajectories[rows[0]]) == SOLVED) for rows in judged])
+    judged = [rows for rows in attempts if trajectories[rows[0]].outcome is not None]
+    right = np.array([float(trajectories[rows[0]].outcome == SOLVED) for rows in judged])
     means = np.array([scores[rows].mean() for rows in judged])
     rhos = np.array([rho for _, rho in defined])
     return {
@@ -115,7 +112,7 @@ def quality_report(
         "num_tasks_held_out": len(set(tasks)),
         "num_trajectories": len(attempts),
         **measured("mse", mse, tasks, labels, scores),
-        "mse_baseline": mse(labels, np.full(len(labels), baseline)),
+        "mse_baseline": float(np.var(labels)),
         **measured("auroc_step", auroc, tasks, scores, (labels > RIGHT).astype(float)),
         **measured("spearman_within_group", lambda column: float(column.mean()), [task for task, _ in defined], rhos),
         **measured("auroc_outcome", auroc, [tasks[rows[0]] for rows in judged], means, right),
@@ -139,7 +136,6 @@ def evaluate_prm(data: PrmData, trajectories: Iterable[Trajectory], *, score: Sc
         [by_id[labelled.step.trajectory_id] for labelled, _ in scored],
         np.array([labelled.label for labelled, _ in scored]),
         np.array([value for _, value in scored]),
-        baseline=float(np.mean([labelled.label for labelled in data.train])),
         seed=seed,
     )
     return {**report, "num_unscored": len(found) - len(scored)}

@@ -48,7 +48,7 @@ class PrmData:
     held_out: tuple[LabelledStep, ...]
 
 
-def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
+def prm_data(trajectories: Sequence[Trajectory], labels: Iterable[StepLabel]) -> PrmData:
     """Join steps with their labels and split them by task. Steps without a label are left out.
 
     Steps of a task with equal texts are trained on once, with their mean label: else a PRM learns little but the first
@@ -65,7 +65,7 @@ def prm_data(trajectories: Iterable[Trajectory], labels: Iterable[StepLabel]) ->
                     f"the label of {step.trajectory_id}, step {step.step} was given to another text; label again"
                 )
             joined.append(LabelledStep(step=step, label=label.score))
-    held_out = held_out_tasks({labelled.step.task_id for labelled in joined}, share=HELD_OUT_SHARE)
+    held_out = held_out_tasks((trajectory.task.id for trajectory in trajectories), share=HELD_OUT_SHARE)
     same = defaultdict[tuple[str, str], list[LabelledStep]](list)
     for labelled in joined:
         if labelled.step.task_id not in held_out:

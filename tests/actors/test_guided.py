@@ -5,6 +5,8 @@ from functools import partial
 import pytest
 from stage import check_law, kill, make_config, open_stage, wait_until
 
+from configs.errors import UserError
+from configs.plugins import OwnCodeError
 from rollout.codec import read_trajectories
 from rollout.files import read_records
 from tests.faults.audit import steps_of
@@ -30,3 +32,18 @@ def test_rescued_groups_are_trained_once_and_do_not_count_as_solved_by_the_polic
     trained = [one for one in read_trajectories(stage.folder / "trajectories.jsonl") if one.verdict == "trained"]
     assert {one.outcome for one in trained if "/guided/" in one.id} == {1.0}
     assert sum("/guided/" in one.id for one in trained) == 10 * 3 == len(trained) - 10
+
+
+class ScriptedFailure(SimulatedWorker):
+    async def run_guided(self, task, group_id, guides, hints):
+        guides[0].failure = OwnCodeError("reward.credit.turn_scorer cannot be loaded")
+        return await super().run_guided(task, group_id, guides, hints)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_run_whose_turn_scorer_fails_ends(tmp_path):
+    build = partial(ScriptedFailure, shape=GroupShape(shares={"all_wrong": 1.0}))
+    with open_stage(make_config(tmp_path, GUIDED), build_worker=build) as stage:
+        training = stage.reinforce()
+        with pytest.raises(UserError, match=r"reward\.credit\.turn_scorer"):
+            stage.finish(training)

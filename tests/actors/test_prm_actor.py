@@ -12,6 +12,7 @@ from reward.judging import PrmError
 from reward.prm.step_text import step_texts
 from rollout.engines.engine import Pulse
 from rollout.types import Group
+from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory
 
 
@@ -119,6 +120,13 @@ async def test_many_steps_are_scored_in_pieces_so_that_progress_is_visible(actor
     assert (await actor.score_group(group)).raw == expected(group)
     assert [len(call) for call in model.calls] == [64, 64, 22]
     assert pulses == [Pulse(done=done, num_open=150) for done in (0, 64, 128)]
+
+
+async def test_steps_that_attempts_share_are_scored_once(actor, model):
+    one, *others = make_group("a", num_turns=(3, 1)).trajectories
+    group = Group(id="a", trajectories=(one, replace(one, turns=one.turns[:2]), one, *others))
+    assert (await actor.score_group(group)).raw == expected(group)
+    assert [len(call) for call in model.calls] == [4]
 
 
 async def test_an_error_or_a_cancelled_call_does_not_affect_others(actor, model):

@@ -103,7 +103,22 @@ async def test_too_many_failures_in_a_row_stop_the_pass(path):
     assert len(labeller.steps) < 10 + MAX_FAILURES_IN_A_ROW + 2 * MAX_OPEN_STEPS
 
 
+async def test_failures_between_labels_of_an_earlier_pass_are_not_in_a_row(path):
+    errors = {number: LabelError("no") for number in range(0, 600, 20)}
+    await run(600, ScriptedLabeller(errors), path)
+    labels, failures = await run(600, ScriptedLabeller(errors), path)
+    assert (len(labels), len(failures)) == (570, 30)
+
+
 # With the real judge.
+
+
+async def test_steps_about_which_the_judge_disagrees_do_not_stop_the_pass(path, receipts):
+    votes = iter((0.0, 1.0) * MAX_FAILURES_IN_A_ROW)
+    with FakeChatServer(lambda _: verdict(next(votes))) as server:
+        count = 2 * MAX_FAILURES_IN_A_ROW // 3
+        labels, failures = await judged(server, path, receipts, count=count, max_concurrency=1)
+        assert (len(labels), len(failures)) == (0, count)
 
 
 async def judged(server, path, receipts, count=6, **settings):

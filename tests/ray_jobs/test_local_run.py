@@ -1,5 +1,6 @@
 """The phases of a PRM, as commands in this process and in a resumed run; an engine is loaded only when it is needed."""
 
+import asyncio
 import json
 from collections import defaultdict
 from contextlib import contextmanager
@@ -142,6 +143,15 @@ def test_trajectories_of_another_policy_are_rejected(tmp_path, rollouts, prm):
             run_train_prm(config_for(tmp_path, *SMALL, setting), adapter)
 
 
+def test_folder_of_a_training_run_is_rejected(tmp_path, rollouts, prm):
+    config = config_for(tmp_path, *SMALL)
+    config.run_path.mkdir()
+    (config.run_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="name="):
+        run_train_prm(config, None)
+    assert rollouts.tasks == []
+
+
 def test_train_prm_command_writes_the_quality(tmp_path, rollouts, prm, capsys):
     run_train_prm(config_for(tmp_path, *SMALL), None)
     quality = json.loads((tmp_path / "r" / "prm_quality.json").read_text())
@@ -198,7 +208,7 @@ def test_no_steps_are_searched_for_with_labels_of_executed_steps(tmp_path, rollo
 def test_finished_phases_are_read_from_the_run_folder(tmp_path):
     trajectories = tuple(make_trajectory(decided("answer", "-1"), id=f"g0/{number}", answer="-1") for number in (0, 1))
     folder = RunPaths(tmp_path)
-    CollectedGroups(folder.collected).add(Group(id="g0", trajectories=trajectories))
+    asyncio.run(CollectedGroups(folder.collected).add(Group(id="g0", trajectories=trajectories)))
     known = StepLabel.of(step_texts(trajectories[0])[0], labeller="plan", score=0.5)
     append_label(folder.labels, known)
     # There is no engine, no labeller and no PRM: any work would fail.

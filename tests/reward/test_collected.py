@@ -31,40 +31,40 @@ def folder(tmp_path):
     return tmp_path / "collected"
 
 
-def test_groups_are_read_as_written_in_order(folder):
+async def test_groups_are_read_as_written_in_order(folder):
     groups = [make_group(number, answers=("141", "140", None)) for number in range(5)]
     for group in groups:
-        CollectedGroups(folder).add(group)
+        await CollectedGroups(folder).add(group)
     trajectories = list(CollectedGroups(folder).trajectories())
     assert trajectories == [trajectory for group in groups for trajectory in group.trajectories]
     assert [trajectory.outcome for trajectory in trajectories[:3]] == [1.0, 0.0, None]
 
 
-def test_a_known_group_is_not_added_again(folder):
+async def test_a_known_group_is_not_added_again(folder):
     store = CollectedGroups(folder)
-    store.add(make_group(0))
-    store.add(make_group(0, answers=("1", "2", "3")))
-    CollectedGroups(folder).add(make_group(0, answers=("4",)))
+    await store.add(make_group(0))
+    await store.add(make_group(0, answers=("1", "2", "3")))
+    await CollectedGroups(folder).add(make_group(0, answers=("4",)))
     assert list(store.trajectories()) == [written(trajectory) for trajectory in make_group(0).trajectories]
 
 
 @pytest.mark.parametrize("lost_bytes", [1, 2, 300])
-def test_a_truncated_last_group_can_be_added_again(folder, lost_bytes):
+async def test_a_truncated_last_group_can_be_added_again(folder, lost_bytes):
     store = CollectedGroups(folder)
-    store.add(make_group(0))
-    store.add(make_group(1))
+    await store.add(make_group(0))
+    await store.add(make_group(1))
     file = folder / "groups.jsonl"
     file.write_bytes(file.read_bytes()[:-lost_bytes])
     again = CollectedGroups(folder)
     assert again.group_ids == {"collect/lookup-train-0-0"}
     assert list(again.trajectories()) == [written(trajectory) for trajectory in make_group(0).trajectories]
-    again.add(make_group(1))
+    await again.add(make_group(1))
     assert CollectedGroups(folder).group_ids == store.group_ids
     assert list(again.trajectories()) == list(store.trajectories())
 
 
-def test_groups_of_another_schema_are_rejected(folder):
-    CollectedGroups(folder).add(make_group(0))
+async def test_groups_of_another_schema_are_rejected(folder):
+    await CollectedGroups(folder).add(make_group(0))
     file = folder / "groups.jsonl"
     file.write_text(file.read_text().replace('"schema":4', '"schema":3', 1))
     with pytest.raises(UserError, match=r"groups\.jsonl"):

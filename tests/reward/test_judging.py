@@ -13,7 +13,7 @@ from configs.reward import Credit
 from envs.types import Task
 from learner.credit import assign_credit
 from learner.packing import group_samples
-from reward.judging import GroupJudge, OutcomeReward, group_summary, rescued, soft_overlong_penalty
+from reward.judging import GroupJudge, OutcomeReward, group_summary, rescued, retried, soft_overlong_penalty
 from reward.statistics import group_facts, rollout_metrics
 from rollout.filters import ending_of
 from rollout.guide import Guide
@@ -70,7 +70,7 @@ def soon(monkeypatch):
 
 
 def make_judge(prm, *, transient=(BusyError,)):
-    return GroupJudge(outcome_reward(), prm and prm.score_group, transient=transient)
+    return GroupJudge(outcome_reward(), prm and retried(prm.score_group, transient), transient=transient)
 
 
 async def judged(judge, group):

@@ -9,6 +9,8 @@ from envs.types import Task
 from reward.prm.quality import auroc, clustered_interval, evaluate_prm, quality_report, spearman
 from reward.prm.step_text import step_texts
 from reward.prm.training import LabelledStep, PrmData
+from rollout.types import Reward
+from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory
 
 LABEL = np.array([0.0, 0.2, 0.4, 0.4, 0.8, 1.0])
@@ -48,6 +50,11 @@ def test_coverage_of_the_interval_of_a_mean():
     assert 0.86 <= covered / 200 <= 0.99
 
 
+def judged(turn, **facts):
+    outcome = float(facts["answer"] == "42")
+    return replace(make_trajectory(turn, **facts), reward=Reward(outcome=outcome, total=outcome))
+
+
 def make_steps(*, num_tasks=20, score=lambda label, rng: label):
     """Groups of 4 attempts of 3 steps; an attempt is right if its mean label is above one half."""
     rng = random.Random(0)
@@ -56,14 +63,14 @@ def make_steps(*, num_tasks=20, score=lambda label, rng: label):
         labels = [rng.choice((0.0, 0.2, 0.5, 0.7, 1.0)) for _ in range(3)]
         task = Task(id=f"t{number}", dataset="lookup", question="What?", answer="42")
         answer = "42" if sum(labels) / 3 > 0.5 else "0"
-        trajectory = make_trajectory(decided("answer", answer), task=task, id=f"g{number}/{attempt}", answer=answer)
+        trajectory = judged(decided("answer", answer), task=task, id=f"g{number}/{attempt}", answer=answer)
         steps += [(trajectory, label, score(label, rng)) for label in labels]
     return steps
 
 
 def report_of(steps):
     trajectories, labels, scores = zip(*steps, strict=True)
-    return quality_report(trajectories, np.array(labels), np.array(scores), baseline=0.5, seed=0)
+    return quality_report(trajectories, np.array(labels), np.array(scores), seed=0)
 
 
 def test_figures_of_a_perfect_prm():
@@ -87,7 +94,7 @@ def make_one_step(index):
     answer = "42" if index % 2 else "0"
     task = Task(id=f"t{index}", dataset="lookup", question="What?", answer="42")
     turn = decided("answer", answer, thought=f"thought {index}")
-    return make_trajectory(turn, task=task, id=f"t{index}/0", answer=answer)
+    return judged(turn, task=task, id=f"t{index}/0", answer=answer)
 
 
 def test_evaluation_scores_held_out_steps():
@@ -101,4 +108,4 @@ def test_evaluation_scores_held_out_steps():
         seed=0,
     )
     assert (report["num_steps"], report["num_unscored"], report["auroc_outcome"]) == (3, 1, 1.0)
-    assert math.isclose(report["mse_baseline"], 0.25)
+    assert math.isclose(report["mse_baseline"], 2 / 9)  # the variance of the labels 1, 0 and 1

@@ -1,6 +1,7 @@
 from reward.labels.search import CANDIDATES, Search, labels_as_scores
 from reward.prm.step_text import step_texts
-from rollout.types import Group
+from rollout.types import Group, Reward
+from tests.changed import replace
 from tests.reward.test_step_text import decided, make_trajectory
 
 FAR = make_trajectory(
@@ -48,7 +49,8 @@ def test_state_gets_more_candidates_at_every_visit():
 def test_search_ends_at_a_right_attempt():
     search = Search(attempts=[NEAR])
     assert search.is_open
-    search.attempts.append(make_trajectory(decided("answer", "141")))
+    right = Reward(outcome=1.0, total=1.0)
+    search.attempts.append(replace(make_trajectory(decided("answer", "141")), reward=right))
     assert not search.is_open
 
 

@@ -86,8 +86,10 @@ async def test_scorer_that_fails_leaves_the_attempt_unscored():
     async def fails(group):
         raise ConnectionError
 
-    trajectory = await run(guided([GOOD], Guide(task=make_task(), score_steps=fails, candidates=2)))
+    guide = Guide(task=make_task(), score_steps=fails, candidates=2)
+    trajectory = await run(guided([GOOD], guide))
     assert trajectory.stop_reason == "infrastructure"
+    assert isinstance(guide.failure, ConnectionError)
 
 
 async def test_replies_to_a_custom_agent_are_chosen_whatever_seed_it_asks_for():
