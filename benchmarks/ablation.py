@@ -1,6 +1,6 @@
 """Step scores that guide attempts or are the credit, against outcomes alone, over seeds.
 
-    python -m benchmarks.ablation --out runs/ablation [--recipe depth_cpu] [--seeds 0,1] [--arms outcome,plan]
+    python -m benchmarks.ablation [--recipe depth_cpu] [--seeds 0,1] [--arms outcome,plan]
 
 The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
 number of train steps. The families have equal shares.
@@ -9,7 +9,7 @@ number of train steps. The families have equal shares.
     plan      `outcome_guided` with the best scores that a PRM can learn
     prm       `outcome_guided` with the PRM that the run trains
     judge     the same, with labels of a scripted judge (`benchmarks.pages.grade`); for `pages` and `long`
-    random, lenient, padding, impatient, operator_blind
+    random, lenient, padding, impatient
               `outcome_guided` with scores that mislead (see `benchmarks.scorers`)
     process   the scores of `plan` and no outcomes
 
@@ -22,8 +22,9 @@ End points, fixed beforehand: the greedy solve rate of each family after RL, and
 all families until half of its attempts while sampling are right, at three train steps in a row (`solved/FAMILY`, the
 last 64 attempts at new tasks).
 
-Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated;
-rows of earlier builds have arms of their own. The arms need the cold start of `outcome`, which therefore comes first.
+Each finished run appends a row to `--rows`, and the table of all rows is printed. Runs with a row are not repeated; in
+`measured/ablation.jsonl` rows of earlier builds have arms of their own. The arms need the cold start of `outcome`,
+which therefore comes first.
 """
 
 import argparse
@@ -72,17 +73,18 @@ JUDGE_PORT = 23000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/ablation"), help="folder of all runs")
     parser.add_argument("--recipe", choices=OVERRIDES, default="demo_cpu")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7")
     parser.add_argument("--arms", default="outcome,plan,prm", help=", ".join(ARMS))
-    parser.add_argument("--rows", type=Path, default=HERE / "measured" / "ablation.jsonl")
+    parser.add_argument("--rows", type=Path, help="file of all rows, as measured/ablation.jsonl (default: in --out)")
     options = parser.parse_args()
+    rows = options.rows or options.out / "rows.jsonl"
     recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"
     common = (*COMMON, *OVERRIDES[options.recipe])
     runs = [(seed, arm) for seed in map(int, options.seeds.split(",")) for arm in options.arms.split(",")]
     for seed, arm in runs:
-        if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(options.rows)}:
+        if (options.recipe, seed, arm) in {(row["recipe"], row["seed"], row["arm"]) for row in read(rows)}:
             continue
         base, folder = (options.out / f"{options.recipe}-{seed}-{name}" for name in (BASE, arm))
         overrides = (f"seed={seed}", f"reward.credit={{{ARMS[arm]}}}", *common)
@@ -92,9 +94,9 @@ def main() -> None:
                     f'label={{type="judge", judge={{model="scripted", base_url="{judge.url}", num_votes=1}}}}',
                 )
             train(recipe, folder, overrides, start_from=None if arm == BASE else base)
-        with options.rows.open("a", encoding="utf-8") as rows:
-            rows.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
-    print(table(read(options.rows)))
+        with rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"recipe": options.recipe, "seed": seed, "arm": arm, **row_of(folder)}) + "\n")
+    print(table(read(rows)))
 
 
 def graded(request: Mapping[str, Any]) -> Answer:

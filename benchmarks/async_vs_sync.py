@@ -1,15 +1,13 @@
 """Asynchronous rollouts against synchronous modes of the same system, end to end, with slow tools and instant ones.
 
-    python -m benchmarks.async_vs_sync --out runs/async-vs-sync [--repeats 3] [--steps 12] [--tasks 150]
+    python -m benchmarks.async_vs_sync [--repeats 3] [--steps 12] [--tasks 150]
         [--modes async-2,sync] [--tools slow,instant] [--latency 2.0] [key=value ...]
 
 The RL phases of real runs (Ray actors, vLLM, learner) that differ in one setting:
 
-    async-D    pipeline_depth = D: rollouts run up to D batches ahead of the learner.
-    sync       pipeline_depth = 0: sample a batch, train on it, sample the next, in lockstep. Every turn waits for the
-               slowest tool of the previous turn. This mode is bit-reproducible.
-    sync-free  pipeline_depth = 0 and agent.lockstep = false: the engine batches continuously inside a batch, as
-               synchronous trainers commonly do.
+    async-D  pipeline_depth = D: rollouts run up to D batches ahead of the learner.
+    sync     pipeline_depth = 0: sample a batch, train on it, sample the next, in lockstep. Every turn waits for the
+             slowest tool of the previous turn. This mode is bit-reproducible.
 
 Everything else is equal: code, machine, threads, the cold start (made once per repetition), the sequence of tasks, the
 trajectories per train step (2 groups of 8) and the train steps. Tasks need one or two searches and a calculation. A
@@ -53,11 +51,9 @@ def settings_of(mode: str) -> list[str]:
     """Return the overrides of a mode."""
     if mode == "sync":
         return ["pipeline_depth=0"]
-    if mode == "sync-free":
-        return ["pipeline_depth=0", "agent.lockstep=false"]
     kind, _, depth = mode.partition("-")
     if kind != "async" or not depth.isdecimal() or int(depth) < 1:
-        raise SystemExit(f"mode '{mode}' does not exist; use async-D with D >= 1, sync or sync-free")
+        raise SystemExit(f"mode '{mode}' does not exist; use async-D with D >= 1, or sync")
     return [f"pipeline_depth={depth}"]
 
 
@@ -76,7 +72,7 @@ class Arm:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of all runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/async-vs-sync"), help="folder of all runs")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12, help="train steps of an RL phase")
     parser.add_argument("--tasks", type=int, default=150, help="held-out tasks of a repetition")

@@ -1,6 +1,6 @@
 """What one GPU does: attention, train steps and memory at Qwen3-8B's sizes, decoding, weight sync, and a complete run.
 
-    python -m benchmarks.gpu_proof --out runs/gpu-proof [--steps facts,attention,learner,decoding,run]
+    python -m benchmarks.gpu_proof [--steps facts,attention,learner,decoding,run]
     python -m benchmarks.gpu_proof --out runs/rehearsal --rehearsal     # the same code on a CPU, at tiny sizes
 
 Each step runs in its own process with a time limit and writes OUT/<step>.json (what it prints is in OUT/<step>.log).
@@ -184,22 +184,12 @@ def error(way: Callable[..., Tensor], inputs: Sequence[Tensor], ends: np.ndarray
 
 def samples(*, siblings: int, shared: int, own: int, vocab: int, seed: int = 0) -> list[Any]:
     """Return siblings of random tokens: a shared prompt, then `own` trained tokens each."""
-    from learner.types import TrainingSample
+    from tests.learner.tiny import sample
 
     rng = np.random.default_rng(seed)
-    prompt, mask = rng.integers(100, vocab, shared), np.arange(shared + own) >= shared
+    prompt, trained = rng.integers(100, vocab, shared), range(shared, shared + own)
     return [
-        TrainingSample(
-            trajectory_id=f"{seed}/{index}",
-            ages=np.where(mask, 0, -1),
-            token_ids=np.concatenate([prompt, rng.integers(100, vocab, own)]),
-            loss_mask=mask,
-            rollout_logprobs=np.where(mask, np.float32(-1), np.float32(0)),
-            advantages=np.where(mask, np.float32(1), np.float32(0)),
-            turn_ids=np.where(mask, 0, -1),
-            grammar_spans=(),
-            temperature=1.0,
-        )
+        sample(np.concatenate([prompt, rng.integers(100, vocab, own)]), trained, name=f"{seed}/{index}")
         for index in range(siblings)
     ]
 
@@ -404,7 +394,7 @@ def run_step(name: str, stage: Stage) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu-proof"), help="folder of the results")
     parser.add_argument("--steps", default=",".join(STEPS), help="comma-separated steps (default: all)")
     parser.add_argument("--rehearsal", action="store_true", help="run on the CPU at tiny sizes")
     parser.add_argument("--only", choices=STEPS, help=argparse.SUPPRESS)

@@ -33,6 +33,7 @@ from learner.types import GrammarSpan, TrainingSample
 from ray_jobs.run.model_folder import resolve_model
 from rollout.agent.planner import ACTIONS, Decision, planner_grammar
 from rollout.chat import ChatFormat
+from tests.learner.tiny import sample
 
 
 def make_learner(config: RunConfig) -> Learner:
@@ -68,21 +69,14 @@ def sibling_samples(learner: Learner, *, num_groups: int, group_size: int) -> li
                 ids += sampled + bridge
                 mask += [True] * len(sampled) + [False] * len(bridge)
             loss_mask = np.array(mask)
-            sample = TrainingSample(
-                trajectory_id=f"{generated.task.id}/{sibling}",
-                ages=np.where(loss_mask, 0, -1),
-                token_ids=np.array(ids),
-                loss_mask=loss_mask,
-                rollout_logprobs=np.zeros(len(ids), dtype=np.float32),
-                advantages=np.where(loss_mask, np.float32(sibling % 2 - 0.5), np.float32(0)),
-                turn_ids=np.where(loss_mask, 0, -1),
-                grammar_spans=tuple(spans),
-                temperature=1.0,
+            name, advantage = f"{generated.task.id}/{sibling}", sibling % 2 - 0.5
+            one = replace(
+                sample(ids, np.flatnonzero(loss_mask), advantage=advantage, name=name), grammar_spans=tuple(spans)
             )
             with torch.no_grad():
-                logprobs = learner.policy.logprobs([sample])[0].cpu().numpy()
+                logprobs = learner.policy.logprobs([one])[0].cpu().numpy()
             logprobs = logprobs + rng.uniform(-0.05, 0.05, len(ids)).astype(np.float32)
-            samples.append(replace(sample, rollout_logprobs=np.where(loss_mask, logprobs, np.float32(0))))
+            samples.append(replace(one, rollout_logprobs=np.where(loss_mask, logprobs, np.float32(0))))
     return samples
 
 

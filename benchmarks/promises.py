@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -224,6 +223,7 @@ def viewer(seed: int) -> Measured:
     from envs.types import Task
     from rollout.codec import trajectory_line
     from rollout.types import Trajectory
+    from tests.ray_jobs.browser import viewer as served
 
     rng = random.Random(seed)
     word = f"word{rng.getrandbits(64):x}"
@@ -233,20 +233,15 @@ def viewer(seed: int) -> Measured:
         task = Task(id=word, dataset="lookup", question=word, answer="1")
         attempt = Trajectory(id=f"{word}/0", group_id=word, task=task, turns=(), answer="1", stop_reason="answered")
         (folder / "trajectories.jsonl").write_bytes(trajectory_line(attempt))
-        command = [sys.executable, "-m", "ray_jobs.cli", "view", name, "--port", "0", "--no-browser"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            try:
-                address = re.search(r"http://\S+", server.stdout.readline())[0]
-                base, _, token = address.partition("?token=")
-                wrong = "".join(rng.sample(token, len(token)))
-                origin = {"Origin": "http://127.0.0.1:1", "Authorization": f"Bearer {token}"}
-                headers = [{}, {"Authorization": f"Bearer {wrong}"}, {"Cookie": f"token={token}"}, origin]
-                paths = ["", "api/state", "api/about", "api/metrics", "api/trajectories", f"api/trajectory?id={word}/0"]
-                answers = [get(base + path, header) for path in paths for header in headers]
-                shown = sum(status not in (401, 403) or word in text for status, text in answers)
-                opened = word in get(f"{base}api/trajectories?token={token}", {})[1]
-            finally:
-                server.terminate()
+        with served(folder) as address:
+            base, _, token = address.partition("?token=")
+            wrong = "".join(rng.sample(token, len(token)))
+            origin = {"Origin": "http://127.0.0.1:1", "Authorization": f"Bearer {token}"}
+            headers = [{}, {"Authorization": f"Bearer {wrong}"}, {"Cookie": f"token={token}"}, origin]
+            paths = ["", "api/state", "api/about", "api/metrics", "api/trajectories", f"api/trajectory?id={word}/0"]
+            answers = [get(base + path, header) for path in paths for header in headers]
+            shown = sum(status not in (401, 403) or word in text for status, text in answers)
+            opened = word in get(f"{base}api/trajectories?token={token}", {})[1]
     text = f"{shown} of {len(answers)} foreign requests answered; with the token {'shown' if opened else 'NOT shown'}"
     return Measured(text, holds=opened and not shown)
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from envs.datasets.generated import plan_of
 from envs.types import Task, ToolResult
-from reward.labels.plan import REPEATED, plan_scores
+from reward.labels.plan import plan_scores
 from reward.scorers.math import arithmetic
 from rollout.types import Turn
 
@@ -68,15 +68,6 @@ def impatient(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[flo
     return [float(turn.tool_call is None or turn.tool_call.name == "answer") for turn in turns]
 
 
-def operator_blind(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
-    """Return the plan's labels, but 1 for new code that adds or multiplies and 0 for new code that subtracts."""
-    scores = plan(task, answer, turns)
-    for number, turn in enumerate(turns):
-        if turn.tool_call and turn.tool_call.name == "code" and scores[number] != REPEATED:
-            scores[number] = float("-" not in turn.tool_call.arguments)
-    return scores
-
-
 SCORERS: dict[str, Callable[[Task, str | None, Sequence[Turn]], list[float]]] = {
-    one.__name__: one for one in (plan, random, lenient, padding, impatient, operator_blind)
+    one.__name__: one for one in (plan, random, lenient, padding, impatient)
 }

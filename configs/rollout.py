@@ -19,8 +19,11 @@ Module = Literal["rule", "model"]
 class EngineConfig(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the engine runs; `cuda` needs a GPU and the `gpu` extra."""
-    adapter_mode: Literal["merged", "native"] = "merged"
-    """`merged`: adapter folded into the weights (CPU). `native`: versioned adapters (GPU)."""
+    adapter_mode: Literal["merged", "native"] = Field(
+        default_factory=lambda others: "native" if others.get("device") == "cuda" else "merged"
+    )
+    """`merged`: adapter folded into the weights, the default on a CPU. `native`: versioned adapters, the default on a
+    GPU."""
     dtype: Dtype = "auto"
     """Type of the engine's weights and activations; `auto`: bfloat16 on a GPU, the faster type on a CPU."""
     tensor_parallel: MayChange[int] = Field(default=1, ge=1)

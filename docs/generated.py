@@ -147,7 +147,7 @@ def _shown_type(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True)
+    value = field.get_default(call_default_factory=True, validated_data={})
     if value is None:
         return "none"
     if isinstance(value, dict) and value:

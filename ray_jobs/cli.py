@@ -366,7 +366,7 @@ def make_app() -> App:
     """Build the command line; `agentflow --help` lists the commands in this order."""
     app = App(
         name="agentflow",
-        help="Train the planner of a tool-using agent: asynchronous RL on Ray.\n\n"
+        help="Reinforcement learning for tool-using agents, asynchronous on Ray.\n\n"
         "`agentflow help COMMAND` describes a command.",
         help_format="plaintext",
         version=lambda: f"agentflow {version('agentflow-ray')}",

@@ -53,7 +53,7 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("grad_norm", "number", "Norm of the gradient before it was clipped"),
         ("entropy", "nats", "Sampler's entropy per loss token, estimated by -log p; 0 where only one token is allowed"),
         ("skipped", "count", "1 if the guard refused the step and the weights did not change"),
-        ("choice_tokens", "count", "Loss tokens that sampler or learner gave a probability below 0.999"),
+        ("choice_tokens", "count", "Loss tokens that sampler or learner gave a probability of at most 0.999"),
         ("choice_tokens_age0", "count", "Choice tokens sampled by the weights that are updated"),
         ("choice_tokens_stale", "count", "Choice tokens sampled by older weights"),
         ("ratio", "number", "Mean ratio of the learner's probability to the sampler's, over choice tokens"),

@@ -252,7 +252,7 @@ def check_machine(config: RunConfig) -> None:
     if (driver := card_driver()) is None:
         raise UserError(
             "the recipe's device is 'cuda', and this machine has no CUDA GPU; use a CPU recipe, or set "
-            "rollout.engine.device=cpu rollout.engine.adapter_mode=merged learner.device=cpu prm.device=cpu"
+            "rollout.engine.device=cpu learner.device=cpu prm.device=cpu"
         )
     if error := driver_error(driver):
         raise UserError(f"{error}, or use a CPU recipe")

@@ -136,4 +136,4 @@ def print_summary(summary: Mapping[str, Any], report: Path) -> None:
     print_plain(console, f"report: {report}")
     folder, recipe = (shlex.quote(str(path)) for path in (report.parent, report.parent / "config.json"))
     print_plain(console, f"show the reasons of every advantage: agentflow view {folder}")
-    print_plain(console, f"ask the trained planner: agentflow solve QUESTION {recipe} --adapter {folder}")
+    print_plain(console, f"ask the trained agent: agentflow solve QUESTION {recipe} --adapter {folder}")
