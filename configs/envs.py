@@ -91,9 +91,9 @@ class OwnDatasetConfig(Config):
             ", a file *.jsonl, *.csv or *.parquet, or hf:owner/name of the Hugging Face hub",
         ),
     ]
-    """A JSON Lines, CSV or Parquet file, also beside the recipe; or `module:name` of a function without arguments that
-    returns the tasks: `envs.types.Task`s, or tables. Rows and tables have `question`, `answer` and, if wanted, `id`,
-    `split`, `scorer` and further columns. Or `hf:owner/name` of the Hugging Face hub."""
+    """A JSON Lines, CSV or Parquet file, also in the recipe's folder; or `module:name` of a function without arguments
+    that returns the tasks: `envs.types.Task`s, or tables. Rows and tables have `question`, `answer` and, if wanted,
+    `id`, `split`, `scorer` and further columns. Or `hf:owner/name` of the Hugging Face hub."""
     scorer: str | None = None
     """How answers are compared: `text`, `integer`, `math`, `choice`, or `module:name` of a custom function. None:
     the scorer that a task names, else reward.scorer."""

@@ -180,7 +180,8 @@ class PlansConfig(ImitationConfig):
     num_demonstrations: int | None = Field(default=None, ge=0)
     """Scripted demonstrations; 0 skips the phase. None makes 240 if the planner has generated tasks, otherwise 0."""
     lazy_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of the demonstrations that give up after the first call or a later one; a plan of one call, before it."""
+    """Share of the demonstrations that give up after the first call or a later one; plans of one call give up before
+    it."""
 
 
 class TeacherConfig(ImitationConfig):

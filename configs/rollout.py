@@ -214,8 +214,8 @@ class CommandAgentConfig(CustomAgentConfig):
 
     type: Literal["command"] = "command"
     command: str = Field(min_length=1)
-    """The program and its arguments; relative files are found beside the recipe. It reads the task as JSON from its
-    input and prints the answer as its last line."""
+    """The program and its arguments; relative files are found in the recipe's folder. It reads the task as JSON from
+    its input and prints the answer as its last line."""
     max_memory_mb: int = Field(default=4096, ge=1)
     """Resident memory of all processes of one attempt together, in MiB; an attempt that takes more is ended."""
 

@@ -47,7 +47,7 @@ class EvaluationConfig(Config):
     """Data set name -> share of the held-out tasks; none takes envs.mix. What is only here is never trained on."""
     every_steps: MayChange[int] = Field(default=0, ge=0)
     """Train steps between evaluations on held-out tasks while training; 0 makes none. After the last step all held-out
-    tasks are attempted anyhow."""
+    tasks are always evaluated."""
     while_training_tasks: int = Field(default=32, ge=1)
     """Held-out tasks that are attempted each time, of each data set its share; all if there are fewer."""
     temperature: float = Field(default=0.0, ge=0, le=2)
@@ -134,7 +134,7 @@ class RunConfig(Config):
     output_dir: OwnPath = "runs"
     """Folder of all runs, from the one the command is called in."""
     seed: int = Field(default=0, ge=0)
-    """Decides tasks, demonstrations, the adapter's start and sampling; equal in what is to be compared."""
+    """Decides tasks, demonstrations, the adapter's start and sampling; use the same for runs that are compared."""
     num_steps: int = Field(default=12, ge=0)
     """Train steps (optimizer steps of the RL phase)."""
     batch_groups: int = Field(default=4, ge=1)

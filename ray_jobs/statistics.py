@@ -174,21 +174,11 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, tuple[float, float]]
 
 def _as_far(counts: Counter[int], total: int) -> float:
     # The probability that the sum of the values with random signs is at least `total` away from 0.
-    sizes = Counter[int]()
-    for value, count in counts.items():
-        sizes[abs(value)] += count
-    del sizes[0]
     chances: np.ndarray = np.ones(1)
-    for size, count in sorted(sizes.items()):
-        # With k of them positive, `count` values of this size add (2 k - count) size: few places, 2 size apart.
-        spread = np.zeros(len(chances) + 2 * size * count)
-        ways = 1
-        for heads in range(count + 1):
-            # Whole numbers keep small binomial chances from being rounded away.
-            start = 2 * size * heads
-            spread[start : start + len(chances)] += ways / 2**count * chances
-            ways = ways * (count - heads) // (heads + 1)
-        chances = spread
+    for value, count in counts.items():
+        step = 2 * abs(value)
+        for _ in range(count if value else 0):
+            chances = (np.pad(chances, (0, step)) + np.pad(chances, (step, 0))) / 2
     tail = float(chances[len(chances) // 2 + total :].sum())
     return 1.0 if total == 0 else min(1.0, 2 * tail)
 

@@ -4,25 +4,15 @@ import numpy as np
 import pytest
 
 from benchmarks.endpoint_audit import Audit, Sampled, ScriptedSampler, audit
-from learner.types import TrainingSample
 from ray_jobs.run.model_folder import ensure_demo_model
+from tests.changed import replace
+from tests.learner import tiny
 
 PROMPT, REPLY, LOGPROBS = (5, 6), (7, 8, 9), (-0.5, -0.25, -1.0)
 
 
 def sample(token_ids=PROMPT + REPLY, mask=(0, 0, 1, 1, 1), logprobs=(0, 0, *LOGPROBS)):
-    trained = np.array(mask, dtype=bool)
-    return TrainingSample(
-        trajectory_id="t",
-        ages=np.where(trained, 0, -1),
-        token_ids=np.array(token_ids),
-        loss_mask=trained,
-        rollout_logprobs=np.array(logprobs, dtype=np.float32),
-        advantages=np.zeros(len(mask), dtype=np.float32),
-        turn_ids=np.where(trained, 0, -1),
-        grammar_spans=(),
-        temperature=1.0,
-    )
+    return replace(tiny.sample(token_ids, np.flatnonzero(mask)), rollout_logprobs=np.array(logprobs, dtype=np.float32))
 
 
 def checked(*samples, num_received=1):

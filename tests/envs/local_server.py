@@ -28,12 +28,13 @@ class Answer:
 
 
 class LocalServer:
-    def __init__(self, answer: Callable[[Request], Answer]) -> None:
+    def __init__(self, answer: Callable[[Request], Answer], *, port: int = 0) -> None:
         self.requests: list[Request] = []
         self.sent = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler(answer))
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler(answer))
         self._server.daemon_threads = True
-        self.host_port = f"127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        self.host_port = f"127.0.0.1:{self.port}"
         self.url = f"http://{self.host_port}"
 
     def __enter__(self) -> "LocalServer":

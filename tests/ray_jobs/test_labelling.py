@@ -189,7 +189,7 @@ async def test_the_rubric_lists_custom_tools(receipts):
         judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
         envs = {"actions": ("shelf_of", "news", "answer"), "tools": tools}
         await labeller(receipts, label={"type": "judge", "judge": judge}, envs=envs).label(step(0))
-    rubric = server.requests[0][2]["messages"][0]["content"]
+    rubric = json.loads(server.requests[0].body)["messages"][0]["content"]
     assert "shelf_of (Return the shelf of an article.), news (the news), answer (ends the problem)." in rubric
 
 
@@ -200,7 +200,7 @@ async def test_the_rubric_for_a_custom_agent_names_no_action_of_the_planner(rece
     with FakeChatServer(verdict(0.7)) as server:
         judge = {"model": "judge-1", "base_url": server.url, "max_cost_usd": 100.0, **PRICED}
         await labeller(receipts, label={"type": "judge", "judge": judge}, **CUSTOM).label(step(0))
-    rubric = server.requests[0][2]["messages"][0]["content"]
+    rubric = json.loads(server.requests[0].body)["messages"][0]["content"]
     assert [part in rubric for part in ("calls of the functions", "search (", "{actions}")] == [True, False, False]
 
 

@@ -142,7 +142,7 @@ async def test_hostile_text_stays_between_the_delimiters(receipts, attack):
     with FakeChatServer(verdict(0.7)) as server:
         await label(server, receipts, step(thought=attack))
     hostile = attack.replace("<", "‹")
-    for prompt in (body["messages"][-1]["content"] for _, _, body in server.requests):
+    for prompt in (json.loads(one.body)["messages"][-1]["content"] for one in server.requests):
         inside, _, last = prompt.removeprefix("<step>\n").partition("</step>\n")
         assert f"Thought: {hostile}\n" in inside
         assert "<" not in inside
