@@ -11,6 +11,7 @@ from actors.cluster import Handle
 from actors.heartbeat import Watched
 from configs.api_keys import redact_output
 from configs.reward import PrmConfig
+from envs.kernel import return_memory
 from reward.judging import PrmError
 from reward.prm.model import ProcessRewardModel
 from reward.prm.step_text import StepText, step_texts
@@ -53,6 +54,7 @@ class Prm(Watched):
         self._prm = self._untrained()
         for loss in train_prm(self._prm, steps, seed=self._seed):
             yield loss
+        return_memory()  # scoring takes a third of what training took
 
     async def save(self, folder: Path, facts: Mapping[str, object]) -> str:
         self._prm.save(folder, **facts)

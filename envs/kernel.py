@@ -61,6 +61,11 @@ def exchange(first: str, second: str) -> None:
     _checked("renameat2", _libc.renameat2(_AT_FDCWD, first.encode(), _AT_FDCWD, second.encode(), _RENAME_EXCHANGE))
 
 
+def return_memory() -> None:
+    """Return freed memory to the system, of which the C library keeps gigabytes after tensors of many sizes."""
+    _libc.malloc_trim(ctypes.c_size_t(0))
+
+
 def _prctl(name: str, option: int, value: int) -> None:
     _checked(name, _libc.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))))
 

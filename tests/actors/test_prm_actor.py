@@ -3,10 +3,12 @@
 import asyncio
 import threading
 
+import psutil
 import pytest
 
 from actors import prm as prm_module
 from configs.reward import PrmConfig
+from envs.kernel import return_memory
 from envs.types import Task
 from reward.judging import PrmError
 from reward.prm.step_text import step_texts
@@ -139,3 +141,13 @@ async def test_an_error_or_a_cancelled_call_does_not_affect_others(actor, model)
     assert isinstance(broken, PrmError)
     assert isinstance(cancelled, asyncio.CancelledError)
     assert (await actor.heartbeat()).num_open == 0
+
+
+def test_freed_memory_is_returned():
+    blocks = [b"x" * 60_000 for _ in range(2000)]
+    kept, process = blocks[::100], psutil.Process()
+    del blocks
+    before = process.memory_info().rss
+    return_memory()
+    assert before - process.memory_info().rss > 60e6
+    assert len(kept) == 20
