@@ -1,6 +1,7 @@
 # Everything a fresh machine needs is in `make train` and `make test`; both set themselves up.
 VENV ?= .venv
-EXTRA ?= cpu
+# The device whose packages the environment has.
+EXTRA ?= $(or $(shell cat $(VENV)/.device 2>/dev/null),cpu)
 RECIPE ?= configs/recipes/demo_cpu.toml
 ARGS ?=
 # PYTHON, CC, AGENTFLOW_CACHE and the package index are read from the environment or from make's arguments.

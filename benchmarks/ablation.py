@@ -77,7 +77,9 @@ def main() -> None:
     parser.add_argument("--recipe", choices=OVERRIDES, default="demo_cpu")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7")
     parser.add_argument("--arms", default="outcome,plan,prm", help=", ".join(ARMS))
-    parser.add_argument("--rows", type=Path, help="file of all rows, as measured/ablation.jsonl (default: in --out)")
+    parser.add_argument(
+        "--rows", type=Path, help="such as measured/ablation.jsonl (default: in --out)"
+    )
     options = parser.parse_args()
     rows = options.rows or options.out / "rows.jsonl"
     recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"

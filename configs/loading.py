@@ -115,7 +115,9 @@ def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunCo
     try:
         config = _validated(values, written)
     except ValidationError as error:
-        raise UserError("; ".join(_describe(detail) for detail in error.errors())) from None
+        # A default that depends on a wrong setting is no mistake of its own.
+        wrong = (detail for detail in error.errors() if detail["type"] != "default_factory_not_called")
+        raise UserError("; ".join(map(_describe, wrong))) from None
     if path and path.suffix != ".json":
         if config.names_code and config.code_path is None:
             config = config.model_copy(update={"code_path": str(path.parent)})

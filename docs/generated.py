@@ -147,7 +147,9 @@ def _shown_type(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    value = field.get_default(call_default_factory=True, validated_data={})
+    if field.default_factory_takes_validated_data:
+        return "by device"
+    value = field.get_default(call_default_factory=True)
     if value is None:
         return "none"
     if isinstance(value, dict) and value:

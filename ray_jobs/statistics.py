@@ -175,7 +175,7 @@ def sign_flip(differences: Sequence[float]) -> tuple[float, tuple[float, float]]
 def _as_far(counts: Counter[int], total: int) -> float:
     # The probability that the sum of the values with random signs is at least `total` away from 0.
     chances: np.ndarray = np.ones(1)
-    for value, count in counts.items():
+    for value, count in sorted(counts.items(), key=lambda one: abs(one[0])):  # the small ones first: shorter arrays
         step = 2 * abs(value)
         for _ in range(count if value else 0):
             chances = (np.pad(chances, (0, step)) + np.pad(chances, (step, 0))) / 2

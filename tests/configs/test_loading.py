@@ -112,6 +112,12 @@ def test_a_bad_value_is_one_line_that_begins_with_the_key(override, key):
     assert "\n" not in str(caught.value)
 
 
+def test_default_that_depends_on_a_wrong_setting_is_no_error_of_its_own():
+    with pytest.raises(UserError, match=r"^rollout\.engine\.device: (?!.*adapter_mode)"):
+        load_run_config(None, ["rollout.engine.device=gpu"])
+    assert load_run_config(None, ["rollout.engine.device=cuda"]).rollout.engine.adapter_mode == "native"
+
+
 @pytest.mark.parametrize(
     ("override", "setting"),
     [
