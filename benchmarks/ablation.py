@@ -9,9 +9,8 @@ number of train steps. The families have equal shares.
     plan      `outcome_guided` with the best scores that a PRM can learn
     prm       `outcome_guided` with the PRM that the run trains
     judge     the same, with labels of a scripted judge (`benchmarks.pages.grade`); for `pages` and `long`
-    random, lenient, padding, impatient
+    random, lenient, padding
               `outcome_guided` with scores that mislead (see `benchmarks.scorers`)
-    process   the scores of `plan` and no outcomes
 
     demo_cpu   the demo, with three lookups and with differences as a family of their own
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
@@ -51,7 +50,6 @@ ARMS = {
     **{scorer: f'type="outcome_guided", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
     "prm": 'type="outcome_guided"',
     "judge": 'type="outcome_guided"',
-    "process": 'type="process", turn_scorer="benchmarks.scorers:plan"',
 }
 BASE = "outcome"
 COMMON = ("evaluation.num_tasks=80", "evaluation.num_untouched_tasks=0", "evaluation.every_steps=0")
@@ -77,9 +75,7 @@ def main() -> None:
     parser.add_argument("--recipe", choices=OVERRIDES, default="demo_cpu")
     parser.add_argument("--seeds", default="0,1,2,3,4,5,6,7")
     parser.add_argument("--arms", default="outcome,plan,prm", help=", ".join(ARMS))
-    parser.add_argument(
-        "--rows", type=Path, help="such as measured/ablation.jsonl (default: in --out)"
-    )
+    parser.add_argument("--rows", type=Path, help="such as measured/ablation.jsonl (default: in --out)")
     options = parser.parse_args()
     rows = options.rows or options.out / "rows.jsonl"
     recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"

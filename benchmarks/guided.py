@@ -1,7 +1,7 @@
 """Right attempts of guided sampling against plain sampling, from one policy.
 
     agentflow train benchmarks/pages.toml num_steps=0 'reward.credit={type="outcome_guided"}'
-    python -m benchmarks.guided --run runs/pages [--tasks 32] [--scores plan,prm,random,impatient] [--candidates 64]
+    python -m benchmarks.guided --run runs/pages [--tasks 32] [--scores plan,prm,random] [--candidates 64]
 
 The policy is the run's cold start, and the tasks are those of its training. For each data set and task, 16 plain
 attempts and two that each kind of scores guides: the run's own PRM, or one of `benchmarks.scorers`. Tokens are all that
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="folder of a run with a cold start and a PRM")
     parser.add_argument("--tasks", type=int, default=32, help="tasks of each data set")
-    parser.add_argument("--scores", default="plan,prm,random,impatient")
+    parser.add_argument("--scores", default="plan,prm,random")
     parser.add_argument(
         "--candidates", type=int, default=OutcomeGuidedConfig().candidates, help="most samples of a guided decision"
     )

@@ -63,11 +63,6 @@ def padding(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float
     return [min(len(turn.text) / 200, 1.0) for turn in turns]
 
 
-def impatient(task: Task, answer: str | None, turns: Sequence[Turn]) -> list[float]:
-    """Return 1 for answers and 0 for everything else."""
-    return [float(turn.tool_call is None or turn.tool_call.name == "answer") for turn in turns]
-
-
 SCORERS: dict[str, Callable[[Task, str | None, Sequence[Turn]], list[float]]] = {
-    one.__name__: one for one in (plan, random, lenient, padding, impatient)
+    one.__name__: one for one in (plan, random, lenient, padding)
 }
