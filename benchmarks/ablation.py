@@ -2,10 +2,11 @@
 
     python -m benchmarks.ablation [--recipe depth_cpu] [--seeds 0,1] [--arms outcome,plan]
 
-The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm makes the same
-number of train steps. The families have equal shares.
+The arms of a seed continue from one cold start and are evaluated on the same held-out tasks. Every arm but `twice`
+makes the same number of train steps. The families have equal shares.
 
     outcome   outcomes alone
+    twice     the same, with twice as many train steps; for `long`
     plan      `outcome_guided` with the best scores that a PRM can learn
     prm       `outcome_guided` with the PRM that the run trains
     judge     the same, with labels of a scripted judge (`benchmarks.pages.grade`); for `pages` and `long`
@@ -16,6 +17,7 @@ number of train steps. The families have equal shares.
     depth_cpu  a deep cold start, most of whose first attempts at three lookups and chains are wrong
     pages      an agent of openai-agents, few of whose first attempts are right; its PRM learns Monte Carlo labels
     long       the same agent, which answers tasks of one call and gives up at tasks of six, without those of three
+    langgraph as `long`, with an agent of langgraph
 
 End points, fixed beforehand: the greedy solve rate of each family after RL, and for each family the sampled tokens of
 all families until half of its attempts while sampling are right, at three train steps in a row (`solved/FAMILY`, the
@@ -47,6 +49,7 @@ from tests.reward.chat_server import Answer, FakeChatServer, says
 
 ARMS = {
     "outcome": 'type="outcome"',
+    "twice": 'type="outcome"',
     **{scorer: f'type="outcome_guided", turn_scorer="benchmarks.scorers:{scorer}"' for scorer in SCORERS},
     "prm": 'type="outcome_guided"',
     "judge": 'type="outcome_guided"',
@@ -64,6 +67,7 @@ OVERRIDES = {
     "pages": (),
     "long": ("envs.mix={one=1, six=1}", "num_steps=12", "max_empty_batches=60", "evaluation.num_tasks=40"),
 }
+OVERRIDES["langgraph"] = (*OVERRIDES["long"], 'agent.function="benchmarks.pages_langgraph:solve"')
 HALF, IN_A_ROW = 0.5, 3
 JUDGE_PORT = 23000
 """The port of the scripted judge, plus the seed: a resumed run calls the same one again."""
@@ -78,7 +82,9 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="such as measured/ablation.jsonl (default: in --out)")
     options = parser.parse_args()
     rows = options.rows or options.out / "rows.jsonl"
-    recipe = HERE / "pages.toml" if options.recipe in ("pages", "long") else RECIPES / f"{options.recipe}.toml"
+    recipe = (
+        HERE / "pages.toml" if options.recipe in ("pages", "long", "langgraph") else RECIPES / f"{options.recipe}.toml"
+    )
     common = (*COMMON, *OVERRIDES[options.recipe])
     runs = [(seed, arm) for seed in map(int, options.seeds.split(",")) for arm in options.arms.split(",")]
     for seed, arm in runs:
@@ -86,6 +92,7 @@ def main() -> None:
             continue
         base, folder = (options.out / f"{options.recipe}-{seed}-{name}" for name in (BASE, arm))
         overrides = (f"seed={seed}", f"reward.credit={{{ARMS[arm]}}}", *common)
+        overrides += ("num_steps=24",) if arm == "twice" else ()
         with FakeChatServer(graded, port=JUDGE_PORT + seed) if arm == "judge" else nullcontext() as judge:
             if judge:
                 overrides += (

@@ -49,20 +49,20 @@ PAGES = {
     for entry, page in zip(task["path"], (*task["path"][1:], f"price {task['answer']}"), strict=True)
 }
 """All that can be looked up."""
+MAX_TURNS = 8
 
 
-@function_tool
-def look(entry: str) -> str:
+def page_of(entry: str) -> str:
     return PAGES.get(entry, "no such entry")
 
 
-READER = Agent(name="reader", model="policy", tools=[look])
+READER = Agent(name="reader", model="policy", tools=[function_tool(page_of, name_override="look")])
 
 
 async def solve(task: "GivenTask", client: "AsyncOpenAI") -> str:
     run = RunConfig(model_provider=OpenAIProvider(openai_client=client), tracing_disabled=True)
     try:
-        return str((await Runner.run(READER, task.question, max_turns=8, run_config=run)).final_output).strip()
+        return str((await Runner.run(READER, task.question, max_turns=MAX_TURNS, run_config=run)).final_output).strip()
     except (MaxTurnsExceeded, ModelBehaviorError):
         return ""
 

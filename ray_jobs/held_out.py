@@ -12,7 +12,7 @@ from ray_jobs.evaluation import Evaluation, Place, evaluation_in, items_of, why_
 from ray_jobs.run.summary import POLICIES
 from ray_jobs.statistics import wilson_interval
 from reward.judge_client import AnswerJudge, has_other_wordings
-from reward.scorers import outcome_of, partial_credit
+from reward.scorers import outcomes_of, partial_credit
 from rollout.codec import Record, flat_record
 from rollout.types import Reward, Trajectory, is_answer
 
@@ -56,8 +56,7 @@ async def attempt_all(
             if not (failed := trajectory.stop_reason == "infrastructure"):
                 break
         answer = trajectory.answer
-        # A scorer may take seconds, and must not block the other attempts.
-        outcome = await asyncio.to_thread(outcome_of, trajectory)
+        [outcome] = await outcomes_of([trajectory])
         judged, asked = None, False
         if judge is not None and has_other_wordings(task) and outcome == 0.0 and is_answer(answer):
             asked, judged = True, await judge.same(task.question, task.answer, answer)

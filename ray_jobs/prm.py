@@ -37,7 +37,7 @@ from reward.labels.search import Search, labels_as_scores
 from reward.prm.quality import evaluate_prm
 from reward.prm.step_text import StepText, step_texts
 from reward.prm.training import HELD_OUT_SHARE, check_labels, held_out_tasks, num_batches, prm_data
-from reward.scorers import outcome_of
+from reward.scorers import outcomes_of
 from rollout.codec import SchemaError, group_line, group_of
 from rollout.files import append_line, read_json, whole_lines
 from rollout.filters import SOLVED
@@ -55,25 +55,25 @@ class CollectedGroups:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "groups.jsonl"
-        self.group_ids = {group.id for group in self._groups()}
+        self.group_ids = {group.id for group in self.groups()}
 
     async def add(self, group: Group) -> None:
         """Score and write a group. One that has no attempt to score is left out, so that it is collected again."""
         if group.id in self.group_ids or all(one.stop_reason == "infrastructure" for one in group.trajectories):
             return
-        # In threads: a slow scorer must not hold up the agents and engines of this event loop.
-        outcomes = await asyncio.gather(*(asyncio.to_thread(outcome_of, one) for one in group.trajectories))
+        outcomes = await outcomes_of(group.trajectories)
         for trajectory, outcome in zip(group.trajectories, outcomes, strict=True):
             trajectory.phase, trajectory.reward = "collect", Reward(outcome=outcome, total=outcome)
         append_line(self._path, group_line(group))
         self.group_ids.add(group.id)
 
     def trajectories(self) -> Iterator[Trajectory]:
-        """Yield every trajectory, in the order of the file. Raises UserError for another schema."""
-        for group in self._groups():
+        """Yield every trajectory, in the order of the file."""
+        for group in self.groups():
             yield from group.trajectories
 
-    def _groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[Group]:
+        """Yield every group, in the order of the file. Raises UserError for another schema."""
         for line in whole_lines(self._path) if self._path.exists() else ():
             try:
                 yield group_of(line)
@@ -86,7 +86,7 @@ def prepare_prm(run: "Run | LocalRun") -> None:
     collected = collect(run)
     labels = label(run, collected)
     if isinstance(run.config.label, JudgeLabelConfig):  # other labels are of executed steps, and not of candidates
-        collected += deepen(run, collected, labels)
+        collected += deepen(run, collected)
         labels = list(read_labels(run.folder.labels))
     learn_prm(run, collected, labels)
 
@@ -143,11 +143,11 @@ def _keep_policy(run: LocalRun) -> None:
 
 DEEPENED_TASKS = 16
 """Most tasks at which right steps are searched for."""
-MAX_PASSES = 16
+MAX_ROUNDS = 16
 """Most states of a task in which decisions are sampled, one after the other."""
 
 
-def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> list[Trajectory]:
+def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[Trajectory]:
     """Sample decisions after right steps, at tasks where no attempt was right, and label them.
 
     So the PRM learns states far behind those that the policy reaches by itself, in which it is to guide attempts. Each
@@ -156,7 +156,8 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Seque
     store = CollectedGroups(run.folder.deepened)
     if run.finished("deepen") is not None:
         return list(store.trajectories())
-    labels = labels_of(run.config.label, labels)
+    labeller = labeller_of(run, ())
+    labels = Labels(labeller, run.folder.labels)
     held_out = held_out_tasks((one.task.id for one in collected), share=HELD_OUT_SHARE)
     attempts = defaultdict[str, list[Trajectory]](list)
     for one in collected:
@@ -164,38 +165,35 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Seque
             attempts[one.task.id].append(one)
     unsolved = [search for own in attempts.values() if (search := Search(attempts=own)).is_open]
     searches = random.Random(run.config.seed).sample(unsolved, min(DEEPENED_TASKS, len(unsolved)))
-    scores, num_tokens = {one.text_digest: one.score for one in labels}, 0
-    groups = defaultdict[str, list[Trajectory]](list)
-    for one in store.trajectories():
-        groups[one.group_id].append(one)
+    groups, num_tokens = {group.id: group for group in store.groups()}, 0
 
-    async def sample_one(group_id: str, search: Search) -> None:
+    async def search_one(search: Search) -> None:
         nonlocal num_tokens
-        attempt, num_steps, candidates = search.next_state(scores)
-        if group_id not in store.group_ids:
-            known = partial(labels_as_scores, scores)
-            found, tokens = await run.rollouts.search(attempt, num_steps, group_id, known, candidates)
-            await store.add(Group(id=group_id, trajectories=tuple(found)))
-            groups[group_id] = found if group_id in store.group_ids else []
-            num_tokens += tokens
-        search.attempts += groups[group_id]
+        for number in range(MAX_ROUNDS):
+            group_id = f"deepen/{number}/{search.attempts[0].task.id}"
+            scores = search.corrected(labels.scores)
+            attempt, num_steps, candidates = search.next_state(scores)
+            if group_id not in groups:
+                known = partial(labels_as_scores, scores)
+                found, tokens = await run.rollouts.search(attempt, num_steps, group_id, known, candidates)
+                num_tokens += tokens
+                groups[group_id] = Group(id=group_id, trajectories=tuple(found))
+                await store.add(groups[group_id])
+            if group_id not in store.group_ids:  # the engine failed, or the agent did not repeat the attempt
+                labels.fail(f"{attempt.id} after its first {num_steps} turns: {found[0].failure or 'no attempt'}")
+                continue
+            search.attempts += groups[group_id].trajectories
+            steps = {step.digest: step for step in _steps_of(groups[group_id].trajectories)}
+            await labels.add([step for digest, step in steps.items() if digest not in labels.scores])
+            if not search.is_open:
+                break
+        phase.advance()
 
-    passes = range(MAX_PASSES if searches else 0)
-    with run.phase("deepen", total=len(passes)) as phase:
-        failures: list[str] = []
-        for number in passes:
-            opened = {f"deepen/{number}/{one.attempts[0].task.id}": one for one in searches if one.is_open}
-            asyncio.run(side_by_side(opened.items(), lambda one: sample_one(*one), limit=MAX_OPEN_GROUPS))
-            new = [one for group_id in opened for one in groups[group_id]]
-            steps = {step.digest: step for step in _steps_of(new) if step.digest not in scores}
-            labeller = labeller_of(run, new)
-            known, failed = asyncio.run(label_steps(list(steps.values()), labeller, run.folder.labels, lambda: None))
-            scores |= {one.text_digest: one.score for one in known.values()}
-            failures += failed
-            phase.advance()
+    with run.phase("deepen", total=len(searches)) as phase:
+        asyncio.run(side_by_side(searches, search_one, limit=DEEPENED_TASKS))
         num_right = sum(not one.is_open for one in searches)
         phase.facts.update(num_tasks=len(searches), num_right=num_right, num_tokens=num_tokens)
-        phase.facts["first_failures"] = failures[:3]
+        phase.facts["first_failures"] = labels.failures[:3]
     if searches:
         run.console.note(
             f"attempts after right steps are right at {num_right} of {len(searches)} tasks{_cost(labeller)}"
@@ -233,39 +231,51 @@ def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabe
     return [label for label in labels if label.labeller == name]
 
 
-async def label_steps(
-    steps: Sequence[StepText], labeller: Labeller, path: Path, on_step: Callable[[], None]
-) -> tuple[dict[Step, StepLabel], list[str]]:
-    """Label every step without a label of this labeller in `path`, several at a time.
+class Labels:
+    """The labels of one labeller in a file, to which it adds."""
 
-    Return all its labels, and why steps got none in this pass; the next pass tries those again. An error that ends the
-    pass (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of all started steps are on
-    disk, because they may be paid for.
-    """
-    known = {_place(label): label for label in read_labels(path) if label.labeller == labeller.name}
-    failures: list[str] = []
-    in_a_row = 0
+    def __init__(self, labeller: Labeller, path: Path) -> None:
+        self._labeller, self._path = labeller, path
+        self.by_step = {_place(label): label for label in read_labels(path) if label.labeller == labeller.name}
+        self.scores = {label.text_digest: label.score for label in self.by_step.values()}
+        """By the digests of texts."""
+        self.failures: list[str] = []
+        """Why steps got no label. Those are tried again at the next start."""
+        self._in_a_row = 0
 
-    async def label_of(step: StepText) -> None:
-        nonlocal in_a_row
-        try:
-            if _place(step) not in known:
-                label = await labeller.label(step)
-                append_label(path, label)
-                known[_place(step)] = label
-            in_a_row = 0
-        except LabelError as error:
-            failures.append(str(error))
-            in_a_row = 0 if isinstance(error, VotesDisagreeError) else in_a_row + 1
-            if in_a_row == MAX_FAILURES_IN_A_ROW:
-                raise UserError(
-                    f"{in_a_row} steps in a row got no label from {labeller.name}, the last because: {error}; "
-                    "labels so far are kept"
-                ) from error
-        on_step()
+    async def add(self, steps: Sequence[StepText], on_step: Callable[[], None] = lambda: None) -> None:
+        """Label every step without a label, several at a time.
 
-    await side_by_side(steps, label_of, limit=MAX_OPEN_STEPS)
-    return known, failures
+        An error that ends the run (a spent budget, a refused key, MAX_FAILURES_IN_A_ROW) is raised after the labels of
+        all started steps are on disk, because they may be paid for.
+        """
+
+        async def add_one(step: StepText) -> None:
+            try:
+                if _place(step) not in self.by_step:
+                    label = await self._labeller.label(step)
+                    append_label(self._path, label)
+                    self.by_step[_place(step)] = label
+                    self.scores[label.text_digest] = label.score
+                self._in_a_row = 0
+            except VotesDisagreeError as error:
+                self.failures.append(str(error))
+                self._in_a_row = 0
+            except LabelError as error:
+                self.fail(str(error))
+            on_step()
+
+        await side_by_side(steps, add_one, limit=MAX_OPEN_STEPS)
+
+    def fail(self, reason: str) -> None:
+        """Note why a step got no label. Raises UserError from MAX_FAILURES_IN_A_ROW on, in every caller."""
+        self.failures.append(reason)
+        self._in_a_row += 1
+        if self._in_a_row >= MAX_FAILURES_IN_A_ROW:
+            raise UserError(
+                f"{self._in_a_row} steps in a row got no label from {self._labeller.name}, the last because: {reason}; "
+                "labels so far are kept"
+            )
 
 
 def _place(step: StepText | StepLabel) -> Step:
@@ -277,13 +287,15 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[StepLa
     """Label every step, and return all labels; each is on disk before the next is requested."""
     if run.finished("label") is None:
         labeller, steps = labeller_of(run, collected), _steps_of(collected)
+        labels = Labels(labeller, run.folder.labels)
         with run.phase("label", total=len(steps)) as phase:
-            labels, failures = asyncio.run(label_steps(steps, labeller, run.folder.labels, phase.advance))
-            phase.facts.update(labeller=run.config.label.type, num_labels=len(labels), first_failures=failures[:3])
+            asyncio.run(labels.add(steps, phase.advance))
+            facts = {"num_labels": len(labels.by_step), "first_failures": labels.failures[:3]}
+            phase.facts.update(labeller=run.config.label.type, **facts)
             if isinstance(labeller, StepJudge):
                 phase.facts["spent"] = asdict(labeller.client.spent)
-        num_labelled = sum(_place(step) in labels for step in steps)
-        failed = f"; the first failure: {failures[0]}" if failures else ""
+        num_labelled = sum(_place(step) in labels.by_step for step in steps)
+        failed = f"; the first failure: {labels.failures[0]}" if labels.failures else ""
         run.console.note(f"{labeller.name}: {num_labelled} of {len(steps)} steps labelled{_cost(labeller)}{failed}")
     return list(read_labels(run.folder.labels))
 

@@ -262,7 +262,7 @@ class Worker(Solver):
         attempt = await agent.run(trajectory.task, trajectory_id=group_id, group_id=group_id)
         named = (structs.replace(one, id=f"{group_id}/{at}", group_id=group_id) for at, one in enumerate(found))
         repeated = sum(turn.num_tokens for turn in trajectory.planner_turns[:num_turns])
-        return [attempt, *named], guide.num_tokens - repeated
+        return [attempt, *named], max(0, guide.num_tokens - repeated)  # an agent may not repeat all of them
 
     async def demonstrate(self, tasks: Sequence[GeneratedTask]) -> list[Trajectory]:
         """Return what the cold start imitates. Raises UserError for unusable conversations.

@@ -1,6 +1,5 @@
 """Labels of steps: their type, their file, and their estimate by continuations (Monte Carlo)."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +8,7 @@ import msgspec
 
 from configs.errors import UserError
 from reward.prm.step_text import StepText
-from reward.scorers import outcome_of
+from reward.scorers import outcomes_of
 from rollout.files import append_record, read_records
 from rollout.types import Trajectory
 
@@ -95,9 +94,7 @@ class MonteCarloLabeller:
             ends = await self._continue_from(trajectory, step.step + 1, self._continuations)
             repeated = sum(turn.num_tokens for turn in trajectory.planner_turns[: step.step + 1])
             num_tokens = sum(end.num_sampled_tokens - repeated for end in ends)
-        # In threads: a slow scorer must not hold up the continuations of other steps.
-        outcomes = await asyncio.gather(*(asyncio.to_thread(outcome_of, end) for end in ends))
-        votes = tuple(outcome for outcome in outcomes if outcome is not None)
+        votes = tuple(outcome for outcome in await outcomes_of(ends) if outcome is not None)
         if not ends or len(votes) < len(ends):
             raise LabelError(
                 f"{len(votes)} of {len(ends)} continuations of {trajectory.id} after its first {step.step + 1} turns "

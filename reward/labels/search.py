@@ -31,6 +31,11 @@ class Search:
     def is_open(self) -> bool:
         return all(one.outcome != SOLVED for one in self.attempts)
 
+    def corrected(self, labels: Mapping[str, float]) -> dict[str, float]:
+        """Return labels by the digests of steps, with 0 for answers that have proved wrong, whatever a judge said."""
+        proved = (one for one in self.attempts if one.answer is not None and one.outcome not in (None, SOLVED))
+        return {**labels, **{step_texts(one)[-1].digest: 0.0 for one in proved if one.planner_turns}}
+
     def next_state(self, labels: Mapping[str, float]) -> tuple[Trajectory, int, int]:
         """Return an attempt, after how many of its steps decisions are sampled next, and how many.
 

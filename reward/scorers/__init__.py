@@ -5,8 +5,9 @@ more than linear time. The maths scorer is the exception: its library runs in a 
 malformed reference is the data set's fault and raises.
 """
 
+import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from configs.errors import did_you_mean
 from configs.plugins import OwnCodeError
@@ -66,6 +67,11 @@ def outcome_of(trajectory: Trajectory) -> float | None:
     except ScoringError as error:
         trajectory.failure = str(error)
         return None
+
+
+async def outcomes_of(trajectories: Iterable[Trajectory]) -> list[float | None]:
+    """Return raw scores, computed in threads: a slow scorer must not hold up other work of the event loop."""
+    return await asyncio.gather(*(asyncio.to_thread(outcome_of, one) for one in trajectories))
 
 
 def partial_credit(task: Task, answer: str | None) -> float | None:

@@ -12,8 +12,8 @@ from configs.run import RunConfig
 from ray_jobs.prm import (
     MAX_FAILURES_IN_A_ROW,
     MAX_OPEN_STEPS,
+    Labels,
     label,
-    label_steps,
     labeller_name,
     labeller_of,
     labels_of,
@@ -59,7 +59,9 @@ def make_label(step, labeller="scripted"):
 
 
 async def run(count, labeller, path, on_step=lambda: None):
-    return await label_steps([step(number) for number in range(count)], labeller, path, on_step)
+    labels = Labels(labeller, path)
+    await labels.add([step(number) for number in range(count)], on_step)
+    return labels.by_step, labels.failures
 
 
 def numbers_on_disk(path):
@@ -102,6 +104,15 @@ async def test_too_many_failures_in_a_row_stop_the_pass(path):
         await run(500, labeller, path)
     assert numbers_on_disk(path) == list(range(10))
     assert len(labeller.steps) < 10 + MAX_FAILURES_IN_A_ROW + 2 * MAX_OPEN_STEPS
+
+
+async def test_too_many_failures_in_a_row_stop_all_passes_that_share_labels(path):
+    labeller = ScriptedLabeller({number: LabelError("no") for number in range(400)})
+    labels = Labels(labeller, path)
+    passes = [[step(number) for number in range(start, start + 100)] for start in range(0, 400, 100)]
+    results = await asyncio.gather(*map(labels.add, passes), return_exceptions=True)
+    assert [type(result) for result in results] == [UserError] * 4
+    assert len(labeller.steps) < MAX_FAILURES_IN_A_ROW + 4 * 2 * MAX_OPEN_STEPS
 
 
 async def test_failures_between_labels_of_an_earlier_pass_are_not_in_a_row(path):

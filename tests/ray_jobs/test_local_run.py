@@ -198,6 +198,19 @@ def test_right_steps_are_searched_for_where_no_attempt_is_right_and_the_prm_lear
     assert len({one.id for one in deepened}) == len(deepened)
 
 
+def test_an_agent_that_repeats_no_attempt_ends_the_search(tmp_path, rollouts, prm, monkeypatch):
+    config = config_for(tmp_path, *DIFFERENCES, JUDGE)
+    judge = ScriptedJudge(config)
+    monkeypatch.setattr("ray_jobs.prm.labeller_of", lambda run, collected: judge)
+
+    async def fails(trajectory, num_turns, group_id, score_steps, candidates):
+        return [structs.replace(trajectory, id=group_id, stop_reason="infrastructure", failure="not repeated")], 0
+
+    monkeypatch.setattr(rollouts, "search", fails)
+    with LocalRun(config) as run, pytest.raises(UserError, match="not repeated"):
+        prepare_prm(run)
+
+
 @pytest.mark.parametrize("labels", ["monte_carlo", "plan"])
 def test_no_steps_are_searched_for_with_labels_of_executed_steps(tmp_path, rollouts, prm, labels):
     with LocalRun(config_for(tmp_path, *DIFFERENCES, f"label.type={labels}")) as run:

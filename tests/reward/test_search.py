@@ -54,6 +54,15 @@ def test_search_ends_at_a_right_attempt():
     assert not search.is_open
 
 
+def test_answer_that_proved_wrong_is_left_for_the_state_before_whatever_its_label_says():
+    wrong = replace(FAR, reward=Reward(outcome=0.0, total=0.0))
+    decision = replace(FAR, answer=None)
+    search = Search(attempts=[wrong, decision])
+    assert search.next_state(search.corrected(ALL_RIGHT))[1] == 3
+    assert search.corrected(ALL_RIGHT) == {**ALL_RIGHT, FOUR: 0.0}
+    assert Search(attempts=[FAR, decision]).corrected(ALL_RIGHT) == ALL_RIGHT
+
+
 async def test_labels_are_scores_of_the_same_steps_of_other_attempts():
     scores = await labels_as_scores({ONE: 0.8, THREE: 0.2}, Group(id="g", trajectories=(FAR, NEAR)))
     assert scores.raw == ((0.8, None, 0.2, None), (None,))
