@@ -13,11 +13,23 @@ except ModuleNotFoundError as error:
     raise OwnCodeError(f"reasoning-gym is missing ({error}): pip install 'agentflow-ray[reasoning-gym]'") from error
 
 
+UNSAFE = {
+    *("binary_matrix", "composite", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"),
+    *("puzzle24", "simple_integration", "spiral_matrix", "string_insertion"),
+}
+"""Families whose scorers evaluate an answer as Python, and the mixture, which may contain them."""
+
+
 class ReasoningGym:
     """One family; a recipe names `tasks` as a data set's source and `score` as its scorer."""
 
     def __init__(self, family: str, *, num_tasks: int, seed: int = 0, **settings: object) -> None:
-        """Set up a family with its `settings`; of `num_tasks` draws repeated questions count once."""
+        """Set up a family with its `settings`; of `num_tasks` draws repeated questions count once.
+
+        Raises OwnCodeError for a family in UNSAFE.
+        """
+        if family in UNSAFE:
+            raise OwnCodeError(f"reasoning-gym's scorer of '{family}' runs answers as Python; use another family")
         self._family = family
         self._settings = {"size": num_tasks, "seed": seed, **settings}
 

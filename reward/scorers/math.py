@@ -28,6 +28,8 @@ _SPELLINGS = {
     **dict.fromkeys(("\\!", "\\,", "\\;", "\\:", "\\ ", "~"), " "),
     **{"**": "^", "π": "\\pi ", "∞": "\\infty ", "°": "^\\circ "},
 }
+_NAMES = re.compile(r"(?<![\\A-Za-z])(pi|ln|exp|sin|cos|tan)(?![A-Za-z])")
+"""As Python and sympy print constants and functions."""
 _FRACTION = re.compile(r"([0-9]+)⁄([0-9]+)|(?<=[0-9]) ([0-9]+)/([0-9]+)(?![0-9.])")
 _ROOT = re.compile(r"(?:√|(?<![\\a-z])sqrt) ?(?:\(([^()]*)\)|([0-9]+))")
 _REPEATING = re.compile(r"(?<![0-9.])([0-9]+)\.([0-9]*)\\(?:overline|bar) ?\{([0-9]+)\}")
@@ -85,7 +87,7 @@ def same_value(text: str, gold: str) -> bool:
 
 def _latex(text: str) -> str:
     """Return an answer as LaTeX without wrappers, with ½, 1 1/2 and repeating decimals as fractions."""
-    bare = _spelled(bare_number(text)).replace("%", "\\%")
+    bare = _NAMES.sub(r"\\\1 ", _spelled(bare_number(text)).replace("%", "\\%"))
     bare = _FRACTION.sub(lambda found: f"\\frac{{{found[1] or found[3]}}}{{{found[2] or found[4]}}}", bare)
     bare = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", bare)
     return _REPEATING.sub(_repeating, bare)
@@ -98,9 +100,10 @@ def _repeating(found: re.Match[str]) -> str:
 
 
 def _spelled(text: str) -> str:
+    rows = text.split("\\\\")  # a blank after the end of a row is no "\\ "
     for spelling, sign in _SPELLINGS.items():
-        text = text.replace(spelling, sign)
-    return text
+        rows = [row.replace(spelling, sign) for row in rows]
+    return "\\\\".join(rows)
 
 
 def _depth(text: str) -> int:

@@ -94,6 +94,10 @@ MATH_RIGHT = [
     *cases("\\pm 2", "2, -2"),
     *cases("2\\sqrt{3}", "√12", "2√3", "\\sqrt{12}"),
     *cases("\\begin{pmatrix}1&2\\\\3&4\\end{pmatrix}", "\\begin{bmatrix}1&2\\\\3&4\\end{bmatrix}"),
+    *cases("\\begin{pmatrix} -18 \\\\ -49 \\end{pmatrix}", "\\begin{pmatrix}-18\\\\-49\\end{pmatrix}"),
+    *cases("\\frac{\\sqrt{3}\\pi}{2}", "sqrt(3)*pi/2", "\\sqrt{3}pi/2"),
+    *cases("\\ln 2", "ln(2)"),
+    *cases("e^2\\sin x", "exp(2)*sin(x)", "e**2 sin(x)"),
     *cases("yes", "Yes", "\\text{Yes}", "**yes**"),
 ]
 MATH_RIGHT += [("27", "\\( \\frac{54}{2} \\)"), ("3,159", "3159"), ("\\sqrt{8}", "2\\sqrt{2}")]
@@ -114,6 +118,9 @@ MATH_WRONG = [
     *cases("(-\\infty, 2]", "(-\\infty, 2)", "(-\\infty, 3]"),
     *cases("yes", "no", "sey", "yes or no"),
     *cases("Paris", "Pairs"),
+    *cases("\\begin{pmatrix} 3 \\\\ -1 \\end{pmatrix}", "\\begin{pmatrix} 4 \\\\ -2 \\end{pmatrix}", "2"),
+    *cases("-18 \\\\ -49 \\\\ 96", "-49 \\\\ -18 \\\\ 96"),
+    *cases("2\\pi", "3*pi", "2"),
 ]
 MATH_WRONG += [("4/5", "1\\frac{4}{5}"), ("1\\frac{4}{5}", "4/5"), ("-1\\frac{4}{5}", "-1/5"), ("\\pm 2", "2")]
 MATH_WRONG += [("-1\\frac{4}{5}", "-4/5"), ("1\\frac{4}", "9/5"), ("\\frac12", "12"), ("0.866", "\\frac{\\sqrt{3}}{2}")]
