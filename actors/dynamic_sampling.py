@@ -4,7 +4,6 @@ It owns encoded groups and adapters in Ray's object store, so that workers and l
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 
 import ray
@@ -43,9 +42,6 @@ class DynamicSampling(Watched):
         """Highest version number that was given to a learner or that a learner began to publish."""
         self._newer = asyncio.Event()
         self._digests: dict[int, str] = {}
-
-    async def pid(self) -> int:
-        return os.getpid()
 
     # --- groups ----------------------------------------------------------------------------------
 

@@ -136,7 +136,10 @@ class RolloutWorkerActor:
     async def act(self, policy_version: int, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the worker, once its engine uses this version or a newer one."""
         await self._follower.reach(policy_version)
-        return await getattr(self._worker, method)(*args, **kwargs)
+        try:
+            return await getattr(self._worker, method)(*args, **kwargs)
+        finally:
+            self._end_with_the_engine()  # so that the call is repeated elsewhere
 
     async def close(self) -> None:
         self._worker.close()

@@ -4,7 +4,7 @@
     rollout worker  its process ends, its heartbeat hangs, or its        replaced (`_replace_workers`); its groups
                     engine cannot prove the newest weights               are drawn again
     PRM             its process ends, or its heartbeat hangs             replaced (`_replace_prm`)
-    learner         a call fails, or takes longer than its limit         LearnerLostError; the loop calls
+    learner         its process ends, or a call exceeds its limit        LearnerLostError; the loop calls
                                                                          `restart_learner` and loads a checkpoint
     sampling, base  its process ends, or its heartbeat hangs             the run ends with CutOffError
 
@@ -30,6 +30,7 @@ from actors.heartbeat import Bound, Heartbeat
 from actors.launch import Cluster, Launcher, worker_bundle
 from actors.learner import call_all
 from configs.errors import UserError
+from configs.plugins import OwnCodeError
 from configs.rollout import FolderMemoryConfig
 from configs.run import RunConfig
 from rollout.concurrency import WorkerReading
@@ -62,7 +63,7 @@ class Part:
     """A rollout worker's call that ends when it stops rolling out."""
 
     def look(self, tick: float) -> str | None:
-        """Return why the part is lost; None while it works."""
+        """Return why the part is lost; None while it works. Raises OwnCodeError, which would follow everywhere."""
         self.heartbeat.look(tick)
         if self.heartbeat.waited_s > self.heartbeat.limit_s:
             return f"it {self.heartbeat}"
@@ -70,6 +71,8 @@ class Part:
             if ray.wait([call], timeout=0)[0]:
                 try:
                     ray.get(call)
+                except OwnCodeError as error:
+                    raise OwnCodeError(reason_of(error)) from error
                 except Exception as error:
                     return reason_of(error)
         return None

@@ -17,7 +17,7 @@ import msgspec
 
 from configs.errors import UserError, reason
 from configs.plugins import load_own
-from configs.rollout import CommandAgentConfig, FunctionAgentConfig
+from configs.rollout import CommandAgentConfig, FunctionAgentConfig, PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.benchmarks import BENCHMARKS
 from envs.types import Task
@@ -167,7 +167,10 @@ def identity_of(
     rollout, memory, judge = config.rollout, config.planner.memory, config.evaluation.judge
     hints = memory.type != "none" and memory.in_evaluation
     limits = (rollout.max_turn_tokens, rollout.max_calls, rollout.episode_timeout_s, rollout.wall_timeout_s)
-    sampling = (config.evaluation.temperature, *limits, rollout.engine.max_model_len, rollout.engine.adapter_mode)
+    sampling: tuple[object, ...] = (config.evaluation.temperature, *limits, rollout.engine.max_model_len)
+    sampling += (rollout.engine.adapter_mode, rollout.count_failed, config.reward.timeout_s)
+    if not isinstance(config.agent, PlannerAgentConfig):
+        sampling += (rollout.temperature,)  # the only one that requests may name
     # Which tasks are asked does not change a tool.
     not_tools = {"mix", "datasets"}
     fixed: dict[str, object] = {

@@ -58,14 +58,16 @@ def reinforce(run: Run) -> Mapping[str, object]:
         return facts
     with run.phase("reinforce", total=config.num_steps) as phase:
         phase.seconds_before = run.folder.begin_phase("reinforce")
-        phase.skip(training.num_steps)
+        phase.continue_after(training.num_steps)
         lost: LearnerLostError | None = None
         with run.supervisor.rolling_out(run.prm_digest):
+            run.supervisor.readings()  # discard those of earlier phases
             while lost or training.num_steps < config.num_steps:
                 try:
                     if lost:
                         run.supervisor.restart_learner(lost)
                         training, lost = continue_training(run, new_learner=True), None
+                        phase.continue_after(training.num_steps)
                     elif not train_step(run, training):
                         break
                     else:

@@ -171,6 +171,7 @@ class GroupBuffer:
         """
         for group in self._in_state(State.IN_BATCH):
             self._move(group, State.TRAINED if refused is None else State.REFUSED)
+            group.ref = None  # the batch holds its own
             del self._groups[group.ordinal]
         self._guard.begin_batch()
         self._publish(step, policy_version)
@@ -197,7 +198,6 @@ class GroupBuffer:
         self._next_task, self._next_ordinal = snapshot.next_task, snapshot.next_ordinal
         self._scores = defaultdict(list, {family: [*scores] for family, scores in snapshot.scores.items()})
         self._facts, self._reasons = Counter(snapshot.facts), Counter(snapshot.reasons)
-        self._num_retries = snapshot.num_retries
         self._signal_row = snapshot.without_signal
         """Groups without signal in a row when the last batch was cut."""
         self._guard = self._new_guard()
@@ -225,7 +225,7 @@ class GroupBuffer:
         self._check_counts()
         facts = self._facts.copy()
         facts.update(sum_of_facts(self._ended))
-        return Totals(counts=self.counts, facts=dict(facts), reasons=dict(self._reasons), num_retries=self._num_retries)
+        return Totals(counts=self.counts, facts=dict(facts), reasons=dict(self._reasons))
 
     # --- admission -------------------------------------------------------------------------------
 
@@ -316,7 +316,6 @@ class GroupBuffer:
         self._move(group, State.QUEUED)
         group.worker = None
         group.num_tries += counted
-        self._num_retries += counted
 
     def _settle(self, group: LiveGroup, payload: bytes, summary: GroupSummary) -> None:
         """End a running group. Its content is kept for training, or for reading where few are kept so far."""
@@ -364,7 +363,6 @@ class GroupBuffer:
         self._reasons[group.reason] += 1
         self._expired.append(group)
         self._add(group.task, group.num_tries + 1)
-        self._num_retries += 1
         group.ref = None
 
     # --- batches ---------------------------------------------------------------------------------
@@ -432,7 +430,6 @@ class GroupBuffer:
             without_signal=self._signal_row,
             facts=dict(self._facts),
             reasons=dict(self._reasons),
-            num_retries=self._num_retries,
         )
 
     def _scores_without(self, ordinals: Set[int]) -> defaultdict[str, list[tuple[int, float, int]]]:

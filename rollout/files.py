@@ -151,6 +151,14 @@ def append_line(path: Path, line: bytes) -> None:
         file.write(line)
 
 
+def cut_off(path: Path, size: int) -> None:
+    """Shorten a file to its first `size` bytes. Raises OSError, which names the file."""
+    with named(path):
+        if path.stat().st_size > size:
+            os.truncate(path, size)
+            sync(path)
+
+
 def read_records(path: Path) -> Iterator[Any]:
     """Yield the records of a file without a last line that a crash cut off. Raises UserError."""
     for number, line in enumerate(whole_lines(path), start=1):

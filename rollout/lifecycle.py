@@ -148,7 +148,6 @@ class Snapshot(Struct, kw_only=True, frozen=True):
     without_signal: int = 0
     facts: dict[str, float] = {}
     reasons: dict[str, int] = {}
-    num_retries: int = 0
 
 
 class Totals(Struct, kw_only=True, frozen=True):
@@ -158,8 +157,6 @@ class Totals(Struct, kw_only=True, frozen=True):
     facts: dict[str, float]
     reasons: dict[str, int]
     """Number of groups that failed, were unscored or expired, by reason."""
-    num_retries: int
-    """Tries of groups beyond the first."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -41,7 +41,8 @@ class PhaseProgress:
         """Seconds that the phase took in earlier processes of the run."""
         self._output, self._title, self.total = output, title, total
         self._done = self._done_before = 0
-        self.started, self._printed_at = time.monotonic(), float("-inf")
+        self.started = self._continued = time.monotonic()
+        self._printed_at = float("-inf")
         self._live = console.is_terminal and not console.is_dumb_terminal and total != 0
         columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[shown]}")
         # Engine and learner need the cores: ten redraws a second, the default, slow down a machine with two.
@@ -50,11 +51,11 @@ class PhaseProgress:
         if not self._live and total != 0:
             output.note(f"{title} ...")
 
-    def skip(self, num: int) -> None:
-        """Count steps of earlier processes, which do not enter the estimate of the time left."""
-        self._done += num
-        self._done_before += num
-        self.bar.update(self._task, advance=num)
+    def continue_after(self, num: int) -> None:
+        """Continue after this step. Those before do not enter the estimate of the time left."""
+        self._done = self._done_before = num
+        self._continued = time.monotonic()
+        self.bar.update(self._task, completed=num)
 
     def expect(self, total: int) -> None:
         """Set the total, if it is known only after the start."""
@@ -70,7 +71,7 @@ class PhaseProgress:
             parts.append(f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:.3g}'}")
         # Of many steps that run in parallel, the first twentieth says little about their common speed.
         if self.total is not None and counted * 20 >= self.total > self._done and counted:
-            parts.append(f"about {duration((now - self.started) / counted * (self.total - self._done))} left")
+            parts.append(f"about {duration((now - self._continued) / counted * (self.total - self._done))} left")
         shown = "  ".join(parts)
         self.bar.update(self._task, advance=1, shown=shown)
         self._output.happened(seen=self._live)

@@ -24,6 +24,7 @@ from ray_jobs.run.trackers import PHASES_BEFORE_RL, TRACKERS, Board, Trackers
 from rollout.codec import trajectory_line
 from rollout.files import (
     TOKENIZER,
+    cut_off,
     named,
     network_file_system,
     read_json,
@@ -119,6 +120,9 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         folder = cls(path, tell, trackers=config.trackers)
         if not is_new:
             tell(f"continuing the unfinished run in '{path}'")
+            written = read_json(path / "config.json")  # with the settings that have changed from now on
+            moved = {name: written[name] for name in ("name", "output_dir")}
+            write_json(path / "config.json", config.model_dump(mode="json") | moved)
             folder.rewind(sys.maxsize)
             folder._opened_s = folder._elapsed_s
             return folder
@@ -262,7 +266,8 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         ]
         write_whole(metrics, (json.dumps(row).encode() + b"\n" for row in kept))
         for log in (self.path / TRAJECTORIES, self.path / GROUPS):
-            write_whole(log, self._lines_up_to(log, step))
+            # Lines are in the order in which they were logged, so what goes is the end of the file.
+            cut_off(log, sum(map(len, self._lines_up_to(log, step))))
         self._trackers.num_sent = len(kept)
         elapsed_s = max([self._elapsed_s, *(row["wall_s"] for row in kept)])
         self._open_files(purge_step=step + 1 if step < sys.maxsize else None)
@@ -275,14 +280,18 @@ class RunFolder(RunPaths, AbstractContextManager["RunFolder"]):
         return phase in self.finished_phases if phase in PHASES_BEFORE_RL else at <= step
 
     def _lines_up_to(self, log: Path, step: int) -> Iterator[bytes]:
-        """Yield the lines that stay when the run is rewound to `step`. Raises UserError for a damaged line."""
+        """Yield the lines before the first that goes when the run is rewound to `step`.
+
+        Raises UserError for a damaged line.
+        """
         for number, line in enumerate(whole_lines(log), start=1):
             try:
                 place = msgspec.json.decode(line, type=_Place)
             except msgspec.DecodeError as error:
                 raise UserError(f"'{log}', line {number}, was damaged after it was written: {error}") from error
-            if place.phase in self.finished_phases if place.step is None else place.step <= step:
-                yield line
+            if not (place.phase in self.finished_phases if place.step is None else place.step <= step):
+                return
+            yield line
 
     def write_summary(self, summary: Mapping[str, object]) -> None:
         write_json(self.path / "summary.json", summary)

@@ -138,7 +138,6 @@ class Training:
             "groups": {
                 **{name: getattr(totals.counts, name) for name in counted},
                 "live_at_end": totals.counts.live,
-                "requeued": totals.num_retries,
                 "reasons": totals.reasons,
             },
             "restarts": num_restarts,

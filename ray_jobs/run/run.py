@@ -121,6 +121,14 @@ def open_run(config: RunConfig, ready: Ready, *, with_prm: bool) -> Iterator[Run
         if (line := user_error(error)) is None:
             raise
         raise UserError(f"{line}; resume with {resume}") from error
+    except ray.exceptions.RayTaskError as error:
+        if type(error.cause).__name__ != "OutOfMemoryError":
+            raise
+        raise UserError(
+            f"the GPU's memory is full: {reason_of(error)}; lower learner.microbatch_tokens, prm.microbatch_tokens or "
+            f"rollout.engine.kv_cache_gib, or set learner.gradient_checkpointing=true; resume with {resume} and these "
+            "settings"
+        ) from error
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"resume with {resume}") from None
 

@@ -249,5 +249,16 @@ class DyingInAttemptWorker(WatchedWorker):
         note(self.folder, "attempt", task=task.id, phase=options["group_id"], version=self.engine.policy_version)
         group = await SimulatedWorker.run_group(self, task, trajectory_id, 2)
         if len(events(self.folder, "attempt")) >= 3 and first_time(self.folder, "death"):
-            os._exit(1)
-        return group.trajectories[0]
+            self.die()
+        (attempt, _) = group.trajectories
+        return replace(attempt, stop_reason="infrastructure") if self.engine.failure else attempt
+
+    def die(self):
+        os._exit(1)
+
+
+class EngineDyingInAttemptWorker(DyingInAttemptWorker):
+    """The same, but only its engine ends, so that attempts are unscored from then on."""
+
+    def die(self):
+        self.engine.failure = RuntimeError("the engine ran out of memory")

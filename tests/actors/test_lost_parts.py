@@ -7,6 +7,7 @@ import ray
 from doubles import (
     BrokenEngineWorker,
     DyingInAttemptWorker,
+    EngineDyingInAttemptWorker,
     GatedLearner,
     GatedWorker,
     HangingEngine,
@@ -142,14 +143,15 @@ def impatient(index, *, folder):
 # --- evaluation ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("worker", [DyingInAttemptWorker, EngineDyingInAttemptWorker])
 @pytest.mark.usefixtures("cluster")
-def test_worker_that_dies_in_evaluations_is_replaced_and_all_attempts_use_their_version(tmp_path):
+def test_worker_that_dies_in_evaluations_is_replaced_and_all_attempts_use_their_version(tmp_path, worker):
     config = make_config(
         tmp_path,
         *("evaluation.every_steps=1", "evaluation.num_tasks=8", "evaluation.while_training_tasks=4"),
         *("num_steps=3", "rollout.engine.max_num_seqs=4"),
     )
-    with open_stage(config, build_worker=partial(DyingInAttemptWorker, folder=tmp_path)) as stage:
+    with open_stage(config, build_worker=partial(worker, folder=tmp_path)) as stage:
         facts = stage.finish(stage.reinforce())
         check_law(stage.folder, facts)
     rows = [row for row in read_records(stage.folder / "metrics.jsonl") if "held_out/unscored" in row]
@@ -159,7 +161,7 @@ def test_worker_that_dies_in_evaluations_is_replaced_and_all_attempts_use_their_
     assert all(one["version"] == versions[one["phase"]] for one in attempts)
     assert {one["task"] for one in attempts} <= {task.id for task in evaluation_tasks(config)}
     assert len({one["pid"] for one in attempts}) == 2
-    assert facts["restarts"] == 1
+    assert (facts["restarts"], [row["held_out/unscored"] for row in rows]) == (1, [0, 0])
 
 
 @pytest.mark.usefixtures("cluster")

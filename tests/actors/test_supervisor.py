@@ -14,6 +14,7 @@ from actors.launch import Cluster
 from actors.supervisor import MAX_RESTARTS, Supervisor, WantedWorkers
 from configs.errors import UserError
 from configs.loading import load_run_config
+from configs.plugins import OwnCodeError
 from rollout.engines.engine import Pulse
 from rollout.lifecycle import GroupCounts, Totals
 
@@ -69,7 +70,7 @@ def test_parts_that_answer_are_left_alone(stage):
 
 def test_console_names_the_groups_of_a_step_while_the_workers_roll_out(stage):
     totals = Ref()
-    totals.resolve(Totals(counts=GroupCounts(ready=1, all_wrong=96, all_right=1), facts={}, reasons={}, num_retries=0))
+    totals.resolve(Totals(counts=GroupCounts(ready=1, all_wrong=96, all_right=1), facts={}, reasons={}))
     stage.sampling.totals = SimpleNamespace(remote=lambda: totals)
     assert stage.supervisor.situation() == ""
     stage.supervisor._rolling_out = True
@@ -156,6 +157,13 @@ def test_part_that_is_lost_again_and_again_within_one_train_step_ends_the_run(st
             stage.look()
     with pytest.raises(CutOffError):
         stage.supervisor.check()
+
+
+def test_failing_custom_code_of_a_worker_ends_the_run_at_once(stage):
+    error = ray.exceptions.RayTaskError("run", "", OwnCodeError("reward.credit.turn_scorer failed"))
+    stage.worker(0).die(error.as_instanceof_cause())
+    with pytest.raises(OwnCodeError, match=r"^reward\.credit\.turn_scorer failed$"):
+        stage.look()
 
 
 @pytest.mark.parametrize(("name", "hint"), [("sampling", "sampling"), ("base", "card.share_base")])

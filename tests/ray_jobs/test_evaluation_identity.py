@@ -61,8 +61,11 @@ def test_weights_have_a_digest_that_does_not_depend_on_their_folder(tmp_path):
         (["agent.memory=in_process"], []),
         (["agent.memory=in_process", "agent.memory.in_evaluation=true"], ["agent"]),
         (["rollout.engine.adapter_mode=native", "agent.verifier=model"], ["agent", "sampling"]),
+        (["rollout.count_failed=false"], ["sampling"]),
+        (["reward.timeout_s=7"], ["sampling"]),
+        (["rollout.temperature=0.5"], []),
         (["evaluation.judge.model=m"], ["judge"]),
-        (["agent.function=evaluating:hesitant", *OWN_AGENT], ["agent", "code"]),
+        (["agent.function=evaluating:hesitant", *OWN_AGENT], ["agent", "code", "sampling"]),
     ],
 )
 def test_settings_that_make_a_difference(tmp_path, settings, expected):

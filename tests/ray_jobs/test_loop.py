@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import ray
+from torch import OutOfMemoryError
 
 from actors.cluster import CutOffError, LearnerLostError
 from configs.errors import UserError
@@ -48,6 +49,7 @@ LOST = [
     LearnerLostError("it died"),
     ray.exceptions.RayActorError(),
     OSError(28, "full", "/tmp/r"),
+    ray.exceptions.RayTaskError("train_step", "", OutOfMemoryError("CUDA out of memory")).as_instanceof_cause(),
 ]
 
 

@@ -86,8 +86,9 @@ def test_resume_takes_the_settings_that_do_not_change_what_is_learned(started_ru
     for setting in STAYS.split():
         assert main(["resume", str(started_run), setting]) == 2
         assert setting.partition("=")[0] in capsys.readouterr().err
-    # The folder keeps the settings of the start.
     assert resumed(started_run)[0].cluster.patience_s == 60
+    RunFolder.open(config, tell=lambda message: None).close()
+    assert resumed(started_run)[0] == config
 
 
 @pytest.fixture
@@ -213,6 +214,17 @@ def test_rewind_waits_for_the_writer(tmp_path, step, left):
         assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == left
         folder.log_step([train_row(3)])
     assert [row["step"] for row in read_records(folder.path / "trajectories.jsonl")] == [*left, 3]
+
+
+def test_rewind_shortens_the_logs_where_they_are(tmp_path):
+    with make_folder(tmp_path) as folder:
+        for step in (1, 2):
+            folder.log_step([train_row(step)], [make_group_row(step, "trained", step)])
+        folder.catch_up()
+        logs = [folder.path / name for name in ("trajectories.jsonl", "groups.jsonl")]
+        before = [(log.stat().st_ino, log.read_bytes().partition(b"\n")[0] + b"\n") for log in logs]
+        folder.rewind(1)
+        assert [(log.stat().st_ino, log.read_bytes()) for log in logs] == before
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "trajectories.jsonl", "groups.jsonl"])
