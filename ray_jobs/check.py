@@ -201,7 +201,7 @@ def _attempts(config: RunConfig, played: Sequence[Trajectory]) -> Found:
             f"{one.task.id}: {len(one.planner_turns)} replies, tools {', '.join(calls) or 'none'}, score {one.outcome}"
         )
         yield shown, False
-        if one.stop_reason in ("failed", "infrastructure"):
+        if one.stop_reason not in ("answered", "verified"):
             yield f"the attempt at {one.task.id} failed: {one.failure or one.stop_reason}", True
         for turn in one.planner_turns:
             if turn.tool_result and turn.tool_result.error:

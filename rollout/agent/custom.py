@@ -100,10 +100,12 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
             # The error that the client or a tool raised may be the cause of the agent's own error.
             causes = _causes(error)
             is_refused = any(attempt.refusal and attempt.refusal in str(one) for one in causes)
+            # How long the engine takes is not the policy's doing. Each library has timeouts of its own.
+            is_late = attempt.is_sampling and any("Timeout" in type(one).__name__ for one in causes)
             raise AgentError(
                 f"agent.function: {config.function} failed with {failure(error)}",
                 bound=attempt.used_up if is_refused else None,
-                fault=any(isinstance(one, faults) for one in causes),
+                fault=is_late or any(isinstance(one, faults) for one in causes),
             ) from error
         if not isinstance(answer, str):
             if inspect.iscoroutine(answer):
@@ -283,7 +285,7 @@ class CustomAgent:
             failed = AgentError("the agent answered without a model call; is it pointed at OPENAI_BASE_URL?")
         stop: StopReason = "answered"
         wrong: str | None = None
-        if failed and failed.bound and not failed.fault:
+        if failed and failed.bound and turns and not failed.fault:
             stop = failed.bound
         elif failed:
             stop = "infrastructure" if failed.fault else stop_of_failure(turns, self.limits)

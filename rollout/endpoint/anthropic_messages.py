@@ -160,4 +160,7 @@ def refusal(error: RequestError) -> Mapping[str, object]:
     # Clients recognise a full context by this prefix.
     full = error.code == "context_length_exceeded"
     kind = ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}}
+    body: dict[str, object] = {"type": kind, "message": f"{'prompt is too long: ' * full}{error}"}
+    if error.param == "thread":  # without it the SDK's tool runner falls back to complete messages
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": body}

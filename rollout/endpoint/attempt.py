@@ -171,6 +171,8 @@ class Attempt:
         async with self._starting:
             if self._ended:
                 raise _ended()
+            if self.broken:  # status 403, so that clients do not retry
+                raise RequestError(self.broken, status=403, code="attempt_lost")
             known = self._by_name.get(name) if name else None
             if known is None or known.request.body != request.body:
                 known = self._repeated(request, is_retry=is_retry)
@@ -182,10 +184,17 @@ class Attempt:
                 self._by_name[name] = call
             return call
 
+    def reply(self, reply_id: str) -> Reply | None:
+        """Return a reply of this attempt."""
+        return next((call.reply for call in self._calls if call.reply and call.reply.id == reply_id), None)
+
+    @property
+    def is_sampling(self) -> bool:
+        return any(not call.answering.done() for call in self._calls)
+
     def conversation_until(self, reply_id: str) -> tuple[ChatMessage, ...] | None:
         """Return the messages up to and including a reply of this attempt, without the instructions of its request."""
-        reply = next((call.reply for call in self._calls if call.reply and call.reply.id == reply_id), None)
-        if reply is None:
+        if (reply := self.reply(reply_id)) is None:
             return None
         *before, message = reply.conversation[reply.request.num_instructions :]
         return (*before, replace(message, call_ids=tuple(f"call_{name}" for name in reply.call_names)))

@@ -28,6 +28,7 @@ FIELDS = Fields(
         *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stream"),
         *("stream_options", "seed", "temperature", "max_tokens", "max_completion_tokens", "stop", "n"),
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prompt_cache_options"),
     ),
     fixed={"n": 1, "logprobs": False, "top_logprobs": 0, "modalities": ["text"]},
     neutral={"top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}},

@@ -146,7 +146,8 @@ def _functions(given: Body) -> dict[str, Function]:
     tools = given.get("tools", [])
     for index, tool in enumerate(map(fields_of, tools if isinstance(tools, list) else [tools])):
         where = f"tools[{index}]"
-        if tool.get("type", "custom") not in ("function", "custom"):
+        # Anthropic's custom tools are functions; OpenAI's take any text, and have no schema.
+        if tool.get("type", "function") != "function" and not (tool["type"] == "custom" and "input_schema" in tool):
             raise unsupported(f"{where}.type = {tool['type']}")
         # Only Chat Completions nests a function in its tool.
         fields = fields_of(tool.get("function", tool))

@@ -4,7 +4,15 @@ from collections.abc import Iterator, Mapping
 
 from rollout.endpoint import chat_completions
 from rollout.endpoint.attempt import Attempt, Reply
-from rollout.endpoint.messages import ChatMessage, RequestError, call_of, fields_of, in_call_order, plain_text
+from rollout.endpoint.messages import (
+    ChatMessage,
+    RequestError,
+    call_of,
+    fields_of,
+    in_call_order,
+    plain_text,
+    unsupported,
+)
 from rollout.endpoint.request import Body, Fields, ModelRequest, build_request, read_fields
 
 FIELDS = Fields(
@@ -12,8 +20,9 @@ FIELDS = Fields(
         *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
         *("text", "stream", "temperature", "max_output_tokens", "user", "metadata", "store", "service_tier"),
         *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "stream_options"),
+        "include",
     ),
-    fixed={"truncation": "disabled", "background": False, "top_logprobs": 0, "include": []},
+    fixed={"truncation": "disabled", "background": False, "top_logprobs": 0},
     neutral={"top_p": 1},
 )
 ECHOED: Mapping[str, object] = {
@@ -35,13 +44,15 @@ def read(body: object, attempt: Attempt) -> ModelRequest:
     given = read_fields(body, attempt.rules, FIELDS)
     words = plain_text(given.get("instructions"), "instructions")
     instructions = [ChatMessage(role="system", content=words)] if words else []
+    if given.get("include", []) not in ([], ["reasoning.encrypted_content"]):
+        raise unsupported("include")  # a reply has no reasoning items, encrypted or not
     text = fields_of(given.get("text"))
     if text.get("verbosity") not in (None, "medium"):
         raise RequestError("text can only hold a format", param="text")
     return build_request(
         given,
         attempt.rules,
-        messages=in_call_order([*instructions, *_before(given, attempt), *_input(given)]),
+        messages=in_call_order([*instructions, *_before(given, attempt), *_input(given, attempt)]),
         form=text.get("format"),
         param="text.format",
         limit="max_output_tokens",
@@ -61,7 +72,7 @@ def _before(given: Body, attempt: Attempt) -> tuple[ChatMessage, ...]:
     return messages
 
 
-def _input(given: Body) -> list[ChatMessage]:
+def _input(given: Body, attempt: Attempt) -> list[ChatMessage]:
     items = given.get("input")
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -69,8 +80,20 @@ def _input(given: Body) -> list[ChatMessage]:
         raise RequestError("input must be a text or a list with at least one item", param="input")
     messages: list[ChatMessage] = []
     for index, item in enumerate(items):
-        _take(fields_of(item), f"input[{index}]", messages)
+        fields = fields_of(item)
+        if fields.get("type") == "item_reference":
+            fields = _referred(str(fields.get("id")), attempt)
+        _take(fields, f"input[{index}]", messages)
     return messages
+
+
+def _referred(name: str, attempt: Attempt) -> Mapping[str, object]:
+    """Return the item of an earlier reply that has this id."""
+    reply = attempt.reply(name.split("_")[1]) if "_" in name else None
+    item = next((item for item in (_output(reply) if reply else ()) if item["id"] == name), None)
+    if item is None:
+        raise RequestError(f"this attempt has no item {name!r}", code="item_not_found", param="input")
+    return item
 
 
 def _take(item: Mapping[str, object], where: str, messages: list[ChatMessage]) -> None:

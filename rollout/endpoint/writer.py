@@ -110,7 +110,10 @@ def completion_of(text: str, request: ModelRequest, chat: ChatFormat, max_tokens
             "rollout.max_turn_tokens"
         )
     if request.grammar is not None and not _follows(text[:end], request.grammar, whole=not cuts):
-        raise ValueError(f"does not follow the request's tool_choice or response_format: {text!r:.200}")
+        raise ValueError(
+            "does not follow the request's tool_choice or response_format, whose fields come in the schema's order: "
+            f"{text!r:.200}"
+        )
     return Completion(
         token_ids=token_ids,
         logprobs=(0.0,) * len(token_ids),

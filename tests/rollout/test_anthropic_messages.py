@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import anthropic
 from endpoint_play import ADD, anthropic_client, called, play, user
 from scripted import ScriptedEngine
 
@@ -44,3 +45,18 @@ async def test_the_sequence_that_ended_a_reply_is_named():
         )
         assert p.engine.requests[0].stop == ("Thought:", "Observation:")
         assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "Observation:")
+
+
+async def test_the_clients_own_loop_over_tools_is_a_conversation():
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Add."""
+        return str(a + 1)
+
+    async with play(called('{"a": 1}'), "two") as p:
+        body = {"model": "policy", "max_tokens": 64, "messages": [user("1+1?")]}
+        last = await anthropic_client(p).beta.messages.tool_runner(**body, tools=[add]).until_done()
+        assert last.content[0].text == "two"
+        one, two = await p.attempt.end()
+        own = one.prompt_token_ids + one.token_ids
+        assert two.prompt_token_ids[: len(own)] == own

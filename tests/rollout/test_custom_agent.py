@@ -98,8 +98,20 @@ async def knows(task, client):
     await solve(task, client)
     return repr(task)
 
-async def overflows(task, client):
+async def never_fits(task, client):
     await ask(client, "x" * 5000)
+
+async def overflows(task, client):
+    await ask(client)
+    await never_fits(task, client)
+
+async def is_impatient(task, client):
+    await ask(client)
+    await asyncio.wait_for(ask(client), 0.2)
+
+async def is_impatient_with_itself(task, client):
+    await ask(client)
+    await asyncio.wait_for(asyncio.sleep(60), 0.1)
 
 async def cancels(task, client):
     waiting = asyncio.ensure_future(asyncio.sleep(3600))
@@ -284,6 +296,30 @@ async def test_the_wall_time_bounds_an_attempt_that_waits_for_its_engine_or_for_
 async def test_an_agent_that_fails_over_a_full_context_ended_so_and_is_scored(functions):
     trajectory = await attempt(functions("overflows"), "1")
     assert (trajectory.stop_reason, trajectory.answer, trajectory.failure) == ("context", None, None)
+
+
+async def test_an_agent_whose_first_prompt_does_not_fit_is_unscored_and_says_why(functions):
+    trajectory = await attempt(functions("never_fits"), "1")
+    assert (trajectory.stop_reason, trajectory.answer, trajectory.turns) == ("infrastructure", None, ())
+    assert "rollout.engine.max_model_len" in trajectory.failure
+
+
+class SlowEngine(ScriptedEngine):
+    """Never samples the second reply."""
+
+    async def generate(self, request):
+        if self.requests:
+            await asyncio.sleep(3600)
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize(
+    ("name", "stop_reason"), [("is_impatient", "infrastructure"), ("is_impatient_with_itself", "failed")]
+)
+async def test_a_timeout_over_the_engine_is_no_failure_of_the_agent(functions, name, stop_reason):
+    trajectory = await attempt(functions(name), engine=SlowEngine("a"))
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (stop_reason, 1)
+    assert "TimeoutError" in trajectory.failure
 
 
 async def test_a_fault_leaves_an_attempt_unscored_also_after_a_refusal(functions, program):

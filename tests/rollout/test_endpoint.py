@@ -148,10 +148,17 @@ async def test_a_reply_that_its_client_never_got_is_kept_and_not_trained(stream)
 
 async def test_an_engine_that_fails_is_a_failure_of_the_server_and_is_remembered():
     async with play(EngineError("gone"), EngineError("gone")) as p:
-        with pytest.raises(openai.InternalServerError, match="gone"):
-            await p.ask(user("1"))
-        assert p.attempt.broken == "the engine failed: gone"
         stream = await p.ask(user("1"), stream=True)
         with pytest.raises(openai.APIError, match="gone"):
             _ = [chunk async for chunk in stream]
+        assert p.attempt.broken == "the engine failed: gone"
         assert await p.attempt.end() == []
+
+
+async def test_a_lost_attempt_samples_no_more_however_often_its_client_retries():
+    async with play(EngineError("gone"), "a", "a", "a") as p:
+        patient = p.client_with(max_retries=3)
+        for number in range(3):
+            with pytest.raises(openai.APIStatusError, match="gone"):
+                await patient.chat.completions.create(model="policy", messages=[user(str(number))])
+        assert len(p.engine.requests) == 1

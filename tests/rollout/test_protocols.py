@@ -73,7 +73,9 @@ REFUSED = {
         {"tools": [RESPONSES_TOOL], "tool_choice": {"type": "function", "name": "sub"}},
         {"text": {"format": UNENFORCED}},
         {"input": [{"type": "function_call", "name": "a", "arguments": "{}", "namespace": "n"}]},
-        *({"max_output_tokens": 0}, {"previous_response_id": "resp_of_another_attempt"}),
+        *({"max_output_tokens": 0}, {"previous_response_id": "resp_of_another_attempt"}, {"include": ["logprobs"]}),
+        *({"input": [{"type": "item_reference", "id": name}]} for name in ("msg_x", "x")),
+        {"tools": [{"type": "custom", "name": "run"}]},
         {"input": [user([{"type": "input_text", "text": "1", "style": "bold"}])]},
     ],
     "messages": [

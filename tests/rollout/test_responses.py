@@ -26,6 +26,18 @@ async def test_a_previous_response_is_gone_on_from_without_its_instructions():
         assert third.previous_response_id == second.id
 
 
+async def test_references_to_earlier_items_are_those_items():
+    async with play("Hm. " + called('{"a": 1}'), "b") as p:
+        first = await ask(p, "1", tools=[TOOL], include=["reasoning.encrypted_content"])
+        words, call = first.output
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "1"}
+        items = [user("1"), *({"type": "item_reference", "id": one.id} for one in (words, call)), output]
+        await ask(p, items, tools=[TOOL])
+        one, two = await p.attempt.end()
+        own = one.prompt_token_ids + one.token_ids
+        assert two.prompt_token_ids[: len(own)] == own
+
+
 async def test_a_stream_brings_the_same_response_in_the_clients_events():
     async with play("four", "Hm. " + called('{"a": 1}')) as p:
         async with p.client.responses.stream(model="policy", input="2+2?") as stream:
