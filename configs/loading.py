@@ -84,6 +84,8 @@ def split_arguments(given: Sequence[str]) -> tuple[Path, tuple[str, ...]]:
 
 
 def _found(recipe: Path) -> Path:
+    if (recipe / "config.json").is_file():
+        return recipe / "config.json"
     built_in = RECIPES / f"{recipe.name.removesuffix('.toml')}.toml"
     return built_in if recipe.parent == Path() and built_in.is_file() and not recipe.exists() else recipe
 
@@ -97,7 +99,7 @@ def opening_comment(recipe: Path) -> str:
 def load_run_config(recipe: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe, apply `a.b=value` overrides in order, and validate. Raise UserError for what cannot be used.
 
-    `recipe` is a file, a run's config.json, or the name of a built-in recipe unless a file has this name.
+    `recipe` is a file, a run's folder or its config.json, or the name of a built-in recipe unless a file has this name.
     """
     path = recipe and _found(recipe)
     values = _read(path) if path else {}

@@ -6,6 +6,7 @@ import inspect
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -40,6 +41,13 @@ class OwnCodeError(UserError):
     """Custom code cannot be loaded, has the wrong signature, or failed; the message says which and why."""
 
 
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(f"{Path(__file__).parents[1] / package}{os.sep}" for package in PACKAGES),
+    "<",
+)
+
+
 def search_in(folder: str | None) -> None:
     """Append a folder and the current one to the import path, behind all libraries, and redact what code prints."""
     redact_output()
@@ -59,7 +67,8 @@ def load_own(source: str, *, key: str, kind: str = "function") -> Callable[..., 
         package = ((error.name if isinstance(error, ImportError) else None) or module).partition(".")[0]
         advice = f"; '{package}' is a package of agentflow and hides yours: rename it" if package in PACKAGES else ""
         if type(error).__name__ in ("OpenAIError", "AnthropicError"):
-            advice = "; make no client at import: an agent is given one that calls the policy"
+            given = "make no client at import: an agent is given one that calls the policy"
+            advice = f"; {given if key == 'agent.function' else 'set the key that its client needs'}"
         # Without the cause, whose message Ray and Python would print with the traceback.
         raise OwnCodeError(f"{key}: '{source}' cannot be imported: {failure(error)}{advice}") from None
     if not callable(loaded):
@@ -105,7 +114,10 @@ def in_a_thread(function: Callable[..., object], /, *args: object, **kwargs: obj
 
 
 def failure(error: BaseException) -> str:
-    """Format an exception from custom code as "Type: message (file, line n)", without secrets."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """Format an exception from custom code as "Type: message (file, line n)", without secrets.
+
+    The place is the last in the user's own code, if it is in the traceback.
+    """
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_LIBRARIES)]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(without_secrets(str(error)).split())[:300]}{place}"

@@ -34,7 +34,7 @@ class EngineConfig(Config):
     max_model_len: int = Field(default=1024, ge=64)
     """Tokens of prompt and completion together."""
     kv_cache_gib: MayChange[float] = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Memory for the KV cache."""
+    """Memory for the KV cache; on a CPU it is rounded to whole GiB."""
     num_threads: MayChange[int] = Field(default=2, ge=1)
     """CPU threads of the engine."""
     metrics: MayChange[bool] = False

@@ -304,8 +304,9 @@ class RunConfig(Config):
         turns = self.planner.max_steps if isinstance(self.agent, PlannerAgentConfig) else 1
         needed, room = turns * self.rollout.max_turn_tokens, self.rollout.engine.max_model_len
         if needed >= room:
+            product = "agent.max_steps * " * isinstance(self.agent, PlannerAgentConfig) + "rollout.max_turn_tokens"
             raise ValueError(
-                f"agent.max_steps * rollout.max_turn_tokens = {needed} leaves no room for prompts in "
-                f"rollout.engine.max_model_len = {room}"
+                f"{product} = {needed} leaves no room for prompts in rollout.engine.max_model_len = {room}; lower the "
+                "former or raise the latter"
             )
         return self

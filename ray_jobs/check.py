@@ -16,10 +16,10 @@ from configs.rollout import PlannerAgentConfig
 from configs.run import RunConfig
 from envs.datasets.families import FAMILIES, PlanStep
 from envs.datasets.generated import GeneratedTask, rl_task
-from envs.datasets.sampler import evaluation_tasks, training_tasks
+from envs.datasets.sampler import cold_start_tasks, evaluation_tasks, training_tasks
 from envs.tools.closing import until_closed
 from envs.types import Task
-from ray_jobs.plan import GIB, HEADROOM, make_plan
+from ray_jobs.plan import GIB, make_plan
 from ray_jobs.run.origin import trains_prm
 from ray_jobs.run.preflight import Ready, check_before_start
 from ray_jobs.run.task_checks import notes_before_start
@@ -35,8 +35,9 @@ from rollout.types import Trajectory
 from rollout.worker import AnyAgent, Solver
 
 NUM_PLAYED = 2
+"""Attempts that are shown: those with the highest scores and the most calls."""
 NUM_SCORED = 8
-"""Tasks whose reference answers are scored."""
+"""Tasks whose reference answers are scored, and at which a teacher plays."""
 WRONG = "no answer of this task"
 
 
@@ -48,7 +49,9 @@ def run_check(config: RunConfig, *, print_settings: bool = False) -> int:
     ready = check_before_start(config, with_prm=trains_prm(config), download=False)
     first = list(islice(_first_tasks(config), NUM_SCORED))
     tasks = [one.task for one in first]
-    played = asyncio.run(until_closed(_play(config, ready, first[:NUM_PLAYED])))
+    # A teacher may give up at some tasks, and other attempts differ little from each other.
+    taught = isinstance(config.cold_start, TeacherConfig)
+    played = asyncio.run(until_closed(_play(config, ready, first if taught else first[:NUM_PLAYED])))
     problems = []
     if ready.sandbox is not None:
         write(f"sandbox   {ready.sandbox}")
@@ -89,9 +92,13 @@ def _first_tasks(config: RunConfig) -> Iterator[GeneratedTask]:
 
 
 def _tasks(config: RunConfig, tasks: Sequence[Task]) -> Found:
-    num_held_out, asked = len(evaluation_tasks(config)), config.evaluation.num_tasks
-    held_out = f"{num_held_out}{f', not {asked},' if num_held_out < asked else ''} held out"
-    yield f"trained on {', '.join(config.envs.mix)}; {held_out}; the first: {tasks[0].question:.120}", False
+    sizes = training_tasks(config).sizes
+    names = ", ".join(f"{name} ({sizes[name]} tasks)" if name in sizes else name for name in config.envs.mix)
+    held_out = _found(len(evaluation_tasks(config)), config.evaluation.num_tasks)
+    yield f"trained on {names}; {held_out} held out; the first: {tasks[0].question:.120}", False
+    if isinstance(config.cold_start, TeacherConfig):
+        asked = config.cold_start.num_demonstrations
+        yield f"the teacher plays {_found(len(cold_start_tasks(config)), asked)} other tasks", False
     for note in notes_before_start(config):
         yield note, False
     others = [name for name in config.envs.mix if name not in FAMILIES]
@@ -102,6 +109,10 @@ def _tasks(config: RunConfig, tasks: Sequence[Task]) -> Found:
             "take 'search' out of envs.actions, or set envs.search=tavily",
             True,
         )
+
+
+def _found(num: int, asked: int) -> str:
+    return f"{num}, not {asked}," if num < asked else str(num)
 
 
 def _reward(tasks: Sequence[Task]) -> Found:
@@ -195,18 +206,21 @@ def _every_tool(config: RunConfig, task: Task) -> list[PlanStep]:
 def _attempts(config: RunConfig, played: Sequence[Trajectory]) -> Found:
     longest = max((len(turn.dialogue) // 4 for one in played for turn in one.planner_turns), default=0)
     limit = config.rollout.engine.max_model_len
-    for one in played:
-        calls = [turn.tool_call.name for turn in one.planner_turns if turn.tool_call]
-        shown = (
-            f"{one.task.id}: {len(one.planner_turns)} replies, tools {', '.join(calls) or 'none'}, score {one.outcome}"
-        )
-        yield shown, False
+    calls = {one.id: [turn.tool_call.name for turn in one.planner_turns if turn.tool_call] for one in played}
+    ranked = sorted(played, key=lambda one: (one.outcome or 0.0, len(calls[one.id])), reverse=True)
+    for one in ranked[:NUM_PLAYED]:
+        tools = ", ".join(calls[one.id]) or "none"
+        yield f"{one.task.id}: {len(one.planner_turns)} replies, tools {tools}, score {one.outcome}", False
+    for one in ranked:
         if one.stop_reason not in ("answered", "verified"):
             yield f"the attempt at {one.task.id} failed: {one.failure or one.stop_reason}", True
         for turn in one.planner_turns:
             if turn.tool_result and turn.tool_result.error:
                 assert turn.tool_call
                 yield f"{turn.tool_call.name} answers {turn.tool_result.error}: {turn.tool_result.text:.120}", False
+    least = config.cold_start.min_score if isinstance(config.cold_start, TeacherConfig) else None
+    if least is not None and all(one.outcome is None or one.outcome < least for one in played):
+        yield f"none of the teacher's {len(played)} attempts scores cold_start.min_score = {least}", True
     yield f"the longest dialogue has {longest} of rollout.engine.max_model_len = {limit} tokens", False
 
 
@@ -214,6 +228,8 @@ def _memory(config: RunConfig) -> Found:
     if config.rollout.engine.device == "cuda":
         yield "see `agentflow plan`", False
         return
-    for card in make_plan(config, card="A40").cards:
+    plan = make_plan(config, card="A40")
+    for card in plan.cards:
         needed = sum(process.num_bytes for process in card.processes) / GIB
-        yield f"{needed:.1f} of the {card.num_bytes / GIB:.1f} GiB of {card.name}", card.free < HEADROOM
+        yield f"{needed:.1f} of the {card.num_bytes / GIB:.1f} GiB of {card.name}", False
+    yield from ((refusal, True) for refusal in plan.refusals)

@@ -20,6 +20,7 @@ from configs.learner import LOGIT_CHUNK_TOKENS
 from configs.loading import set_value
 from configs.run import BASE_SHARE, RANK_SHARE, RunConfig
 from learner.packing import BLOCK_NODES
+from ray_jobs.run.console import duration
 from ray_jobs.run.model_folder import ModelShape, find_shape
 from ray_jobs.run.origin import memory_bytes
 from ray_jobs.run.pace import CARDS, pace
@@ -139,7 +140,8 @@ def make_plan(config: RunConfig, *, card: str) -> RunPlan:
     if config.reward.prm is not None:
         once.append(_prm(config))
     further = [_engine(config, shape, reads_base=False)] * (config.rollout.num_workers - 1)
-    on_cpu = [process for process in once + further if process.device == "cpu"]
+    ranks = [_learner(config, shape)] * (config.learner.num_workers - 1)
+    on_cpu = [process for process in once + further + ranks if process.device == "cpu"]
     on_card = [process for process in once if process.device == "cuda"]
     cards = []
     if on_card and config.shares_card:
@@ -242,7 +244,7 @@ def _learner(config: RunConfig, shape: ModelShape) -> Process:
 def _prm(config: RunConfig) -> Process:
     """Compute the PRM: trained in the run, or only scoring if the recipe names a trained one."""
     prm = config.prm
-    shape = find_shape(prm.model_path)
+    shape = find_shape(prm.model_path, key="prm.model_path")
     if prm.num_layers is not None:
         shape = replace(shape, num_layers=min(prm.num_layers, shape.num_layers))
     num_lora = shape.lora_parameters(prm.lora_rank, tuple(shape.linears))
@@ -374,6 +376,8 @@ def run_plan(config: RunConfig, *, card: str | None) -> int:
         raise UserError(f"--card {card} has no effect: nothing of this recipe runs on 'cuda'; leave it out")
     # Paths may hold square brackets, and settings to copy must stay on one line.
     write = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    if card is None and any(process.device == "cuda" for planned in plan.cards for process in planned.processes):
+        write("Planned for an A40; name another card with --card.")
     for refusal in plan.refusals or ("It fits.",):
         write(f"It does not fit: {refusal}." if plan.refusals else refusal)
     changes = " ".join(f"{key}={str(value).lower()}" for key, value in advice(config, card=card_name).items())
@@ -398,7 +402,7 @@ def run_plan(config: RunConfig, *, card: str | None) -> int:
         write(
             f"Speed, scaled from one H100, perhaps wrong by half: an engine samples {estimated.sampled_per_s:,.0f} "
             f"tokens/s, the learner trains {estimated.packed_per_s:,.0f} tokens/s; {config.num_steps} train steps take "
-            f"{config.num_steps * estimated.step_s / 3600:.1f} h if attempts have a third of "
+            f"{duration(config.num_steps * estimated.step_s)} if attempts have a third of "
             "rollout.engine.max_model_len tokens, half of them sampled, and half of the groups have signal"
         )
     for planned in plan.cards:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from configs.errors import did_you_mean, listed
+from configs.errors import UserError, did_you_mean, listed
 from envs.datasets.game24 import PUBLIC_ID, load_game24
 from envs.datasets.rows import Row, Split, local_rows, public_rows, read_tasks
 from envs.types import Task
@@ -205,7 +205,7 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     ValueError, and FileNotFoundError if the folder lacks the file.
     """
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
+        raise UserError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")
     benchmark = BENCHMARKS[name]
     path = None if folder is None else folder / (benchmark.file or f"{name}.jsonl")
     if path is not None and not path.is_file():

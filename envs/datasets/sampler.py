@@ -106,7 +106,9 @@ class TaskSampler:
             for name in self._shares.names
             if name not in FAMILIES
         }
-        if empty := [name for name, tasks in self._finite.items() if not tasks]:
+        self.sizes = {name: len(tasks) for name, tasks in self._finite.items()}
+        """Number of tasks of each finite data set."""
+        if empty := [name for name, size in self.sizes.items() if not size]:
             raise ValueError(f"{empty[0]!r} has no task for training; add rows, or remove it from envs.mix")
 
     def task(self, ordinal: int) -> Task:

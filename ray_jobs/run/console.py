@@ -145,6 +145,8 @@ class Console:
 def duration(seconds: float) -> str:
     """Return seconds as text."""
     minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 600:
+        return f"{minutes / 60:.0f} h"
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

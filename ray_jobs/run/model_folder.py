@@ -98,10 +98,10 @@ class ModelShape:
             )
 
 
-def find_shape(path: str) -> ModelShape:
-    """Return a model's shape from its local folder or from the known models, without a download.
+def find_shape(path: str, *, key: str = "model.path") -> ModelShape:
+    """Return the shape of a model, which the setting `key` names: of a folder, a known model, or one on the model hub.
 
-    A model's instruction-tuned version has the shape of its base, except for the longest context.
+    A known model's instruction-tuned version has the shape of its base, except for the longest context.
     """
     folder = demo_model_dir() if path == "demo" else Path(path).expanduser()
     if (folder / "config.json").is_file():
@@ -114,10 +114,12 @@ def find_shape(path: str) -> ModelShape:
     for name, facts in known.items():
         if plain(name) == plain(DEMO if path == "demo" else path):
             return shape_of(facts["config"], name=path)
-    raise UserError(
-        f"model.path = '{path}' is neither a model folder nor a known model ({', '.join(known)}); download its "
-        f"config.json into a folder, and plan model.path=FOLDER{did_you_mean(path, known)}"
-    )
+    try:
+        return read_shape(resolve_model(path, key=key, weights=False) / "config.json", name=path)
+    except UserError as error:
+        raise UserError(
+            f"{error}; known without a download are {', '.join(known)}{did_you_mean(path, known)}"
+        ) from None
 
 
 def known_models() -> dict[str, dict[str, Any]]:
