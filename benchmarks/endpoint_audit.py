@@ -3,7 +3,7 @@
     python -m benchmarks.endpoint_audit --turns 2000            # a scripted engine
     python -m benchmarks.endpoint_audit --turns 300 --real      # the demo model's engine
 
-Agents do to the endpoint what agents do: resend, retry, leave while a reply is sampled, edit their history, compact it,
+Agents do to the endpoint what agents do: retry, leave while a reply is sampled, edit their history, compact it,
 call sub-agents, ask twice. The engine's log is written before the endpoint sees a completion. From the training samples
 only the parts that the loss mask selects are read: each run of trained tokens must be one entry of the log, with its
 prompt before it, its ids in order and its log-probs, and no entry may be trained twice.
@@ -148,7 +148,7 @@ class Client:
         """Resends that returned another reply than the first request, or equal requests that shared one."""
 
     async def move(self) -> None:
-        moves = (self.reply, self.reply, self.stream, self.resend, self.retry, self.leave, self.edit, self.compact)
+        moves = (self.reply, self.reply, self.stream, self.retry, self.retry, self.leave, self.edit, self.compact)
         await self._rng.choice((*moves, self.call_sub_agents, self.ask_twice, self.force_call))()
 
     async def reply(self) -> None:
@@ -156,16 +156,6 @@ class Client:
 
     async def stream(self) -> None:
         self._take(await self._ask(self._messages, stream=True))
-
-    async def resend(self) -> None:
-        """Send a request twice with one idempotency key, one after the other or at once."""
-        key = {"Idempotency-Key": str(self._rng.random())}
-        if self._rng.random() < 0.5:
-            replies = await asyncio.gather(*(self._ask(self._messages, headers=key) for _ in range(2)))
-        else:
-            replies = [await self._ask(self._messages, headers=key) for _ in range(2)]
-        self.unequal_resends += replies[0]["id"] != replies[1]["id"]
-        self._take(replies[0])
 
     async def retry(self) -> None:
         first = await self._ask(self._messages)
@@ -177,8 +167,7 @@ class Client:
         """Disconnect while a reply is sampled; then send the request again, or a different one."""
         gate = self._engine.gates[self._name] = asyncio.Event()
         before = len(self._engine.log[self._name])
-        key, stream = {"Idempotency-Key": str(self._rng.random())}, self._rng.random() < 0.5
-        headers = {"Authorization": f"Bearer {self._client.api_key}", **key}
+        stream, headers = self._rng.random() < 0.5, {"Authorization": f"Bearer {self._client.api_key}"}
         body = self._body(self._messages) | ({"stream": True} if stream else {})
         async with httpx.AsyncClient(trust_env=False, timeout=3600) as leaving:
             url = f"{self._client.base_url}chat/completions"
@@ -192,8 +181,7 @@ class Client:
         gate.set()
         if self._rng.random() < 0.5:
             self._messages.append({"role": "user", "content": "Again, please."})
-            key = {}
-        self._take(await self._ask(self._messages, headers=key, stream=stream))
+        self._take(await self._ask(self._messages, stream=stream))
 
     async def edit(self) -> None:
         """Replace an earlier reply by words that were never sampled."""

@@ -84,11 +84,10 @@ class CollectedGroups:
 def prepare_prm(run: "Run | LocalRun") -> None:
     """Collect trajectories, label their steps, and train the PRM; what is done already is not repeated."""
     collected = collect(run)
-    labels = label(run, collected)
+    label(run, collected)
     if isinstance(run.config.label, JudgeLabelConfig):  # other labels are of executed steps, and not of candidates
         collected += deepen(run, collected)
-        labels = list(read_labels(run.folder.labels))
-    learn_prm(run, collected, labels)
+    learn_prm(run, collected)
 
 
 def collect(run: "Run | LocalRun") -> list[Trajectory]:
@@ -283,8 +282,8 @@ def _place(step: StepText | StepLabel) -> Step:
     return digest, step.trajectory_id, step.step
 
 
-def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[StepLabel]:
-    """Label every step, and return all labels; each is on disk before the next is requested."""
+def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> None:
+    """Label every step; each label is on disk before the next is requested."""
     if run.finished("label") is None:
         labeller, steps = labeller_of(run, collected), _steps_of(collected)
         labels = Labels(labeller, run.folder.labels)
@@ -297,7 +296,6 @@ def label(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[StepLa
         num_labelled = sum(_place(step) in labels.by_step for step in steps)
         failed = f"; the first failure: {labels.failures[0]}" if labels.failures else ""
         run.console.note(f"{labeller.name}: {num_labelled} of {len(steps)} steps labelled{_cost(labeller)}{failed}")
-    return list(read_labels(run.folder.labels))
 
 
 def _cost(labeller: Labeller) -> str:
@@ -315,11 +313,11 @@ def _steps_of(collected: Sequence[Trajectory]) -> list[StepText]:
     return [step for trajectory in collected for step in step_texts(trajectory)]
 
 
-def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory], labels: Sequence[StepLabel]) -> None:
+def learn_prm(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> None:
     """Train the PRM on the tasks that are not held out, save it, and write down its quality on the others."""
     if run.finished("train_prm") is not None:
         return
-    labels = labels_of(run.config.label, labels)
+    labels = labels_of(run.config.label, read_labels(run.folder.labels))
     data = prm_data(collected, labels)
     for warning in check_labels(collected, labels):
         run.console.note(warning)

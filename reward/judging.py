@@ -37,7 +37,7 @@ def soft_overlong_penalty(length: int, *, max_length: int, cache_length: int) ->
     """
     if length <= max_length - cache_length:
         return 0.0
-    if length > max_length or cache_length == 0:
+    if length > max_length:
         return -1.0
     return (max_length - cache_length - length) / cache_length
 

@@ -34,7 +34,6 @@ _TABLE: Mapping[tuple[str, str], tuple[tuple[str, Unit, str], ...]] = {
         ("failed_share", "share", "Trajectories whose agent failed or went beyond its own limits: counted wrong"),
         ("unscored_share", "share", "Trajectories without a score, without retried groups"),
         ("infrastructure_failures", "count", "Trajectories left unscored by a tool or engine, without retried groups"),
-        ("groups_kept_share", "share", "Groups with signal, some right and some wrong, among those that ended"),
     ),
     ("solved", "Tasks solved, by data set"): tuple(
         (family, "share", "Solve rate of the last 8 tasks of this data set while sampling") for family in FAMILIES

@@ -42,7 +42,6 @@ def step_metrics(
         **result.metrics,
         **batch.bias,
         **{f"groups/{name}": float(value) for name, value in asdict(batch.counts).items()},
-        **({"rollout/groups_kept_share": facts.get("kept", 0.0) / facts["groups"]} if facts.get("groups") else {}),
         **{f"solved/{name}": rate for name, rate in batch.solved.items()},
         "learner/wait_s": wait_s,
         "learner/publish_s": publish_s,

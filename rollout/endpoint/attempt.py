@@ -158,31 +158,23 @@ class Attempt:
         self._chat = chat
         self._guide = guide
         self._calls: list[Call] = []
-        self._by_name: dict[str, Call] = {}
         self._starting = asyncio.Lock()
         self._ended = False
 
-    async def call(self, request: ModelRequest, *, name: str | None = None, is_retry: bool = False) -> Call:
+    async def call(self, request: ModelRequest, *, is_retry: bool = False) -> Call:
         """Return a new call, or the earlier call that this request repeats. Raises RequestError.
 
-        It repeats an equal request if it has the same idempotency key (`name`), if its client says that it retries, or
-        if the reply did not reach the client.
+        It repeats an equal request if its client says that it retries, or if the reply did not reach the client.
         """
         async with self._starting:
             if self._ended:
                 raise _ended()
             if self.broken:  # status 403, so that clients do not retry
                 raise RequestError(self.broken, status=403, code="attempt_lost")
-            known = self._by_name.get(name) if name else None
-            if known is None or known.request.body != request.body:
-                known = self._repeated(request, is_retry=is_retry)
-            if known is not None:
+            if known := self._repeated(request, is_retry=is_retry):
                 known.left = False
                 return known
-            call = await self._start(request)
-            if name:
-                self._by_name[name] = call
-            return call
+            return await self._start(request)
 
     def reply(self, reply_id: str) -> Reply | None:
         """Return a reply of this attempt."""

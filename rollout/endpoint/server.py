@@ -121,7 +121,7 @@ class Endpoint:
         body = await self._body(request)
         asked = await aside(lambda: dialect.read(_json(body), attempt), len(body))
         is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        call = await attempt.call(asked, name=request.headers.get("idempotency-key"), is_retry=is_retry)
+        call = await attempt.call(asked, is_retry=is_retry)
         if asked.body.get("stream") is True:
             events = _events(dialect, call)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})

@@ -22,6 +22,8 @@ async def ask(client, question, **options):
 async def agent(task, client): return await ask(client, task.question, model="policy")
 async def other_model(task, client): return await ask(client, task.question, model="gpt-4o-mini")
 async def generator(task, client): yield "x"
+async def gives_up(task, messages, tools): return "unknown"
+async def knows_some(task, messages, tools): return task.answer if int(task.answer[4:]) % 3 else "unknown"
 """
 SERVER = """
 from fastmcp import FastMCP
@@ -59,6 +61,7 @@ def check(tmp_path, monkeypatch, capsys):
     return check
 
 
+TAUGHT = ("agent.function=checked_code:agent", "cold_start.num_demonstrations=9", "cold_start.min_score=1.0")
 NO_SEARCH = 'envs.actions=["think", "answer"]'
 
 
@@ -78,6 +81,7 @@ def mcp(source, description=', description="find"'):
         ((NO_SEARCH, "reward.scorer=checked_code:negative"), "checked_code:negative"),
         ((), "envs.search"),
         (("agent.function=checked_code:generator",), "checked_code:generator"),
+        ((*TAUGHT, "cold_start.function=checked_code:gives_up"), "cold_start.min_score"),
         (("agent.function=checked_code:other_model",), "gpt-4o-mini"),
     ],
 )
@@ -103,6 +107,14 @@ def test_recipe_that_works_passes(check, settings):
     code, problems, lines = check(*settings)
     assert (code, problems) == (0, [])
     assert lines[-1].startswith("OK")
+
+
+def test_best_attempts_of_a_teacher_and_the_sizes_of_finite_data_are_shown(check):
+    code, problems, lines = check(*TAUGHT, "cold_start.function=checked_code:knows_some")
+    assert (code, problems) == (0, [])
+    attempts = [line for line in lines if line.startswith("attempts ") and "score" in line]
+    assert [line.endswith("score 1.0") for line in attempts] == [True, True]
+    assert any("not 9" in line for line in lines)
 
 
 def test_generated_tasks_are_solved_by_their_plans(check):

@@ -227,7 +227,7 @@ def test_finished_phases_are_read_from_the_run_folder(tmp_path):
     # There is no engine, no labeller and no PRM: any work would fail.
     run = SimpleNamespace(config=RunConfig(), folder=folder, finished=lambda phase: {})
     collected = collect(run)
-    labels = label(run, collected)
-    learn_prm(run, collected, labels)
+    label(run, collected)
+    learn_prm(run, collected)
     assert [trajectory.id for trajectory in collected] == ["g0/0", "g0/1"]
-    assert labels == [known]
+    assert list(read_labels(folder.labels)) == [known]

@@ -6,7 +6,7 @@ import pytest
 
 from configs.errors import UserError
 from configs.loading import load_run_config
-from configs.plugins import OwnCodeError, load_own
+from configs.plugins import OwnCodeError, failure, load_own
 from ray_jobs.run.origin import with_absolute_paths
 from ray_jobs.run.preflight import check_before_acting
 
@@ -72,6 +72,14 @@ def test_custom_code_that_cannot_work_is_rejected_in_one_line(recipe, overrides,
     with pytest.raises(error, match=says) as caught:
         check(recipe, *overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_error_in_a_library_names_the_line_of_the_custom_code(tmp_path, monkeypatch):
+    (tmp_path / "reads_json.py").write_text("import json\n\ndef solve():\n    return json.loads('x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError) as caught:
+        load_own("reads_json:solve", key="agent.function")()
+    assert failure(caught.value).endswith("(reads_json.py, line 4)")
 
 
 def test_a_key_is_not_advised_to_an_agent_that_makes_a_client_of_its_own(recipe, monkeypatch):

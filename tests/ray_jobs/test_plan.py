@@ -1,5 +1,6 @@
 """`agentflow plan`: the arithmetic against hand computation and against the allocations of real models."""
 
+import json
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -38,6 +39,18 @@ def test_cache_and_adapter_by_hand(name, kib_per_token, lora):
 def test_shapes_of_known_models_have_the_parameters_that_their_pages_state():
     for name, facts in known_models().items():
         assert find_shape(name).num_parameters == facts["parameters"], name
+
+
+def test_other_models_of_the_hub_are_read_there(tmp_path):
+    config = known_models()["Qwen/Qwen3-8B"]["config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with patch("huggingface_hub.snapshot_download", return_value=str(tmp_path)):
+        assert find_shape("acme/chat") == shape_of(config, name="acme/chat")
+    with (
+        patch("huggingface_hub.snapshot_download", side_effect=OSError("no network")),
+        pytest.raises(UserError, match=r"prm\.model_path"),
+    ):
+        find_shape("acme/chat", key="prm.model_path")
 
 
 def test_a40_recipe_by_hand():

@@ -88,7 +88,7 @@ def test_resume_takes_the_settings_that_do_not_change_what_is_learned(started_ru
         assert setting.partition("=")[0] in capsys.readouterr().err
     assert resumed(started_run)[0].cluster.patience_s == 60
     RunFolder.open(config, tell=lambda message: None).close()
-    assert resumed(started_run)[0] == config
+    assert resumed(started_run)[0] == load_run_config(started_run) == config
 
 
 @pytest.fixture

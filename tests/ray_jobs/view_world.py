@@ -112,7 +112,7 @@ def evaluation_row(number, phase, *, right):
 
 
 def metric_row(step, **more):
-    shares = {"rollout/solve_rate": min(1.0, 0.1 * step), "rollout/groups_kept_share": 0.5, "prm/score": 0.4}
+    shares = {"rollout/solve_rate": min(1.0, 0.1 * step), "util/kept_share": 0.5, "prm/score": 0.4}
     return {"step": step, "wall_s": 1.0, "policy/loss": 0.1, "policy/logprob_gap_abs": 0.01, **shares, **more}
 
 

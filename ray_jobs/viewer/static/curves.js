@@ -15,7 +15,7 @@ const SECTIONS = [
     ["Errors per attempt", "Malformed replies, and tool calls that ended in an error.", { "rollout/format_errors": "malformed", "rollout/tool_errors": "tool errors" }],
     ["Attempts cut short", "Share of attempts with a reply that the token limit cut off, whose agent failed, or that have no score.", { "rollout/truncated_share": "cut off", "rollout/failed_share": "failed", "rollout/unscored_share": "unscored" }, { share: true }],
     ["Tokens without gradient", "Share of trained tokens outside the trust region.", { "policy/clip_high": "pushed up", "policy/clip_low": "pushed down" }],
-    ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "rollout/groups_kept_share": "" }, { share: true }],
+    ["Groups with signal", "Share of groups in which outcomes differ; only they are trained.", { "util/kept_share": "" }, { share: true }],
     ["Groups", "What had become of the groups when the batch of the step was cut, before it was trained.", { "groups/trained": "trained", "groups/all_right": "all right", "groups/all_wrong": "all wrong", "groups/overlong": "overlong", "groups/unscored": "unscored" }],
     ["Solved, by family", "Share of sampled attempts that were right, over the last 8 tasks of each generated family.", byFamily("solved"), { share: true }],
     ["Steps per attempt", "Mean number of planner turns.", { "rollout/turns": "" }],
