@@ -153,7 +153,7 @@ def check(
     *given: Given,
     print_settings: Annotated[bool, Parameter(name="--print", help="print all settings as a recipe first")] = False,
 ) -> int:
-    """Check a recipe without a run: tasks, reward, tools, and two attempts with scripted replies.
+    """Check a recipe without a run: tasks, reward, tools, and attempts with scripted replies.
 
     The replies follow the plan or the teacher of the recipe, or call each tool
     once and give the reference answer. Keys are used, and services are asked.
