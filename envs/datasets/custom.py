@@ -20,9 +20,11 @@ QUESTIONS = ("question", "prompt", "messages")
 """Columns that may hold the question of a row, in order of preference."""
 
 Part = Literal["train", "eval", "demonstrations", "prm"]
-PARTS: tuple[Part, ...] = ("eval", "prm", "demonstrations", "train")
-"""Uses of a task: evaluation, trajectories for a PRM, a teacher's demonstrations, and RL. The first of them keeps a
-question that several parts have: what is measured first, what is trained on last."""
+PARTS: tuple[Part, ...] = ("train", "eval", "demonstrations", "prm")
+"""Uses of a task: RL, evaluation, a teacher's demonstrations, and trajectories for a PRM."""
+
+_KEPT: tuple[Part, ...] = ("eval", "prm", "demonstrations", "train")
+"""The part that keeps a question of several: what is measured first, what is trained on last."""
 _TAKEN = ("id", "answer", "split", "scorer")
 """Columns with a meaning, besides the question."""
 
@@ -130,7 +132,7 @@ def _divided(
     """Return the tasks by the part that `named` gives to each, or else `hashed`, without duplicates.
 
     Of equal questions in one part the first stays. Of one question in several parts, whatever its case, spacing or
-    punctuation, or of one `kept_with`, the tasks of the part that is first in PARTS stay. Raises ValueError if this
+    punctuation, or of one `kept_with`, the tasks of the part that is first in `_KEPT` stay. Raises ValueError if this
     leaves nothing of a part.
     """
     is_named = any(name not in (None, "") for name in named)
@@ -142,7 +144,7 @@ def _divided(
                 f"{source}, row {number}: 'split' must be {listed(PARTS)} in every row or in none, got {name!r}"
             )
         placed.append((task, part, question_key(kept_with(task))))
-    home = {key: part for kept in reversed(PARTS) for _, part, key in placed if part == kept}
+    home = {key: part for kept in reversed(_KEPT) for _, part, key in placed if part == kept}
     unique: dict[tuple[str, Part], Task] = {}
     for task, part, key in placed:
         if home[key] == part:
