@@ -296,6 +296,11 @@ class RunConfig(Config):
                 f"agent.memory.type = 'folder' is for one rollout worker, and there may be {most}: use "
                 "agent.memory.type=server with the url of a Qdrant server"
             )
+        if (self.rollout.max_workers or most) < most:
+            raise ValueError(
+                f"rollout.max_workers = {self.rollout.max_workers} is below rollout.num_workers = {most}, with which a "
+                "run starts: raise it, or leave it out"
+            )
         if self.max_staleness < self.pipeline_depth:
             raise ValueError(
                 f"max_staleness = {self.max_staleness} is below pipeline_depth = {self.pipeline_depth}: ordinary "

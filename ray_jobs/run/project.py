@@ -17,6 +17,8 @@ def write_project(folder: Path, data: Path | None, question: str | None, answer:
     name = load_run_config(None, [f"name={json.dumps(folder.absolute().name)}"]).name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"'{folder}' already exists; name a new folder")
+    if data is None and (question or answer):
+        raise UserError("--question and --answer name columns of a file; name it with --data")
     names, wrote, command = {"PROJECT": name}, "agent.py, warehouse.py (tasks, reward, teacher)", "train"
     rows: list[Row] = []
     if data is not None:

@@ -112,6 +112,11 @@ def test_a_bad_value_is_one_line_that_begins_with_the_key(override, key):
     assert "\n" not in str(caught.value)
 
 
+def test_fewer_workers_at_most_than_at_the_start_are_refused():
+    with pytest.raises(UserError, match=r"rollout\.max_workers"):
+        load_run_config(None, ["rollout.max_workers=1", "rollout.num_workers=3"])
+
+
 def test_default_that_depends_on_a_wrong_setting_is_no_error_of_its_own():
     with pytest.raises(UserError, match=r"^rollout\.engine\.device: (?!.*adapter_mode)"):
         load_run_config(None, ["rollout.engine.device=gpu"])

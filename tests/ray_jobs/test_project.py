@@ -63,6 +63,11 @@ def test_project_of_a_file_draws_its_rows(tmp_path, content, columns, scorer, an
     assert [task.scorer for task in tasks] == [scorer] * len(rows)
 
 
+def test_columns_without_a_file_are_refused(tmp_path):
+    with pytest.raises(UserError, match="--data"):
+        init(tmp_path / "mine", question="input")
+
+
 @pytest.mark.parametrize(("columns", "named"), [((None, None), "--question"), (("input", None), "--answer")])
 def test_missing_column_names_the_option(tmp_path, columns, named):
     (tmp_path / "pairs.csv").write_text("input,output\nCapital?,Paris\n")
