@@ -63,7 +63,7 @@ class Part:
     """A rollout worker's call that ends when it stops rolling out."""
 
     def look(self, tick: float) -> str | None:
-        """Return why the part is lost; None while it works. Raises OwnCodeError, which would follow everywhere."""
+        """Return why the part is lost; None while it works. Raises OwnCodeError, as the code would fail everywhere."""
         self.heartbeat.look(tick)
         if self.heartbeat.waited_s > self.heartbeat.limit_s:
             return f"it {self.heartbeat}"

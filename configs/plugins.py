@@ -116,8 +116,9 @@ def in_a_thread(function: Callable[..., object], /, *args: object, **kwargs: obj
 def failure(error: BaseException) -> str:
     """Format an exception from custom code as "Type: message (file, line n)", without secrets.
 
-    The place is the last in the user's own code, if it is in the traceback.
+    The place is the last in the user's own code if there is one in the traceback, else the last of all.
     """
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_LIBRARIES)]
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [one for one in every if not one.filename.startswith(_LIBRARIES)] or every
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(without_secrets(str(error)).split())[:300]}{place}"

@@ -1,4 +1,4 @@
-"""`agentflow check`: what a run would meet first, without an engine: tasks, reward, tools and two attempts."""
+"""`agentflow check`: what a run would meet first, without an engine: tasks, reward, tools and attempts."""
 
 import asyncio
 import contextlib
@@ -205,7 +205,7 @@ def _every_tool(config: RunConfig, task: Task) -> list[PlanStep]:
 
 def _attempts(config: RunConfig, played: Sequence[Trajectory]) -> Found:
     longest = max((len(turn.dialogue) // 4 for one in played for turn in one.planner_turns), default=0)
-    limit = config.rollout.engine.max_model_len
+    limit, is_taught = config.rollout.engine.max_model_len, isinstance(config.cold_start, TeacherConfig)
     calls = {one.id: [turn.tool_call.name for turn in one.planner_turns if turn.tool_call] for one in played}
     ranked = sorted(played, key=lambda one: (one.outcome or 0.0, len(calls[one.id])), reverse=True)
     for one in ranked[:NUM_PLAYED]:
@@ -213,13 +213,15 @@ def _attempts(config: RunConfig, played: Sequence[Trajectory]) -> Found:
         yield f"{one.task.id}: {len(one.planner_turns)} replies, tools {tools}, score {one.outcome}", False
     for one in ranked:
         if one.stop_reason not in ("answered", "verified"):
-            yield f"the attempt at {one.task.id} failed: {one.failure or one.stop_reason}", True
+            # A teacher's failed attempts are left out, and a plan of every tool may be longer than an attempt.
+            is_problem = not is_taught and one.stop_reason in ("failed", "infrastructure")
+            yield f"the attempt at {one.task.id} failed: {one.failure or one.stop_reason}", is_problem
         for turn in one.planner_turns:
             if turn.tool_result and turn.tool_result.error:
                 assert turn.tool_call
                 yield f"{turn.tool_call.name} answers {turn.tool_result.error}: {turn.tool_result.text:.120}", False
-    least = config.cold_start.min_score if isinstance(config.cold_start, TeacherConfig) else None
-    if least is not None and all(one.outcome is None or one.outcome < least for one in played):
+    least = config.cold_start.min_score if isinstance(config.cold_start, TeacherConfig) else float("-inf")
+    if is_taught and all(one.outcome is None or one.outcome < least for one in played):
         yield f"none of the teacher's {len(played)} attempts scores cold_start.min_score = {least}", True
     yield f"the longest dialogue has {longest} of rollout.engine.max_model_len = {limit} tokens", False
 

@@ -142,6 +142,7 @@ def _keep_policy(run: LocalRun) -> None:
 
 DEEPENED_TASKS = 16
 """Most tasks at which right steps are searched for."""
+MAX_FAILED_ROUNDS = 3
 MAX_ROUNDS = 16
 """Most states of a task in which decisions are sampled, one after the other."""
 
@@ -168,6 +169,7 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[Traje
 
     async def search_one(search: Search) -> None:
         nonlocal num_tokens
+        num_failed = 0
         for number in range(MAX_ROUNDS):
             group_id = f"deepen/{number}/{search.attempts[0].task.id}"
             scores = search.corrected(labels.scores)
@@ -179,7 +181,10 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[Traje
                 groups[group_id] = Group(id=group_id, trajectories=tuple(found))
                 await store.add(groups[group_id])
             if group_id not in store.group_ids:  # the engine failed, or the agent did not repeat the attempt
-                labels.fail(f"{attempt.id} after its first {num_steps} turns: {found[0].failure or 'no attempt'}")
+                labels.failures.append(f"{attempt.id} after {num_steps} turns: {found[0].failure or 'no attempt'}")
+                num_failed += 1
+                if num_failed == MAX_FAILED_ROUNDS:
+                    break
                 continue
             search.attempts += groups[group_id].trajectories
             steps = {step.digest: step for step in _steps_of(groups[group_id].trajectories)}
@@ -190,6 +195,8 @@ def deepen(run: "Run | LocalRun", collected: Sequence[Trajectory]) -> list[Traje
 
     with run.phase("deepen", total=len(searches)) as phase:
         asyncio.run(side_by_side(searches, search_one, limit=DEEPENED_TASKS))
+        if searches and not store.group_ids:
+            raise UserError(f"the search for right steps could repeat no attempt; the first: {labels.failures[0]}")
         num_right = sum(not one.is_open for one in searches)
         phase.facts.update(num_tasks=len(searches), num_right=num_right, num_tokens=num_tokens)
         phase.facts["first_failures"] = labels.failures[:3]
@@ -231,7 +238,7 @@ def labels_of(config: LabelConfig, labels: Iterable[StepLabel]) -> list[StepLabe
 
 
 class Labels:
-    """The labels of one labeller in a file, to which it adds."""
+    """The labels of one labeller in a file, to which `add` appends."""
 
     def __init__(self, labeller: Labeller, path: Path) -> None:
         self._labeller, self._path = labeller, path
@@ -261,20 +268,16 @@ class Labels:
                 self.failures.append(str(error))
                 self._in_a_row = 0
             except LabelError as error:
-                self.fail(str(error))
+                self.failures.append(str(error))
+                self._in_a_row += 1
+                if self._in_a_row >= MAX_FAILURES_IN_A_ROW:  # in each of several calls
+                    raise UserError(
+                        f"{self._in_a_row} steps in a row got no label from {self._labeller.name}, the last because: "
+                        f"{error}; labels so far are kept"
+                    ) from error
             on_step()
 
         await side_by_side(steps, add_one, limit=MAX_OPEN_STEPS)
-
-    def fail(self, reason: str) -> None:
-        """Note why a step got no label. Raises UserError from MAX_FAILURES_IN_A_ROW on, in every caller."""
-        self.failures.append(reason)
-        self._in_a_row += 1
-        if self._in_a_row >= MAX_FAILURES_IN_A_ROW:
-            raise UserError(
-                f"{self._in_a_row} steps in a row got no label from {self._labeller.name}, the last because: {reason}; "
-                "labels so far are kept"
-            )
 
 
 def _place(step: StepText | StepLabel) -> Step:

@@ -202,7 +202,7 @@ def load_benchmark(name: str, folder: Path | None, *, whole: bool = True) -> lis
     """Load all items of a benchmark from its file in `folder`, or from the public data set.
 
     With `whole` the number of items must be the known one: results on a changed benchmark are not comparable. Raises
-    ValueError, and FileNotFoundError if the folder lacks the file.
+    UserError for an unknown name, ValueError, and FileNotFoundError if the folder lacks the file.
     """
     if name not in BENCHMARKS:
         raise UserError(f"unknown benchmark {name!r}; known: {', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}")

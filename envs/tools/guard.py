@@ -127,11 +127,11 @@ class GuardedTool:
 
 @contextmanager
 def faults_of(name: str) -> Iterator[None]:
-    """Turn any exception into a ToolUnavailableError of this tool."""
+    """Turn any exception into a ToolUnavailableError of this tool, without secrets."""
     try:
         yield
-    except ToolUnavailableError:
-        raise
+    except ToolUnavailableError as error:
+        raise ToolUnavailableError(without_secrets(str(error))) from None
     except Exception as error:
         raise ToolUnavailableError(f"{name} failed with {raised(error)}") from None
 

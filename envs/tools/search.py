@@ -37,7 +37,7 @@ _WIKI_QUERY = (
     "action=query&format=json&formatversion=2&generator=search&prop=extracts|info&inprop=url"
     "&exintro=1&explaintext=1&exlimit=max&redirects=1&maxlag=5"
 )
-_PASSING_WIKI_CODES = ("maxlag", "ratelimited", "readonly")
+_PASSING_WIKI_CODES = re.compile("maxlag|ratelimited|readonly|too-busy|backend-error|internal_api_error")
 _WORD = re.compile(r"\w+")
 _COMMON = "a an and are as at be by for from how in is it many much of on one or that the to was what which who"
 _STOP_WORDS = frozenset(_COMMON.split())
@@ -73,9 +73,9 @@ def split_passages(text: str, max_chars: int) -> list[str]:
                 passages.append(passage)
                 passage = ""
             passage = f"{passage} {sentence}" if passage else sentence
-            while len(passage) > max_chars:
-                passages.append(passage[:max_chars])
-                passage = passage[max_chars:]
+            cut = (len(passage) - 1) // max_chars * max_chars  # a page may be one long sentence
+            passages += [passage[start : start + max_chars] for start in range(0, cut, max_chars)]
+            passage = passage[cut:]
         if passage:
             passages.append(passage)
     return passages
@@ -180,7 +180,7 @@ class WikipediaFinder:
         asked = {"gsrsearch": query, "gsrlimit": str(MAX_RESULTS)}
         reply = await self._service.send("GET", "", params=dict(parse_qsl(_WIKI_QUERY)) | asked)
         if "error" in reply:
-            if (code := str(reply["error"]["code"])) in _PASSING_WIKI_CODES:
+            if _PASSING_WIKI_CODES.search(code := str(reply["error"]["code"])):
                 raise RequestError(code, passing=True)
             raise RefusedError("bad_query", "the wiki does not take this query")
         # `query` is missing if nothing was found. The pages are not sorted.

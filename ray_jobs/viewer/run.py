@@ -75,7 +75,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class LogRows:
     """The rows of a log, of type `kind`; lines that are no such row are counted and left out.
 
-    A file that was replaced, as by a resumed run, is read again from its start, and `generation` increases.
+    A file that was replaced or shortened, as by a resumed run, is read again, and `generation` increases.
     """
 
     def __init__(self, path: Path, kind: object) -> None:
@@ -90,6 +90,8 @@ class LogRows:
         self.num_unreadable = 0
         """Lines that are no such rows: a full disk tears lines, and a foreign file has others."""
         self._end = 0
+        self._last = b""
+        """The line before `_end`. A file that was shortened, and has grown since, has another one there."""
 
     def refresh(self) -> None:
         """Read the new complete lines."""
@@ -97,7 +99,8 @@ class LogRows:
             return
         with self.path.open("rb") as file:
             stat = os.fstat(file.fileno())
-            if self._inode not in (None, stat.st_ino) or stat.st_size < self._end:
+            file.seek(self._end - len(self._last))
+            if self._inode not in (None, stat.st_ino) or file.read(len(self._last)) != self._last:
                 self._reset()
                 self.generation += 1
             self._inode = stat.st_ino
@@ -112,7 +115,7 @@ class LogRows:
                 except Exception as error:  # what a damaged or foreign file holds may fail anywhere
                     _log.warning("%s: a line at byte %d is left out: %s", self.path, self._end, raised(error))
                     self.num_unreadable += 1
-                self._end += len(line)
+                self._end, self._last = self._end + len(line), line
 
     def _row_of(self, line: bytes) -> Row:
         row: Row = msgspec.to_builtins(msgspec.convert(in_whole_letters(json.loads(line)), self._kind))

@@ -99,13 +99,14 @@ def function_solving(config: FunctionAgentConfig) -> Solve:
         except BaseException as error:
             # The error that the client or a tool raised may be the cause of the agent's own error.
             causes = _causes(error)
-            is_refused = any(attempt.refusal and attempt.refusal in str(one) for one in causes)
+            refused = [one for one in causes if attempt.refusal and attempt.refusal in str(one)]
             # How long the engine takes is not the policy's doing. Each library has timeouts of its own.
             is_late = attempt.is_sampling and any("Timeout" in type(one).__name__ for one in causes)
             raise AgentError(
                 f"agent.function: {config.function} failed with {failure(error)}",
-                bound=attempt.used_up if is_refused else None,
-                fault=is_late or any(isinstance(one, faults) for one in causes),
+                bound=attempt.used_up if refused else None,
+                # One that quotes the refusal is no other fault.
+                fault=is_late or any(isinstance(one, faults) and one not in refused for one in causes),
             ) from error
         if not isinstance(answer, str):
             if inspect.iscoroutine(answer):

@@ -147,7 +147,7 @@ class Attempt:
         self.posted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The answer that was posted first."""
         self.out_of_calls: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done as soon as a call was refused because there were too many before it."""
+        """Done as soon as a call was refused because there were too many before it, or a reply could not be sampled."""
         self.used_up: Bound | None = None
         """The bound for which the last call was refused."""
         self.refusal: str | None = None
@@ -170,6 +170,7 @@ class Attempt:
             if self._ended:
                 raise _ended()
             if self.broken:  # status 403, so that clients do not retry
+                await asyncio.sleep(REFUSAL_S)
                 raise RequestError(self.broken, status=403, code="attempt_lost")
             if known := self._repeated(request, is_retry=is_retry):
                 known.left = False
@@ -309,6 +310,8 @@ class Attempt:
                     call.score, call.num_candidates = turn.score, turn.num_candidates
         except RequestError as error:
             self.broken = str(error)
+            if not self.out_of_calls.done():
+                self.out_of_calls.set_result(None)
             raise
         except ValueError as error:
             raise RequestError(str(error)) from error

@@ -61,7 +61,7 @@ async def test_wikipedia_gets_a_full_text_search_whose_pages_come_in_its_order()
         assert await wikipedia(server) == []
 
 
-@pytest.mark.parametrize("code", ["maxlag", "ratelimited", "readonly"])
+@pytest.mark.parametrize("code", ["maxlag", "ratelimited", "readonly", "cirrussearch-too-busy-error"])
 async def test_an_overloaded_wiki_is_asked_again(code):
     with serving(json_answer({"error": {"code": code, "info": "wait"}}), json_answer(WIKI)) as server:
         assert len(await wikipedia(server)) == 2

@@ -73,13 +73,15 @@ def test_rewound_run_is_read_again(folder):
     client = client_of(folder)
     assert ask(client, "state")[0]["trajectories"] == 19
     path = folder / "trajectories.jsonl"
-    kept = path.read_text().splitlines(keepends=True)[:3]
-    other = path.with_suffix(".partial")
-    other.write_text("".join(kept))
-    other.rename(path)
+    kept = path.read_text().splitlines(keepends=True)
+    os.truncate(path, sum(map(len, kept[:3])))
     state = ask(client, "state")[0]
     assert (state["trajectories"], state["generation"]) == (3, "1.0")
     assert client.get("/api/trajectory", params={"id": "eval_after/0"}).status_code == 404
+    # Shortened again, and longer than before at the next look.
+    path.write_text("".join([*kept[:2], *kept[4:12]]))
+    state = ask(client, "state")[0]
+    assert (state["trajectories"], state["generation"]) == (10, "2.0")
 
 
 def test_another_question_with_the_same_id_is_not_paired(folder, tmp_path):

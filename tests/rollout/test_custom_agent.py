@@ -84,6 +84,12 @@ async def fails_once_it_is_refused(task, client):
     except Exception:
         raise ToolUnavailableError("down")
 
+async def quotes_the_refusal(task, client):
+    try:
+        await is_refused(task, client)
+    except Exception as error:
+        raise ToolUnavailableError(f"upstream: {error}")
+
 async def asks_side_by_side(task, client):
     await asyncio.gather(*(repeats(task, client) for _ in range(3)))
 
@@ -328,6 +334,10 @@ async def test_a_fault_leaves_an_attempt_unscored_also_after_a_refusal(functions
         trajectory = await attempt(solve, *"a" * 99)
         assert (trajectory.stop_reason, trajectory.answer) == ("infrastructure", None)
         assert trajectory.turns
+
+
+async def test_a_refusal_that_another_library_quotes_is_no_fault(functions):
+    assert (await attempt(functions("quotes_the_refusal"), *"a" * 99)).stop_reason == "calls"
 
 
 async def test_the_answer_of_a_program_is_the_last_line_that_it_prints(program):
