@@ -154,6 +154,8 @@ class Attempt:
         """The message of that refusal."""
         self.broken: str | None = None
         """The reason if a reply could not be sampled."""
+        self._lost: RequestError | None = None
+        """The refusal of all later calls then."""
         self._writer = writer
         self._chat = chat
         self._guide = guide
@@ -169,9 +171,9 @@ class Attempt:
         async with self._starting:
             if self._ended:
                 raise _ended()
-            if self.broken:  # status 403, so that clients do not retry
+            if self._lost:
                 await asyncio.sleep(REFUSAL_S)
-                raise RequestError(self.broken, status=403, code="attempt_lost")
+                raise self._lost
             if known := self._repeated(request, is_retry=is_retry):
                 known.left = False
                 return known
@@ -310,6 +312,8 @@ class Attempt:
                     call.score, call.num_candidates = turn.score, turn.num_candidates
         except RequestError as error:
             self.broken = str(error)
+            # After a status of 500 and more clients would retry.
+            self._lost = error if error.status < 500 else RequestError(str(error), status=403, code="attempt_lost")
             if not self.out_of_calls.done():
                 self.out_of_calls.set_result(None)
             raise
